@@ -1,0 +1,1 @@
+"""Federated learning under heterogeneous data and heterogeneous speed: the Flower app."""

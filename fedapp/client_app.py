@@ -1,0 +1,227 @@
+"""The ClientApp: a message in, local work, a message out. The same on Ray, under ``flwr run`` and on a device.
+
+Everything a client needs comes with the message, apart from what only the node knows: its partition
+(``partition-id`` and ``num-partitions`` in the node config) or a ``data-path`` of its own.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedapp import federation
+from fedapp.config import ConfigError, RunConfig
+from fedapp.data import DataError, Dataset
+from fedapp.evaluation import evaluate as score
+from fedapp.local_training import LocalRule, cross_entropy, plan_batches, scheduled_lr, task_rng, train
+from fedapp.models import ModelError
+from strategies import messages
+
+# Error code of a reply that says why a client can't take part (Flower's own codes are below 100).
+CANNOT_TAKE_PART = 100
+
+# What torch would use by itself: on Ray, the worker's share of the cores.
+ALL_THREADS = torch.get_num_threads()
+
+Handler = Callable[[Message, Context], Message]
+
+app = ClientApp()
+_tensors = federation.TensorCache()
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's rows of a dataset; ``partition_id`` is None where the node's own file is all its data."""
+
+    dataset: Dataset
+    rows: np.ndarray
+    partition_id: int | None
+    key: tuple[object, ...]
+
+
+def answers_errors(handler: Handler) -> Handler:
+    """Turn an error that the user can mend into an error reply with its text, without a traceback."""
+
+    @functools.wraps(handler)
+    def wrapped(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except (ConfigError, DataError, ModelError) as error:
+            return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
+
+    return wrapped
+
+
+@app.query("describe")
+@answers_errors
+def describe(message: Message, context: Context) -> Message:
+    """Say who this client is: partition, number of examples, label histogram, GPU or not."""
+    record, config = _read_config(message)
+    data = _client_data(config, record, context)
+    metrics = MetricRecord(
+        {
+            messages.NUM_EXAMPLES: len(data.rows),
+            "label-histogram": np.bincount(
+                data.dataset.y[data.rows], minlength=data.dataset.num_classes
+            ).tolist(),
+            "gpu": int(_device(config).type == "cuda"),
+        }
+    )
+    if data.partition_id is not None:
+        metrics[messages.PARTITION_ID] = data.partition_id
+    if (number := context.node_config.get("num-partitions")) is not None:
+        metrics[messages.NUM_PARTITIONS] = int(number)
+    return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+
+
+@app.train()
+@answers_errors
+def train_model(message: Message, context: Context) -> Message:
+    """Train the model in the message on this client's data."""
+    record, config = _read_config(message)
+    model, state, x, y, num_examples = _load(message, record, config, context)
+    batches = plan_batches(
+        num_examples,
+        batch_size=config.batch_size,
+        epochs=config.local_epochs,
+        steps=config.local_steps,
+        rng=task_rng(config.seed, _integer(record, messages.CLIENT), _integer(record, messages.TASK)),
+    )
+    lr = scheduled_lr(
+        config.lr, config.lr_schedule, _integer(record, messages.SERVER_ROUND), config.num_server_rounds
+    )
+    rule = LocalRule(
+        alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
+        beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
+        momentum=config.momentum,
+        l2=config.l2,
+        clip_norm=config.clip_norm,
+    )
+    start = {name: state[name] for name, _ in model.named_parameters()}
+    trained, loss = train(
+        cross_entropy(model),
+        start,
+        x,
+        y,
+        batches.ragged(x.device),
+        lr / len(batches) if config.normalize_steps else lr,
+        rule,
+    )
+    metrics = MetricRecord(
+        {
+            messages.NUM_EXAMPLES: num_examples,
+            messages.NUM_STEPS: len(batches),
+            messages.TRAIN_LOSS: float(loss),
+        }
+    )
+    arrays = to_arrays({**state, **trained})
+    return Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
+
+
+@app.evaluate()
+@answers_errors
+def evaluate_model(message: Message, context: Context) -> Message:
+    """Score the model in the message on this client's data."""
+    record, config = _read_config(message)
+    model, state, x, y, num_examples = _load(message, record, config, context)
+    result = score(model, state, x, y)
+    metrics = MetricRecord(
+        {messages.NUM_EXAMPLES: num_examples, "loss": result.loss, "accuracy": result.accuracy}
+    )
+    return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+
+
+def to_arrays(state: dict[str, Tensor]) -> ArrayRecord:
+    """Turn tensors into a record by state-dict name."""
+    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in state.items()})
+
+
+def to_state(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
+    """Copy a record into tensors on ``device``.
+
+    A copy, not a view: torch's own memory is aligned alike in every process, and sums depend on alignment.
+    """
+    return {name: torch.tensor(array.numpy(), device=device) for name, array in arrays.items()}
+
+
+def _read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
+    record = message.content.config_records[messages.CONFIG]
+    config = RunConfig.load({key: value for key, value in record.items() if key in RunConfig.key_names()})  # type: ignore[misc]
+    torch.set_num_threads(config.client_threads or ALL_THREADS)
+    return record, config
+
+
+def _load(
+    message: Message, record: ConfigRecord, config: RunConfig, context: Context
+) -> tuple[nn.Module, dict[str, Tensor], Tensor, Tensor, int]:
+    data = _client_data(config, record, context)
+    device = _device(config)
+    x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
+    classes = _integer(record, federation.NUM_CLASSES)  # the server's: a device may lack the last ones
+    model = federation.model_of(config, data.dataset.kind, data.dataset.input_shape, classes).to(device)
+    return model, to_state(message.content.array_records[messages.ARRAYS], device), x, y, len(data.rows)
+
+
+def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> ClientData:
+    """Find this client's rows: its share of a dataset that all know, or everything in a file of its own."""
+    own_path = context.node_config.get("data-path")
+    path = str(own_path) if own_path is not None else config.data_path
+    partition_id = context.node_config.get("partition-id")
+    num_partitions = int(context.node_config.get("num-partitions", 0))
+    dataset = federation.dataset_of(config, num_partitions, path)
+    _check_fits(dataset, record)
+    if partition_id is not None and num_partitions:
+        partition = federation.partition_of(config, num_partitions, path)
+        if not 0 <= int(partition_id) < num_partitions:
+            raise DataError(f"partition-id = {partition_id}: must be 0 to {num_partitions - 1}")
+        rows = partition.client(int(partition_id))
+    elif own_path is not None:
+        rows = np.arange(dataset.num_train)
+    else:
+        raise DataError(
+            "node-config: needs partition-id and num-partitions, or a data-path of the node's own"
+        )
+    if len(rows) == 0:
+        raise DataError(f"client {partition_id}: it has no training examples")
+    index = None if partition_id is None else int(partition_id)
+    key = (config.dataset, path, index, num_partitions, federation.division_of(config))
+    return ClientData(dataset, rows, index, key)
+
+
+def _check_fits(dataset: Dataset, record: ConfigRecord) -> None:
+    kind, shape, classes = (record[field] for field in federation.DATA_FIELDS)
+    num_classes = int(classes)  # type: ignore[arg-type]
+    found = f"{dataset.kind} {list(dataset.input_shape)} with {dataset.num_classes} classes"
+    if (dataset.kind, list(dataset.input_shape)) != (kind, shape) or dataset.num_classes > num_classes:
+        raise DataError(f"this client's data are {found}, the model's {kind!s} {shape!s} with {num_classes}")
+
+
+def _integer(record: ConfigRecord, key: str) -> int:
+    return int(record[key])  # type: ignore[arg-type]
+
+
+@functools.cache
+def _limit_gpu_share() -> None:
+    """Keep to the fraction of the GPU's memory that Ray gave this worker."""
+    if "ray" in sys.modules:
+        import ray
+
+        share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+        if 0 < share < 1:
+            torch.cuda.set_per_process_memory_fraction(share)
+
+
+def _device(config: RunConfig) -> torch.device:
+    if config.client_device == "cpu" or (config.client_device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("client-device = 'cuda': this client has no GPU; allowed are auto, cpu")
+    _limit_gpu_share()
+    torch.backends.cudnn.deterministic = True
+    return torch.device("cuda")

@@ -1,0 +1,223 @@
+"""The run config: one typed, validated schema for every key.
+
+The defaults stand in ``pyproject.toml``, section ``[tool.flwr.app.config]``, where Flower reads them; what each key
+accepts stands here. An error is one line that names the key, the value and what is allowed.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedapp.models import INITS, MODELS
+from strategies import REGISTRY
+from strategies.weights import Participation
+
+Value = str | int | float | bool
+
+
+class ConfigError(ValueError):
+    """The run config, or what it asks for, isn't possible; the text is the message for the user."""
+
+
+# The description of a type is what an error says is allowed.
+Positive = Annotated[float, Field(description="a number > 0", gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(description="a number >= 0", ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(description="a number in (0, 1]", gt=0, le=1)]
+UnitInterval = Annotated[float, Field(description="a number in [0, 1]", ge=0, le=1)]
+Count = Annotated[int, Field(description="a whole number >= 0", ge=0)]
+Counting = Annotated[int, Field(description="a whole number >= 1", ge=1)]
+Flag = Annotated[bool, Field(description="true or false")]
+Text = Annotated[str, Field(description="a text")]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def _pattern(allowed: str, regex: str) -> Any:
+    return Field(description=allowed, pattern=regex)
+
+
+class Schema(BaseModel):
+    """A flat config with kebab-case keys: key ``num-server-rounds`` is attribute ``num_server_rounds``."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-")
+    )
+
+    @classmethod
+    def key_names(cls) -> tuple[str, ...]:
+        """Return every key."""
+        return tuple(name.replace("_", "-") for name in cls.model_fields)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Value]) -> Self:
+        """Check keys and values.
+
+        Raises
+        ------
+        ConfigError
+            One line for each unknown key, wrong type and value out of range.
+        """
+        if unknown := [key for key in values if key not in cls.key_names()]:
+            raise ConfigError("\n".join(_unknown(key, cls.key_names()) for key in unknown))
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            keys = dict.fromkeys(str(details["loc"][0]) for details in error.errors())
+            raise ConfigError("\n".join(cls._invalid(key, values) for key in keys)) from None
+
+    @classmethod
+    def _invalid(cls, key: str, values: Mapping[str, Value]) -> str:
+        field = cls.model_fields[key.replace("-", "_")]
+        allowed = field.description
+        if get_origin(field.annotation) is Literal:
+            allowed = "one of " + ", ".join(get_args(field.annotation))
+        return f"{key} = {values[key]!r}: must be {allowed}" if key in values else f"{key}: must be set"
+
+
+class RunConfig(Schema):
+    """Every key of a run."""
+
+    strategy: Literal["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff"]
+    num_server_rounds: Counting
+    time_budget: NonNegative
+    round_timeout: Positive
+    min_clients: Counting
+    client_weights: Literal["samples", "uniform", "adjacency"]
+    participation: Text
+    fraction_train: Share
+    client_evaluation: Flag
+
+    proximal_mu: NonNegative
+    perturbation_beta: UnitInterval
+    message_floor: Positive
+    neighbours: Count
+    aggregation_weights: Literal["time-based", "identical"]
+    fedfix_interval: Positive
+    buffer_size: Counting
+    server_lr: Positive
+    clock: Literal["virtual", "wall"]
+    time_scenario: Annotated[
+        str, _pattern("F0 to F99, exponential or trace:FILE", r"^(F\d{1,2}|exponential|trace:.+)$")
+    ]
+
+    dataset: Literal[
+        "digits",
+        "synthetic",
+        "mnist",
+        "cifar10",
+        "cifar100",
+        "femnist",
+        "femnist-digits",
+        "shakespeare",
+        "npz",
+    ]
+    data_path: Text
+    normalize: Flag
+    test_fraction: Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]
+    test_on: Literal["held-out", "unseen-clients"]
+    partitioner: Literal["label-quantity-skew", "iid", "dirichlet", "shards", "natural"]
+    class_imbalance: NonNegative
+    data_imbalance: NonNegative
+    min_samples: Counting
+    dirichlet_alpha: Positive
+
+    model: Annotated[str, _pattern(", ".join(MODELS), f"^({'|'.join(MODELS)})$")]
+    init: Annotated[str, _pattern(", ".join(INITS), f"^({'|'.join(INITS)})$")]
+    local_epochs: Count
+    local_steps: Count
+    step_heterogeneity: Text
+    normalize_steps: Flag
+    batch_size: Count
+    lr: Positive
+    lr_schedule: Annotated[
+        str,
+        _pattern(
+            "constant, inverse, inverse-sqrt, cosine or exponential:RATE",
+            r"^(constant|inverse|inverse-sqrt|cosine|exponential:(0?\.\d+|1(\.0*)?))$",
+        ),
+    ]
+    momentum: Annotated[float, Field(description="a number in [0, 1)", ge=0, lt=1)]
+    l2: NonNegative
+    clip_norm: NonNegative
+
+    seed: Count
+    eval_every: Counting
+    server_device: Device
+    client_device: Device
+    client_threads: Count
+    results_dir: Text
+    run_name: Annotated[str, _pattern("a folder name without / or leading dot", r"^([^./\\][^/\\]*)?$")]
+
+    @classmethod
+    def load(cls, overrides: Mapping[str, Value] | None = None) -> "RunConfig":
+        """Return the defaults with ``overrides`` (kebab-case keys) in their place.
+
+        Raises
+        ------
+        ConfigError
+            Unknown key, wrong type, value out of range, or a combination that makes no sense.
+        """
+        config = cls.read({**defaults(), **(overrides or {})})
+        config._check_combinations()
+        return config
+
+    def check_available(self) -> None:
+        """Raise ConfigError if the config asks for something that is planned but not built yet."""
+        planned = {
+            "strategy": self.strategy not in REGISTRY,
+            "client-weights": self.client_weights == "adjacency",
+            "time-scenario": not self.time_scenario.startswith("F"),
+            "step-heterogeneity": self.step_heterogeneity != "none",
+        }
+        available = {
+            "strategy": ", ".join(REGISTRY),
+            "client-weights": "samples, uniform",
+            "time-scenario": "F0 to F99",
+            "step-heterogeneity": "none",
+        }
+        for key, missing in planned.items():
+            if missing:
+                raise ConfigError(
+                    f"{key} = {self.flat()[key]!r}: not there yet; available now are {available[key]}"
+                )
+
+    def flat(self) -> dict[str, Value]:
+        """Return the config as Flower has it: one level, kebab-case keys."""
+        return self.model_dump(by_alias=True)
+
+    def _check_combinations(self) -> None:
+        if (self.local_epochs == 0) == (self.local_steps == 0):
+            raise ConfigError(
+                f"local-epochs = {self.local_epochs}, local-steps = {self.local_steps}: "
+                "one of the two must be 0 and the other 1 or more"
+            )
+        try:
+            Participation.parse(self.participation, self.fraction_train)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if self.dataset == "npz" and not self.data_path:
+            raise ConfigError("data-path = '': dataset npz needs the path of an .npz file")
+
+
+@cache
+def defaults() -> dict[str, Value]:
+    """Read ``[tool.flwr.app.config]`` from the app's pyproject.toml: beside the package, or inside a wheel's."""
+    package = Path(__file__).parent
+    for path in (package.parent / "pyproject.toml", package / "pyproject.toml"):
+        if path.is_file():
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
+            if (app := settings.get("tool", {}).get("flwr", {}).get("app")) is not None:
+                values: dict[str, Value] = app["config"]
+                return values
+    raise ConfigError(f"no pyproject.toml with [tool.flwr.app.config] beside {package}")
+
+
+def _unknown(key: str, keys: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, keys, n=1)
+    return f"unknown key {key!r}" + (
+        f": did you mean {close[0]!r}?" if close else f": allowed are {', '.join(keys)}"
+    )

@@ -1,0 +1,155 @@
+"""A dataset in memory-mapped arrays, and what a reader hands over to have one prepared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapp.data.errors import DataError
+
+Kind = Literal["image", "vector", "text"]
+Array = NDArray[Any]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known of a dataset by its name.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of one input, channels first.
+    num_classes : int
+        Number of classes; labels are 0 … num_classes - 1.
+    mean, std : tuple of float
+        Published mean and standard deviation per channel of inputs in [0, 1]; () where there are none.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+PUBLISHED: dict[str, Published] = {
+    "digits": Published((1, 8, 8), 10),
+    "synthetic": Published((2,), 2),
+    "mnist": Published((1, 28, 28), 10, (0.1307,), (0.3081,)),
+    "cifar10": Published((3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Published((3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "femnist": Published((1, 28, 28), 62),
+    "femnist-digits": Published((1, 28, 28), 10),
+    "shakespeare": Published((80,), 80),
+}
+
+
+class Split(NamedTuple):
+    """Rows as a reader finds them: inputs (N, …), labels (N,), natural ids (N,) or None."""
+
+    x: Array
+    y: Array
+    groups: Array | None = None
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A dataset as read, before it is written to the cache.
+
+    `blocks` are inputs of equal row shape that follow one another; they may be views (transposed images,
+    sliding windows), so that nothing is copied before it goes to its file. The rest is as in `Dataset`.
+    """
+
+    blocks: Sequence[Array]
+    y: Array
+    groups: Array | None
+    num_train: int
+    num_classes: int
+    kind: Kind
+    scale: float
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset whose arrays are read-only memory maps, shared by all processes that open it.
+
+    Rows [0, num_train) are training rows, the rest are test rows that the dataset ships.
+
+    Attributes
+    ----------
+    name : str
+        Value of the run-config key `dataset`.
+    x : array (N, \\*input_shape)
+        uint8 or float32; images channels first (N, C, H, W); text as uint8 token ids (N, 80).
+    y : int64 array (N,)
+        Labels; for text the token id of the next character.
+    groups : int64 array (N,) or None
+        Natural client of each row: writer, role or synthetic client; None where there is none.
+    num_train : int
+        Number of training rows; N where the dataset ships no test rows.
+    num_classes : int
+        Number of classes.
+    kind : {"image", "vector", "text"}
+        What a row is.
+    scale : float
+        x * scale lies in [0, 1]: 1/16 for digits, 1/255 for uint8 images; 1 for text and for float inputs,
+        which are kept as they are.
+    mean, std : tuple of float
+        Published values per channel, () where there are none.
+    """
+
+    name: str
+    x: Array
+    y: IntArray
+    groups: IntArray | None
+    num_train: int
+    num_classes: int
+    kind: str
+    scale: float
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(int(size) for size in self.x.shape[1:])
+
+    def inputs(self, rows: Any, normalize: bool = False) -> Array:
+        """Return the inputs of some rows, ready for a model.
+
+        Parameters
+        ----------
+        rows : int array (n,), or anything that indexes the first axis of an array and keeps it
+            Row numbers.
+        normalize : bool
+            Also subtract the published mean and divide by the published standard deviation.
+
+        Returns
+        -------
+        array (n, \\*input_shape)
+            A fresh C-contiguous array: int64 token ids for text, otherwise float32 times `scale`.
+
+        Raises
+        ------
+        DataError
+            If `normalize` is asked of a dataset without published values.
+        """
+        if normalize and not self.mean:
+            known = ", ".join(name for name, facts in PUBLISHED.items() if facts.mean)
+            raise DataError(
+                f"normalize = true: dataset '{self.name}' has no published mean and deviation; "
+                f"allowed for {known}"
+            )
+        chosen = self.x[rows]
+        if self.kind == "text":
+            return np.array(chosen, dtype=np.int64, order="C", subok=False)
+        x = np.array(chosen, dtype=np.float32, order="C", subok=False)
+        if self.scale != 1.0:
+            x *= np.float32(self.scale)
+        if normalize:
+            per_channel = (-1,) + (1,) * (x.ndim - 2)
+            x -= np.asarray(self.mean, np.float32).reshape(per_channel)
+            x /= np.asarray(self.std, np.float32).reshape(per_channel)
+        return cast(Array, x)

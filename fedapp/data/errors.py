@@ -1,0 +1,29 @@
+"""The one error type for everything a user can get wrong about data."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class DataError(ValueError):
+    """A dataset or a partition can't be had as configured.
+
+    The message is one line: the run-config key, its value, and what is allowed.
+    """
+
+
+def path_error(path: str | Path, problem: str) -> DataError:
+    """Return the error for a problem with the file or folder at `data-path`."""
+    return DataError(f"data-path = {str(path)!r}: {problem}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type and the first line of a foreign error, for quoting inside a message."""
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0][:200]}" if first else type(error).__name__
+
+
+def require_choice(key: str, value: str, allowed: Iterable[str]) -> None:
+    """Raise `DataError` unless `value` is one of `allowed`."""
+    names = tuple(allowed)
+    if value not in names:
+        raise DataError(f"{key} = {value!r}: unknown; allowed: {', '.join(names)}")

@@ -1,0 +1,86 @@
+"""flwr_datasets' own partitioners, run on row numbers, labels and natural ids only: never on the inputs."""
+
+import contextlib
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedapp.data.dataset import Array, IntArray
+from fedapp.data.errors import DataError, one_line
+
+_SHARDS_PER_CLIENT = 2  # as in the non-IID split of "Communication-Efficient Learning of Deep Networks …"
+
+
+def flower_partition(
+    partitioner: str,
+    rows: IntArray,
+    labels: Array,
+    groups: Array | None,
+    num_clients: int,
+    min_samples: int,
+    dirichlet_alpha: float,
+    seed: int,
+) -> list[IntArray]:
+    """Divide rows over clients with a partitioner of flwr_datasets.
+
+    Parameters
+    ----------
+    partitioner : {"iid", "dirichlet", "shards", "natural"}
+    rows, labels : int64 arrays (n,)
+        Row numbers into the dataset, already in random order where that matters, and their labels.
+    groups : int64 array (n,) or None
+        Natural ids; for "natural" those of exactly `num_clients` clients.
+    num_clients, min_samples : int
+    dirichlet_alpha : float
+        Concentration of "dirichlet".
+    seed : int
+
+    Returns
+    -------
+    list of int64 arrays
+        The row numbers of each client.
+
+    Raises
+    ------
+    DataError
+        If the partitioner can't divide the rows like this.
+    """
+    from datasets import Dataset as HFDataset
+    from flwr_datasets.partitioner import (
+        DirichletPartitioner,
+        IidPartitioner,
+        NaturalIdPartitioner,
+        Partitioner,
+        ShardPartitioner,
+    )
+
+    columns: dict[str, Any] = {"row": rows, "label": labels}
+    if groups is not None:
+        columns["group"] = groups
+    division: Partitioner
+    if partitioner == "iid":
+        division = IidPartitioner(num_clients)
+    elif partitioner == "dirichlet":
+        division = DirichletPartitioner(num_clients, "label", dirichlet_alpha, min_samples, seed=seed)
+    elif partitioner == "shards":
+        division = ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
+    else:
+        division = NaturalIdPartitioner("group")
+    # NaturalIdPartitioner draws a progress bar on stderr; DirichletPartitioner warns of each new attempt.
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            division.dataset = HFDataset.from_dict(columns)
+            clients = [division.load_partition(i).with_format("numpy") for i in range(num_clients)]
+            return [np.asarray(client[:]["row"], np.int64) for client in clients]
+        except (ValueError, ZeroDivisionError) as error:
+            advice = {
+                "dirichlet": f" and dirichlet-alpha = {dirichlet_alpha}; a larger alpha is needed",
+                "shards": f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed",
+            }.get(partitioner, "")
+            raise DataError(
+                f"partitioner = {partitioner!r}: {len(rows)} rows can't be divided over {num_clients} "
+                f"clients with at least min-samples = {min_samples} each{advice} ({one_line(error)})"
+            ) from error

@@ -1,0 +1,148 @@
+"""Datasets by name: find the source, read it once, open it from the cache ever after."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedapp.data.cache import cached_dataset
+from fedapp.data.dataset import Dataset, RawData
+from fedapp.data.errors import DataError, path_error, require_choice
+
+DATASETS = (
+    "digits", "synthetic", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare", "npz",
+)  # fmt: skip
+"""Values of the run-config key `dataset`."""
+
+_SYNTHETIC_CLIENTS = 20  # 000 §3.1
+_RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """`key`: what the prepared arrays depend on; `read`: how to make them."""
+
+    key: dict[str, Any]
+    read: Callable[[], RawData]
+
+
+def load_dataset(
+    name: str, data_path: str = "", *, num_clients: int = 0, seed: int = 0, cache_dir: Path | None = None
+) -> Dataset:
+    """Open a dataset, after preparing it in the cache on the first use.
+
+    Parameters
+    ----------
+    name : str
+        One of `DATASETS`.
+    data_path : str
+        Where the data is; "" downloads from the Hugging Face hub, except for digits (in scikit-learn),
+        synthetic (generated) and npz (needs a path).
+
+        - mnist, cifar10, cifar100, femnist, femnist-digits: an npz file with uint8 images (see
+          `fedapp.data.npz`), or a folder with NAME.npz (femnist.npz for both femnists), or, but for femnist,
+          the folder above torchvision's raw files: MNIST/raw, cifar-10-batches-py, cifar-100-python.
+        - shakespeare: a file or folder (see `fedapp.data.shakespeare.find_files`).
+        - synthetic: the authors' folder with train.json and test.json.
+        - npz: a file (see `fedapp.data.npz`).
+    num_clients : int
+        Natural clients of the generated synthetic problem, 0 for 20 as in 000 §3.1; other datasets ignore it.
+    seed : int
+        Seed of the generated synthetic problem; other datasets ignore it.
+    cache_dir : Path, optional
+        Default: $FEDAPP_CACHE, else fedapp in the user's cache folder.
+
+    Raises
+    ------
+    DataError
+        If the data isn't there, isn't what it should be, can't be downloaded, or the cache can't be written.
+    """
+    require_choice("dataset", name, DATASETS)
+    source = _find_source(name, data_path, num_clients, seed)
+    return cached_dataset(name, source.key, source.read, cache_dir)
+
+
+def _find_source(name: str, data_path: str, num_clients: int, seed: int) -> _Source:
+    if name == "digits":
+        return _digits(data_path)
+    if name == "synthetic" and not data_path:
+        return _generated(num_clients, seed)
+    if not data_path:
+        return _hub(name)
+    path = Path(data_path).expanduser()
+    if not path.exists():
+        raise path_error(data_path, f"no such file or folder; '{name}' is to be read from there")
+    if name == "shakespeare":
+        return _shakespeare(path)
+    if name == "synthetic":
+        return _synthetic_files(path)
+    return _arrays(name, path)
+
+
+def _digits(data_path: str) -> _Source:
+    from fedapp.data.readers import digits_data
+
+    if data_path:
+        raise path_error(data_path, "'digits' comes with scikit-learn; only an empty data-path is allowed")
+    return _Source({"scikit-learn": version("scikit-learn")}, digits_data)
+
+
+def _generated(num_clients: int, seed: int) -> _Source:
+    from fedapp.data.readers import synthetic_data
+
+    if num_clients < 0:
+        raise DataError(f"num-supernodes = {num_clients}: 'synthetic' needs at least 1 client, or 0 for 20")
+    if seed < 0:
+        raise DataError(f"seed = {seed}: must be an integer >= 0")
+    clients = num_clients or _SYNTHETIC_CLIENTS
+    return _Source({"num_clients": clients, "seed": seed}, partial(synthetic_data, clients, seed))
+
+
+def _hub(name: str) -> _Source:
+    from fedapp.data.hub import HUB_SOURCES, hub_data
+
+    if name == "npz":
+        raise path_error("", "'npz' needs the path of an npz file with x_train and y_train")
+    source = HUB_SOURCES[name]
+    return _Source({"hub": asdict(source)}, partial(hub_data, name, source))
+
+
+def _shakespeare(path: Path) -> _Source:
+    from fedapp.data.shakespeare import find_files, shakespeare_data
+
+    files = find_files(path)
+    return _Source(_files_key(files.train + files.test), partial(shakespeare_data, files))
+
+
+def _synthetic_files(path: Path) -> _Source:
+    from fedapp.data.readers import synthetic_files_data
+
+    files = [path / "train.json", path / "test.json"]
+    if not all(file.is_file() for file in files):
+        raise path_error(path, "a folder with train.json and test.json is needed for 'synthetic'")
+    return _Source(_files_key(files), partial(synthetic_files_data, path))
+
+
+def _arrays(name: str, path: Path) -> _Source:
+    from fedapp.data.npz import npz_data
+    from fedapp.data.readers import named_npz_data, torchvision_data
+
+    if name == "npz":
+        return _Source(_files_key([path]), partial(npz_data, path))
+    if path.is_file():
+        return _Source(_files_key([path]), partial(named_npz_data, name, path))
+    file = path / f"{name.removesuffix('-digits')}.npz"
+    if file.is_file():
+        return _Source(_files_key([file]), partial(named_npz_data, name, file))
+    raw = _RAW_FOLDERS.get(name)
+    if raw and (path / raw).is_dir():
+        return _Source(_files_key(sorted((path / raw).iterdir())), partial(torchvision_data, name, path))
+    allowed = f"{file.name} or torchvision's {raw}" if raw else file.name
+    raise path_error(path, f"holds no '{name}'; allowed: a folder with {allowed}, or an npz file")
+
+
+def _files_key(files: list[Path]) -> dict[str, Any]:
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}

@@ -1,0 +1,281 @@
+"""Which client has which rows: the split into training and test rows, and the division over clients."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from fedapp.data.dataset import Dataset, IntArray
+from fedapp.data.errors import DataError, require_choice
+from fedapp.data.flower_partitioners import flower_partition
+from fedapp.data.skew import label_quantity_skew
+
+PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "shards", "natural")
+"""Values of the run-config key `partitioner`."""
+
+TEST_ON = ("held-out", "unseen-clients")
+"""Values of the run-config key `test-on`."""
+
+_SPLIT, _DIVIDE, _TESTING, _NATURAL = (
+    301,
+    302,
+    303,
+    304,
+)  # tags that keep the random streams of one seed apart
+
+Divide = Callable[[IntArray, int], list[IntArray]]
+"""(rows, seed) → the rows of each client."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Row numbers into a dataset, clients one after the other.
+
+    Attributes
+    ----------
+    client_indices : int64 array
+        Training rows of all C clients; ascending within a client.
+    client_offsets : int64 array (C + 1,)
+        Client i has client_indices[client_offsets[i]:client_offsets[i + 1]].
+    test_indices : int64 array
+        Test rows.
+    test_offsets : int64 array (T + 1,)
+        The same for T unseen testing clients; [0, len(test_indices)] for held-out rows.
+    """
+
+    client_indices: IntArray
+    client_offsets: IntArray
+    test_indices: IntArray
+    test_offsets: IntArray
+
+    @property
+    def num_clients(self) -> int:
+        """Number of training clients C."""
+        return len(self.client_offsets) - 1
+
+    @property
+    def sizes(self) -> IntArray:
+        """Training samples per client, int64 (C,)."""
+        return np.diff(self.client_offsets)
+
+    def client(self, i: int) -> IntArray:
+        """Return the training rows of client i, 0 <= i < C."""
+        return _part(self.client_indices, self.client_offsets, i)
+
+    def test_client(self, i: int) -> IntArray:
+        """Return the rows of testing client i, 0 <= i < T; those held out are client 0."""
+        return _part(self.test_indices, self.test_offsets, i)
+
+
+def make_partition(
+    dataset: Dataset,
+    num_clients: int,
+    *,
+    partitioner: str,
+    class_imbalance: float,
+    data_imbalance: float,
+    min_samples: int,
+    dirichlet_alpha: float,
+    test_on: str,
+    test_fraction: float,
+    seed: int,
+) -> Partition:
+    """Split a dataset into training and test rows and divide them over clients; the same seed gives the same.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    num_clients : int
+        C, the number of training clients.
+    partitioner : str
+        "label-quantity-skew" (003 §3.4.1, see `fedapp.data.skew`); "iid"; "dirichlet" over each label;
+        "shards", two per client of rows sorted by label (the fewer than 2 C rows that don't fill a shard go
+        unused); "natural", one client per natural id: `num_clients` of those with at least `min_samples`
+        training rows, drawn by the seed, in order of their ids; the rest goes unused.
+    class_imbalance, data_imbalance : float
+        κ⁻¹ and φ² of label-quantity-skew.
+    min_samples : int
+        Least number of rows of a client.
+    dirichlet_alpha : float
+        Concentration of dirichlet.
+    test_on : str
+        "held-out": test rows are those the dataset ships, or a random `test_fraction` of all rows where it
+        ships none. "unseen-clients" (003 §3.4.1): all rows are pooled and split at random, and both sides are
+        divided over `num_clients` clients by the same scheme; with "natural" the testing clients are other
+        ids, as many (at most) as make up `test_fraction` of all clients.
+    test_fraction : float
+        Share of the rows to test on, between 0 and 1.
+    seed : int
+
+    Raises
+    ------
+    DataError
+        If a value is out of range or the dataset can't be divided like this.
+    """
+    _check_values(
+        num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, test_fraction, seed
+    )
+    require_choice("partitioner", partitioner, PARTITIONERS)
+    require_choice("test-on", test_on, TEST_ON)
+    if partitioner == "natural":
+        return _natural(dataset, num_clients, min_samples, test_on, test_fraction, seed)
+    divide: Divide = partial(
+        _divide,
+        dataset,
+        num_clients,
+        partitioner=partitioner,
+        class_imbalance=class_imbalance,
+        data_imbalance=data_imbalance,
+        min_samples=min_samples,
+        dirichlet_alpha=dirichlet_alpha,
+    )
+    train, test = _split_rows(dataset, test_on, test_fraction, seed)
+    _require_enough(dataset, num_clients, min_samples, len(train), "training")
+    if test_on == "held-out":
+        return _partition(divide(train, _derive(seed, _DIVIDE)), [test])
+    _require_enough(dataset, num_clients, min_samples, len(test), "test")
+    return _partition(divide(train, _derive(seed, _DIVIDE)), divide(test, _derive(seed, _TESTING)))
+
+
+def _divide(
+    dataset: Dataset,
+    num_clients: int,
+    rows: IntArray,
+    seed: int,
+    *,
+    partitioner: str,
+    class_imbalance: float,
+    data_imbalance: float,
+    min_samples: int,
+    dirichlet_alpha: float,
+) -> list[IntArray]:
+    labels = np.asarray(dataset.y)[rows]
+    if partitioner == "label-quantity-skew":
+        indices, offsets = label_quantity_skew(
+            labels, num_clients, class_imbalance, data_imbalance, min_samples, seed
+        )
+        return [rows[_part(indices, offsets, i)] for i in range(num_clients)]
+    order = np.random.default_rng(seed).permutation(len(rows))  # IidPartitioner cuts without shuffling
+    rows, labels = rows[order], labels[order]
+    clients = flower_partition(
+        partitioner, rows, labels, None, num_clients, min_samples, dirichlet_alpha, seed
+    )
+    _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "shards")
+    return clients
+
+
+def _natural(
+    dataset: Dataset, num_clients: int, min_samples: int, test_on: str, test_fraction: float, seed: int
+) -> Partition:
+    if dataset.groups is None:
+        raise DataError(
+            f"partitioner = 'natural': dataset '{dataset.name}' has no natural clients; allowed: "
+            f"{', '.join(PARTITIONERS[:-1])}, or a dataset with writers, roles or groups"
+        )
+    groups = np.asarray(dataset.groups)
+    train, test = np.arange(len(dataset.y)), np.empty(0, np.int64)
+    if test_on == "held-out":
+        train, test = _split_rows(dataset, test_on, test_fraction, seed)
+    ids, counts = np.unique(groups[train], return_counts=True)
+    ids = ids[counts >= min_samples]
+    spare = 1 if test_on == "unseen-clients" else 0
+    if num_clients + spare > len(ids):
+        raise DataError(
+            f"num-supernodes = {num_clients}: '{dataset.name}' has {len(ids)} natural clients with at least "
+            f"min-samples = {min_samples} rows; at most {max(len(ids) - spare, 0)} clients are allowed"
+            + (", as test-on = 'unseen-clients' needs others to test on" if spare else "")
+        )
+    drawn = np.random.default_rng([seed, _NATURAL]).permutation(len(ids))
+
+    def clients(chosen: IntArray) -> list[IntArray]:
+        rows = train[np.isin(groups[train], ids[chosen])]
+        division = flower_partition(
+            "natural", rows, np.asarray(dataset.y)[rows], groups[rows], len(chosen), min_samples, 1.0, seed
+        )
+        _check_division("natural", division, rows, min_samples, exact=True)
+        return division
+
+    if test_on == "held-out":
+        return _partition(clients(drawn[:num_clients]), [test])
+    num_testing = max(1, round(num_clients * test_fraction / (1 - test_fraction)))
+    return _partition(clients(drawn[:num_clients]), clients(drawn[num_clients : num_clients + num_testing]))
+
+
+def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Return training and test rows, ascending."""
+    num_rows = len(dataset.y)
+    if test_on == "held-out" and dataset.num_train < num_rows:
+        return np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
+    shuffled = np.random.default_rng([seed, _SPLIT]).permutation(num_rows)
+    num_test = min(max(1, round(test_fraction * num_rows)), num_rows)
+    return np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
+
+
+def _partition(clients: list[IntArray], testing: list[IntArray]) -> Partition:
+    return Partition(*_join(clients), *_join(testing))
+
+
+def _join(parts: list[IntArray]) -> tuple[IntArray, IntArray]:
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return np.concatenate([np.sort(part) for part in parts]).astype(np.int64), offsets
+
+
+def _part(indices: IntArray, offsets: IntArray, i: int) -> IntArray:
+    if not 0 <= i < len(offsets) - 1:
+        raise IndexError(f"client {i}: there are {len(offsets) - 1}, counted from 0")
+    return indices[offsets[i] : offsets[i + 1]]
+
+
+def _derive(seed: int, tag: int) -> int:
+    """Return a seed of its own for a purpose, where an API takes an integer."""
+    return int(np.random.default_rng([seed, tag]).integers(2**31))
+
+
+def _require_enough(dataset: Dataset, num_clients: int, min_samples: int, num_rows: int, which: str) -> None:
+    if num_clients * min_samples > num_rows:
+        raise DataError(
+            f"num-supernodes = {num_clients}: '{dataset.name}' has {num_rows} {which} rows, at least "
+            f"min-samples = {min_samples} per client are needed; at most {num_rows // min_samples} clients"
+        )
+
+
+def _check_division(
+    partitioner: str, clients: list[IntArray], rows: IntArray, min_samples: int, *, exact: bool
+) -> None:
+    """Raise unless every client has enough rows, none twice, and (`exact`) every row is used."""
+    smallest = min(len(rows) for rows in clients)
+    if smallest < min_samples:
+        raise DataError(
+            f"partitioner = {partitioner!r}: over {len(clients)} clients it leaves one with {smallest} rows; "
+            f"min-samples = {min_samples} needs fewer clients or must be lower"
+        )
+    used = np.sort(np.concatenate(clients))
+    if (exact and not np.array_equal(used, np.sort(rows))) or (used[1:] == used[:-1]).any():
+        raise DataError(
+            f"partitioner = {partitioner!r}: it loses or repeats rows with these values; change them"
+        )
+
+
+def _check_values(
+    num_clients: int,
+    class_imbalance: float,
+    data_imbalance: float,
+    min_samples: int,
+    dirichlet_alpha: float,
+    test_fraction: float,
+    seed: int,
+) -> None:
+    checks = (
+        ("num-supernodes", num_clients, num_clients >= 1, "an integer >= 1"),
+        ("class-imbalance", class_imbalance, 0 <= class_imbalance < math.inf, "a finite number >= 0"),
+        ("data-imbalance", data_imbalance, 0 <= data_imbalance < math.inf, "a finite number >= 0"),
+        ("min-samples", min_samples, min_samples >= 1, "an integer >= 1"),
+        ("dirichlet-alpha", dirichlet_alpha, 0 < dirichlet_alpha < math.inf, "a finite number > 0"),
+        ("test-fraction", test_fraction, 0 < test_fraction < 1, "a number between 0 and 1"),
+        ("seed", seed, seed >= 0, "an integer >= 0"),
+    )
+    for key, value, fine, allowed in checks:
+        if not fine:
+            raise DataError(f"{key} = {value}: must be {allowed}")

@@ -1,0 +1,1 @@
+"""Ways to run the federation's clients. A strategy never knows which one it runs on."""

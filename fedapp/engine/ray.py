@@ -1,0 +1,116 @@
+"""Flower's Simulation Runtime on Ray, started from Python with the syntax and the keys of ``flwr run``."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+# Flower sets these where it starts Ray itself. Under `uv run`, Ray would ship the folder to its workers.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import torch
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from pydantic import Field
+
+from fedapp.config import ConfigError, Counting, Flag, NonNegative, RunConfig, Schema, Text
+
+log = logging.getLogger("flwr.fedapp")
+
+
+class SimulationConfig(Schema):
+    """Flower's federation config of a simulation.
+
+    Attributes
+    ----------
+    num_supernodes : int
+        Number of clients.
+    client_resources_num_cpus, client_resources_num_gpus : int, float
+        What one client gets: 0.1 GPUs packs ten clients on a GPU.
+    init_args_num_cpus, init_args_num_gpus : int, optional
+        What Ray believes the machine has; default: what it has.
+    init_args_logging_level, init_args_log_to_driver, verbose : str, bool, bool
+        Ray's and Flower's own logs.
+    """
+
+    num_supernodes: Counting = 20
+    client_resources_num_cpus: Counting = 1
+    client_resources_num_gpus: NonNegative = 0.0
+    init_args_num_cpus: Annotated[int | None, Field(description="a whole number >= 1", ge=1)] = None
+    init_args_num_gpus: Annotated[int | None, Field(description="a whole number >= 0", ge=0)] = None
+    init_args_logging_level: Text = "error"
+    init_args_log_to_driver: Flag = False
+    verbose: Flag = False
+
+    def backend(self) -> dict[str, Any]:
+        """Return the config of Flower's Ray backend."""
+        init_args = {
+            "num_cpus": self.init_args_num_cpus,
+            "num_gpus": self.init_args_num_gpus,
+            "logging_level": self.init_args_logging_level,
+            "log_to_driver": self.init_args_log_to_driver or self.verbose,
+        }
+        return {
+            "client_resources": {
+                "num_cpus": self.client_resources_num_cpus,
+                "num_gpus": self.client_resources_num_gpus,
+            },
+            "init_args": {key: value for key, value in init_args.items() if value is not None},
+        }
+
+    def fit_to_machine(self, config: RunConfig) -> "SimulationConfig":
+        """Drop the GPU fraction, and say so, where there is no GPU; fail if ``client-device`` asks for one."""
+        wants_gpu = self.client_resources_num_gpus > 0
+        if torch.cuda.is_available() or (wants_gpu and self.init_args_num_gpus):
+            return self
+        if config.client_device == "cuda":
+            raise ConfigError("client-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
+        if wants_gpu:
+            log.warning(
+                "client-resources-num-gpus = %g: this machine has no GPU, clients run on the CPU "
+                '(client-device = "cuda" makes this an error)',
+                self.client_resources_num_gpus,
+            )
+        return self.model_copy(update={"client_resources_num_gpus": 0.0})
+
+
+def simulate(server_app: ServerApp, client_app: ClientApp, simulation: SimulationConfig) -> None:
+    """Run the apps on Ray until the ServerApp returns; its exceptions are raised here."""
+    logging.getLogger("flwr").addFilter(_without_deprecation)
+    run_simulation(
+        server_app,
+        client_app,
+        num_supernodes=simulation.num_supernodes,
+        backend_config=simulation.backend(),
+        verbose_logging=simulation.verbose,
+    )
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C (or SIGTERM) sets; a second one ends the process the usual way."""
+    event = threading.Event()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: object) -> None:
+        event.set()
+        for other, handler in previous.items():
+            signal.signal(other, handler)
+
+    for number in previous:
+        signal.signal(number, handle)
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _without_deprecation(record: logging.LogRecord) -> bool:
+    # `flwr run` needs a SuperLink; this entry point is the way to simulate in one process.
+    return "run_simulation" not in record.getMessage()

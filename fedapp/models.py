@@ -1,0 +1,152 @@
+"""Models by name. Each maps inputs (B, ...) to logits (B, K) and has no state but its parameters."""
+
+import torch
+from torch import Tensor, nn
+
+MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
+INITS = ("default", "zeros")
+
+# The slope that 000's authors froze (formulas.md, section 7).
+PERCEPTRON_SLOPE = (2.700213, 0.7134238)
+
+
+class ModelError(ValueError):
+    """A model that doesn't fit the data; the text names the key, the value and what is allowed."""
+
+
+class Perceptron(nn.Module):
+    """logit = v·x + b with v frozen and b trained from 0 (papers/000_eaef941d18240f45.txt, section 3.1).
+
+    Its logits are (0, v·x + b): cross-entropy on them is binary cross-entropy on v·x + b.
+    """
+
+    slope: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slope", torch.tensor(PERCEPTRON_SLOPE))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 2) → (B, 2)."""
+        logit = x @ self.slope + self.bias
+        return torch.stack([torch.zeros_like(logit), logit], dim=-1)
+
+
+class CharLSTM(nn.Module):
+    """Two-layer LSTM over characters: embedding 8, 100 hidden (papers/002_840aee1ee8a82ff9.txt, section 5.1)."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_classes, 8)
+        self.lstm = nn.LSTM(8, 100, num_layers=2, batch_first=True)
+        self.output = nn.Linear(100, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 80) token ids → (B, K) logits of the next character."""
+        hidden, _ = self.lstm(self.embedding(x))
+        logits: Tensor = self.output(hidden[:, -1])
+        return logits
+
+
+def build_model(
+    name: str,
+    *,
+    kind: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    init: str = "default",
+    seed: int = 0,
+) -> nn.Module:
+    """Build a model; the same arguments give the same parameters, whatever was drawn before.
+
+    Parameters
+    ----------
+    name : str
+        One of ``MODELS``.
+    kind : str
+        What the inputs are: ``image`` (C, H, W), ``vector`` (d,) or ``text`` (80,).
+    input_shape : tuple of int
+        Shape of one input.
+    num_classes : int
+        K.
+    init : str
+        ``default`` (PyTorch's) or ``zeros``.
+
+    Raises
+    ------
+    ModelError
+        If the model doesn't fit the inputs.
+    """
+    check_model(name, kind=kind, input_shape=input_shape, num_classes=num_classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _build(name, input_shape, num_classes)
+    if init == "zeros":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    return model
+
+
+def check_model(name: str, *, kind: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Raise ModelError if the model doesn't fit the inputs."""
+    data = f"the data are {kind} {list(input_shape)} with {num_classes} classes"
+    if name not in MODELS:
+        raise ModelError(f"model = {name!r}: allowed are {', '.join(MODELS)}")
+    if (name == "lstm") != (kind == "text"):
+        raise ModelError(f"model = {name!r}: lstm goes with text and text with lstm; {data}")
+    if name == "perceptron" and (input_shape != (2,) or num_classes != 2):
+        raise ModelError(
+            f"model = 'perceptron': needs two features and two classes (dataset synthetic); {data}"
+        )
+    if name in ("cnn", "resnet18") and (kind != "image" or min(input_shape[1:]) < 4):
+        raise ModelError(f"model = {name!r}: needs images of 4x4 or more; {data}")
+
+
+def _build(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    num_features = int(torch.Size(input_shape).numel())
+    if name == "perceptron":
+        return Perceptron()
+    if name == "logistic":
+        return nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_classes))
+    if name == "mlp":
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(num_features, 128), nn.ReLU(), nn.Linear(128, num_classes)
+        )
+    if name == "cnn":
+        return _cnn(input_shape, num_classes)
+    if name == "lstm":
+        return CharLSTM(num_classes)
+    return _resnet18(input_shape[0], num_classes)
+
+
+def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Two 5x5 convolutions, each with 2x2 pooling, then one hidden layer of 512 for grey images (MNIST, FEMNIST:
+    papers/000_eaef941d18240f45.txt, section 3.2), none for colour (CIFAR: papers/002_840aee1ee8a82ff9.txt, 5.1).
+    """
+    channels, height, width = input_shape
+    features = 64 * (height // 4) * (width // 4)
+    head = [nn.Linear(features, num_classes)]
+    if channels == 1:
+        head = [nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, num_classes)]  # type: ignore[list-item]
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *head,
+    )
+
+
+def _resnet18(channels: int, num_classes: int) -> nn.Module:
+    """torchvision's ResNet-18 with GroupNorm: batch statistics don't survive averaging over unlike clients."""
+    from torchvision.models import resnet18  # slow to import
+
+    model: nn.Module = resnet18(norm_layer=lambda width: nn.GroupNorm(32, width), num_classes=num_classes)
+    if channels != 3:
+        model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    return model

@@ -1,0 +1,199 @@
+"""The figures of a run, without pyplot or any other global state: the ServerApp draws from a thread."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedapp.report import as_number, read_metrics
+
+Array = NDArray[Any]
+
+_TEST, _TRAIN, _INK, _GRID = "#0072B2", "#D55E00", "#333333", "#E3E3E3"
+# Paul Tol's "muted" scheme: told apart under the common forms of colour blindness.
+_CLASSES = ["#332288", "#88CCEE", "#44AA99", "#117733", "#999933"]
+_CLASSES += ["#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB"]
+_MARKED_POINTS = 25  # up to here each evaluation gets a marker
+_LOG_RATIO = 50.0  # a loss that spans more is drawn on a log axis
+_BAR_CLIENTS = 60
+_HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
+_STEPS = [1, 2, 2.5, 5, 10]
+
+
+def draw_curves(run_dir: Path) -> Path:
+    """Draw loss and accuracy against rounds and against time into ``curves.png``, 1200 x 810 pixels.
+
+    Parameters
+    ----------
+    run_dir
+        Holds ``config.toml`` and ``metrics.jsonl`` (time in seconds, or in the scenario's virtual unit).
+    """
+    records = read_metrics(run_dir)
+    columns = {
+        key: np.array([as_number(record.get(key)) for record in records], dtype=np.float64)
+        for key in ("aggregation", "time", "loss", "accuracy", "train-loss")
+    }
+    figure = _figure(5.4, _from_config(run_dir, "strategy", "dataset", "model", "num-clients"))
+    grid = figure.subplots(2, 2, sharey="col")
+    virtual = bool(records) and records[-1].get("clock") == "virtual"
+    x_labels = {"aggregation": "server round", "time": "virtual time" if virtual else "seconds"}
+    for (loss, accuracy), (key, label) in zip(grid, x_labels.items(), strict=True):
+        _curves(loss, columns[key], {"test": columns["loss"], "train": columns["train-loss"]})
+        _curves(accuracy, columns[key], {"test": columns["accuracy"]})
+        loss.set_ylabel("loss, log scale" if loss.get_yscale() == "log" else "loss")
+        accuracy.set_ylabel("accuracy")
+        for axes in (loss, accuracy):
+            axes.set_xlabel(label)
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=key == "aggregation", steps=_STEPS))
+    if np.isfinite(columns["train-loss"]).any():
+        grid[0, 0].legend(frameon=False, fontsize=9)
+    return _save(figure, run_dir / "curves.png")
+
+
+def draw_partition(run_dir: Path, labels: Array, num_classes: int) -> Path:
+    """Draw the samples of each class on each client into ``partition.png``, 1200 pixels wide.
+
+    Stacked bars; for more than 60 clients or 10 classes a heat map below the client sizes.
+
+    Parameters
+    ----------
+    run_dir
+        Holds ``partition.npz`` and, for the title, ``config.toml``.
+    labels
+        Class of each dataset row, shape (rows,), integers in 0..num_classes - 1; otherwise a ValueError.
+    num_classes
+        Number of classes, also counting those that no client holds.
+    """
+    with np.load(run_dir / "partition.npz") as stored:
+        counts = _class_counts(stored["client_indices"], stored["client_offsets"], labels, num_classes)
+    sizes = counts.sum(axis=1)
+    source = _from_config(run_dir, "dataset", "partitioner")
+    title = f"{source}: " * bool(source) + f"{len(sizes):,} clients, {sizes.sum():,} samples"
+    spread = f"samples per client: median {np.median(sizes):,.9g}, min {sizes.min():,}, max {sizes.max():,}"
+    as_bars = len(counts) <= _BAR_CLIENTS and num_classes <= len(_CLASSES)
+    figure = _figure(4.4 if as_bars else 5.6, f"{title}\n{spread}")
+    (_stacked_bars if as_bars else _heat_map)(figure, counts)
+    return _save(figure, run_dir / "partition.png")
+
+
+def _curves(axes: Axes, x: Array, series: Mapping[str, Array]) -> None:
+    _style(axes)
+    right = np.max(x, where=np.isfinite(x), initial=0) or 1
+    axes.set_xlim(0, right)
+    shown = {name: np.where(np.isfinite(x) & np.isfinite(y), y, np.nan) for name, y in series.items()}
+    for name, y in shown.items():
+        color, width = (_TEST, 1.8) if name == "test" else (_TRAIN, 1.0)
+        axes.plot(x, y, color=color, lw=width, label=name)
+        missing = np.pad(np.isnan(y), 1, constant_values=True)
+        # A line can't show a value that stands alone between missing ones.
+        marked = (missing[:-2] & missing[2:]) | (len(y) <= _MARKED_POINTS)
+        axes.plot(x[marked], y[marked], "o", color=color, ms=2 + width, mew=0)
+    values = np.concatenate([y[np.isfinite(y)] for y in shown.values()])
+    if values.size and values.min() > 0 and values.max() / values.min() > _LOG_RATIO:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")  # not mathtext: its parser has global state
+    _mark_last(axes, x, shown["test"], right)
+
+
+def _mark_last(axes: Axes, x: Array, y: Array, right: float) -> None:
+    finite = np.flatnonzero(np.isfinite(y))
+    if not finite.size:
+        axes.tick_params(left=False, labelleft=False, grid_alpha=0)
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=_INK, fontsize=9)
+        return
+    end = (x[finite[-1]], y[finite[-1]])
+    axes.plot(*end, "o", color=_TEST, ms=5, clip_on=False, zorder=4)
+    style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": _TEST}
+    axes.annotate(f"{end[1]:.4g}", end, (7, 0), va="center", fontsize=9, fontweight="bold", **style)
+    if finite[-1] < len(y) - 1:
+        axes.axvspan(end[0], right, color="#F2F2F2", zorder=0)
+        axes.text(right, 1.01, "not finite", transform=axes.get_xaxis_transform(), ha="right", fontsize=8)
+
+
+def _stacked_bars(figure: Figure, counts: Array) -> None:
+    axes = figure.subplots()
+    _style(axes)
+    axes.grid(False, axis="x")
+    bottoms = np.cumsum(counts, axis=1) - counts
+    for label, color in enumerate(_CLASSES[: counts.shape[1]]):
+        style: dict[str, Any] = {"color": color, "label": str(label), "ec": "white", "lw": 0.4}
+        axes.bar(range(len(counts)), counts[:, label], 0.8, bottoms[:, label], **style)
+    axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, len(counts) - 0.3))
+    axes.xaxis.set_major_locator(MaxNLocator(25, integer=True, steps=[1, 2, 5, 10]))
+    axes.legend(title="class", reverse=True, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def _heat_map(figure: Figure, counts: Array) -> None:
+    top, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
+    # Every k-th client rather than a mean over k, which would make skewed clients look alike.
+    every = -(-len(counts) // _HEAT_CLIENTS)
+    shown = counts[::every]
+    edges = np.arange(len(shown) + 1) * every - 0.5
+    top.stairs(shown.sum(axis=1), edges, fill=True, color=_TEST)
+    norm = PowerNorm(0.5, vmin=0, vmax=max(1, shown.max()))
+    image = heat.pcolormesh(edges, np.arange(counts.shape[1] + 1) - 0.5, shown.T, cmap="Blues", norm=norm)
+    _style(top)
+    _style(heat)
+    top.set(ylabel="samples", ylim=(0, None))
+    heat.set(xlabel="client" + f" (one in {every} shown)" * (every > 1), ylabel="class")
+    heat.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=_STEPS))
+    heat.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=_STEPS))
+    bar = figure.colorbar(image, ax=heat, pad=0.02, ticks=MaxNLocator(5, integer=True), label="samples")
+    bar.ax.tick_params(labelsize=9, colors=_INK)
+    bar.outline.set_visible(False)
+
+
+def _class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int) -> Array:
+    """Samples of each class on each client, shape (clients, classes)."""
+    own = np.asarray(labels)[indices].astype(np.int64)
+    if own.ndim != 1 or np.any((own < 0) | (own >= num_classes)):
+        raise ValueError(f"labels: expected one class in 0..{num_classes - 1} per row")
+    counts = np.zeros((len(offsets) - 1, num_classes), dtype=np.int64)
+    np.add.at(counts, (np.repeat(np.arange(len(counts)), np.diff(offsets)), own), 1)
+    return counts
+
+
+def _from_config(run_dir: Path, *keys: str) -> str:
+    path = run_dir / "config.toml"
+    config = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+    return ", ".join(f"{config[key]}" + " clients" * (key == "num-clients") for key in keys if key in config)
+
+
+def _figure(height: float, title: str) -> Figure:
+    figure = Figure(figsize=(8, height), dpi=150, facecolor="white")
+    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
+    figure.suptitle(title, fontsize=11, color=_INK)
+    return figure
+
+
+def _style(axes: Axes) -> None:
+    axes.grid(True, color=_GRID, lw=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(labelsize=9, colors=_INK, length=3)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    # 256 colours are enough for these figures and make the file a third as large.
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(256)
+    # Not tempfile: only the owner could read its files.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        image.save(temporary, format="PNG", optimize=True, dpi=(figure.dpi, figure.dpi))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,70 @@
+"""The table that closes a run on the terminal."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from fedapp.report import as_number
+
+Record = Mapping[str, object]
+_SPACED_ROWS = 7  # besides the best evaluation
+_WIDTH = 72  # title and caption wrap at the table's width, which would otherwise be that of its columns
+
+
+def closing_table(summary: Record, metrics: Sequence[Record]) -> Table:
+    """Sum a run up in at most eight evaluations and its totals, 72 columns wide.
+
+    Parameters
+    ----------
+    summary
+        Content of ``summary.json``: wall-seconds in seconds, bytes-up and -down in bytes; any may be missing.
+    metrics
+        What :func:`fedapp.report.read_metrics` returns.
+    """
+    scores = [as_number(record.get("accuracy")) for record in metrics]
+    finite = [index for index, score in enumerate(scores) if math.isfinite(score)]
+    best = max(finite, key=scores.__getitem__, default=None)
+    trained = any(math.isfinite(as_number(record.get("train-loss"))) for record in metrics)
+    keys = ["loss", "accuracy"] + ["train-loss"] * trained
+    caption = _caption(summary, metrics[best] if best is not None else {})
+    table = Table(title=_title(summary), caption=caption, min_width=_WIDTH, box=box.SIMPLE_HEAD)
+    virtual = bool(metrics) and metrics[-1].get("clock") == "virtual"
+    for header in ("round", "virtual time" if virtual else "seconds", *keys):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    last = len(metrics) - 1
+    rows = {round(step * last / (_SPACED_ROWS - 1)) for step in range(_SPACED_ROWS)} if metrics else set()
+    for index in sorted(rows.union(() if best is None else (best,))):
+        cells = [_cell(metrics[index].get("aggregation"), 0), _cell(metrics[index].get("time"), 1)]
+        cells += [_cell(metrics[index].get(key), 4) for key in keys]
+        remark = ", ".join(["best"] * (index == best) + ["last"] * (index == last))
+        table.add_row(*cells, remark, style="bold" if index == best else None)
+    return table
+
+
+def _title(summary: Record) -> Text:
+    strategy, engine, status = (str(summary.get(key, "?")) for key in ("strategy", "engine", "status"))
+    final = [f"{key} {_cell(summary[key], 4)}" for key in ("accuracy", "loss") if key in summary]
+    text = f"{strategy} on {engine}, {status}" + (": " + ", ".join(final) if final else "")
+    return Text(text, style="bold" if status == "finished" else "bold yellow")
+
+
+def _caption(summary: Record, best: Record) -> str:
+    totals = {key: as_number(value) for key, value in summary.items() if math.isfinite(as_number(value))}
+    work = [f"{key} {totals[key]:,.0f}" for key in ("aggregations", "failures") if key in totals]
+    work += [f"wall time {totals['wall-seconds']:,.1f} s"] if "wall-seconds" in totals else []
+    sent = {way: totals[f"bytes-{way}"] for way in ("up", "down") if f"bytes-{way}" in totals}
+    result = [f"{way} {decimal(int(count))}" for way, count in sent.items()]
+    if best:
+        result.append(f"peak accuracy {_cell(best['accuracy'], 4)} at round {best.get('aggregation')}")
+    return "\n".join(", ".join(line) for line in (work, result) if line)
+
+
+def _cell(value: object, digits: int) -> str:
+    number = as_number(value)
+    text = f"{number:.{digits}f}" if abs(number) < 1e7 else f"{number:.3e}"
+    return text if math.isfinite(number) else "-"

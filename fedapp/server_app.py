@@ -1,0 +1,220 @@
+"""The ServerApp: config → data for evaluation, model, strategy; and the run directory."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor, nn
+
+from fedapp import federation
+from fedapp.client_app import to_arrays, to_state
+from fedapp.config import ConfigError, RunConfig
+from fedapp.data import DataError, Dataset, Partition
+from fedapp.display import Display
+from fedapp.evaluation import evaluate
+from fedapp.models import ModelError
+from fedapp.report import read_metrics
+from fedapp.results import RunDirectory
+from strategies import REGISTRY, Progress, SynchronousStrategy, messages
+from strategies.clock import VirtualClock, WallClock
+from strategies.exchange import never
+from strategies.roster import wait_for_nodes
+from strategies.weights import Participation
+
+log = logging.getLogger("flwr.fedapp")
+
+app = ServerApp()
+
+# What the user can mend by changing the config or the data.
+USER_ERRORS = (ConfigError, DataError, ModelError)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything of a run that is known before a client starts."""
+
+    config: RunConfig
+    num_clients: int
+    dataset: Dataset
+    partition: Partition
+    model: nn.Module
+    device: torch.device
+
+
+def prepare(config: RunConfig, num_clients: int) -> Experiment:
+    """Check the config against the data, the model and the number of clients, and load what the server needs.
+
+    Raises
+    ------
+    ConfigError, DataError, ModelError
+        With one clear message, before any client is started.
+    """
+    config.check_available()
+    try:
+        Participation.parse(config.participation, config.fraction_train).check(num_clients)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if config.min_clients > num_clients:
+        raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
+    device = _server_device(config)
+    config = config.model_copy(update={"data_path": federation.absolute(config.data_path)})
+    dataset = federation.dataset_of(config, num_clients)
+    partition = federation.partition_of(config, num_clients)
+    model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_classes)
+    if config.normalize:
+        dataset.inputs(partition.test_indices[:1], normalize=True)  # says so if no values are published
+    return Experiment(config, num_clients, dataset, partition, model, device)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run from Flower's run config."""
+    config = RunConfig.load(context.run_config)
+    num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout))
+    run(grid, prepare(config, num_clients))
+
+
+def run(grid: Grid, experiment: Experiment, stopped: Callable[[], bool] = never) -> RunDirectory:
+    """Run the federation and record it.
+
+    Parameters
+    ----------
+    stopped : callable
+        Asked at every poll; True ends the run after the last complete round, with a complete run directory.
+    """
+    config = experiment.config
+    recorder = Recorder(experiment, engine_of(grid))
+    strategy = build_strategy(config, recorder, stopped)
+    recorder.begin()
+    status = "failed"
+    try:
+        strategy.start(
+            grid,
+            to_arrays(experiment.model.state_dict()),
+            num_rounds=config.num_server_rounds,
+            timeout=config.round_timeout,
+            train_config=task_config(experiment),
+            evaluate_fn=recorder.evaluate,
+        )
+        status = "interrupted" if stopped() else "finished"
+    finally:
+        recorder.end(status)
+    return recorder.directory
+
+
+def build_strategy(
+    config: RunConfig, observer: Callable[[Progress], None], stopped: Callable[[], bool] = never
+) -> SynchronousStrategy:
+    """Make the configured strategy: its config's fields are run-config keys."""
+    strategy = REGISTRY[config.strategy]
+    values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
+    clock = WallClock() if config.clock == "wall" else VirtualClock()
+    return strategy(strategy.Config(**values), clock=clock, observer=observer, stopped=stopped)
+
+
+def task_config(experiment: Experiment) -> ConfigRecord:
+    """Return what every message to a client carries: the run config and the shape of the data."""
+    return ConfigRecord(
+        {
+            **experiment.config.flat(),
+            federation.DATA_KIND: experiment.dataset.kind,
+            federation.INPUT_SHAPE: list(experiment.dataset.input_shape),
+            federation.NUM_CLASSES: experiment.dataset.num_classes,
+        }
+    )
+
+
+def engine_of(grid: Grid) -> str:
+    """Name the engine behind a grid: the simulation's lives in this process, a deployment's is remote."""
+    return "ray" if type(grid).__name__ == "InMemoryGrid" else "deployment"
+
+
+class Recorder:
+    """Evaluates the model, writes the run directory as the run goes, and shows progress."""
+
+    def __init__(self, experiment: Experiment, engine: str) -> None:
+        self.experiment = experiment
+        self.config = experiment.config
+        self.engine = engine
+        self.clock = WallClock()
+        self.directory = RunDirectory(experiment.config)
+        self.display = Display(experiment.config.num_server_rounds)
+        self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
+        self.last: dict[str, float] = {}
+        self._test: tuple[Tensor, Tensor] | None = None
+
+    def begin(self) -> None:
+        """Write what is known before the first round."""
+        self.directory.write_config(self.experiment.num_clients)
+        self.directory.write_partition(self.experiment.partition)
+        self._write_summary("running")
+        self.display.start(self.directory.path)
+
+    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        """Score the global model on the test rows; over unseen clients also the spread of their accuracies."""
+        experiment, partition = self.experiment, self.experiment.partition
+        if self._test is None:
+            self._test = federation.to_tensors(
+                experiment.dataset, partition.test_indices, self.config.normalize, experiment.device
+            )
+        model = experiment.model.to(experiment.device)
+        score = evaluate(model, to_state(arrays, experiment.device), *self._test)
+        metrics = MetricRecord({"loss": score.loss, "accuracy": score.accuracy})
+        if self.config.test_on == "unseen-clients":
+            metrics["accuracy-std"] = float(score.by_client(partition.test_offsets).std())
+        return metrics
+
+    def __call__(self, progress: Progress) -> None:
+        """Take note of an aggregation; an evaluated one is written."""
+        for key in self.totals:
+            self.totals[key] += int(progress.metrics.get(key, 0))
+        self.last = {**progress.metrics, **self.totals, "aggregation": progress.aggregation}
+        if progress.evaluated:
+            self.directory.append_metrics(
+                {
+                    "aggregation": progress.aggregation,
+                    "time": progress.time,
+                    "clock": self.config.clock,
+                    **progress.metrics,
+                    **self.totals,
+                }
+            )
+            self.directory.write_model(to_state(progress.arrays, torch.device("cpu")))
+            self._write_summary("running")
+        self.display.update(progress)
+
+    def end(self, status: str) -> None:
+        """Write the closing summary and the figures, and show them."""
+        summary = self._write_summary(status)
+        self.display.stop()
+        if self.last:
+            from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
+
+            draw_curves(self.directory.path)
+            dataset = self.experiment.dataset
+            draw_partition(self.directory.path, dataset.y, dataset.num_classes)
+            self.display.close(summary, read_metrics(self.directory.path), self.directory.path)
+
+    def _write_summary(self, status: str) -> dict[str, object]:
+        summary: dict[str, object] = {
+            "status": status,
+            "strategy": self.config.strategy,
+            "engine": self.engine,
+            "num-clients": self.experiment.num_clients,
+            "wall-seconds": self.clock.now(),
+            "aggregations": 0,
+            **{key: value for key, value in self.last.items() if key != "aggregation"},
+        }
+        summary["aggregations"] = self.last.get("aggregation", 0)
+        self.directory.write_summary(summary)
+        return summary
+
+
+def _server_device(config: RunConfig) -> torch.device:
+    if config.server_device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("server-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
+    use_gpu = config.server_device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if use_gpu else "cpu")

@@ -1,0 +1,99 @@
+"""Simulate the federation: the main job, from Python.
+
+    python run_simulation.py
+    python run_simulation.py --run-config 'strategy="fedprox" proximal-mu=0.1'
+    python run_simulation.py --run-config my_run.toml --federation-config 'num-supernodes=100'
+
+The options and their syntax are those of ``flwr run``, and the result is the same.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import click
+from flwr.app import Context
+from flwr.common.config import parse_config_args
+from flwr.serverapp import Grid, ServerApp
+
+from fedapp import client_app, server_app
+from fedapp.config import ConfigError, RunConfig, Value
+from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
+
+# What config.toml of a run directory holds beside the run config.
+RECORD_KEYS = ("num-clients", "versions.")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code: 0 finished, 1 bad input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        config = RunConfig.load(read_options("--run-config", options.run_config))
+        simulation = SimulationConfig.read(read_options("--federation-config", options.federation_config))
+        if options.engine == "vectorized":
+            raise ConfigError("--engine vectorized: not there yet; available now is ray")
+        simulation = simulation.fit_to_machine(config)
+        experiment = server_app.prepare(config, simulation.num_supernodes)
+    except server_app.USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    app = ServerApp()
+    with stop_on_interrupt() as stop:
+
+        @app.main()
+        def run(grid: Grid, context: Context) -> None:
+            server_app.run(grid, experiment, stop.is_set)
+
+        simulate(app, client_app.app, simulation)
+        return 130 if stop.is_set() else 0
+
+
+def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
+    """Read ``key=value`` pairs as ``flwr run`` does, or one TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If a text is neither.
+    """
+    for text in texts or []:
+        if not text.endswith(".toml") and (
+            rest := re.sub(r"""\S+?=('[^']*'|"[^"]*"|\S+)""", "", text).strip()
+        ):
+            raise ConfigError(f"{name} {text!r}: {rest!r} is not of the form key=value")
+        if text.endswith(".toml") and not Path(text).expanduser().is_file():
+            raise ConfigError(f"{name} {text!r}: no such file")
+    try:
+        values: dict[str, Value] = parse_config_args(texts)
+    except (click.ClickException, ValueError) as error:
+        message = error.message if isinstance(error, click.ClickException) else error
+        raise ConfigError(f"{name} {' '.join(texts or [])!r}: {message}") from None
+    return {key: value for key, value in values.items() if not key.startswith(RECORD_KEYS)}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--engine", choices=("ray", "vectorized"), default="ray", help="what runs the clients"
+    )
+    parser.add_argument(
+        "--run-config",
+        "-c",
+        action="append",
+        metavar="'KEY=VALUE …' | FILE.toml",
+        help="keys of [tool.flwr.app.config] in pyproject.toml",
+    )
+    parser.add_argument(
+        "--federation-config",
+        action="append",
+        metavar="'KEY=VALUE …' | FILE.toml",
+        help="num-supernodes (20), client-resources-num-cpus (1), client-resources-num-gpus (0), init-args-…",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

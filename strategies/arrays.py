@@ -1,0 +1,86 @@
+"""Models as strategies compute with them: ArrayRecords as flat float64 vectors, and back."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+class ArraysMismatchError(ValueError):
+    """A client's arrays can't be combined with the global model; the text says why."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and dtypes of a model's arrays, in order: what turns a vector into a record and back."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> "Layout":
+        """Read the layout of a record."""
+        return cls(
+            tuple(record),
+            tuple(tuple(array.shape) for array in record.values()),
+            tuple(np.dtype(array.dtype) for array in record.values()),
+        )
+
+    @property
+    def size(self) -> int:
+        """D, the number of values."""
+        return sum(int(np.prod(shape)) for shape in self.shapes)
+
+    def to_vector(self, record: ArrayRecord) -> Vector:
+        """Flatten a record of this layout to float64, shape (D,).
+
+        Raises
+        ------
+        ArraysMismatchError
+            If the record has other names, shapes or dtypes, or holds a value that isn't finite.
+        """
+        if tuple(record) != self.names:
+            raise ArraysMismatchError(
+                f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
+            )
+        vector = np.empty(self.size)
+        start = 0
+        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
+            values = _decode(name, record[name])
+            if values.shape != shape or values.dtype != dtype:
+                raise ArraysMismatchError(
+                    f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
+                )
+            vector[start : start + values.size] = values.ravel()
+            start += values.size
+        if not np.isfinite(vector).all():
+            raise ArraysMismatchError("its arrays hold values that aren't finite (NaN or infinity)")
+        return vector
+
+    def to_record(self, vector: Vector) -> ArrayRecord:
+        """Turn a (D,) vector into a record; values of integer arrays are rounded to the nearest."""
+        record = ArrayRecord()
+        start = 0
+        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
+            size = int(np.prod(shape))
+            values = vector[start : start + size].reshape(shape)
+            record[name] = Array((values if dtype.kind == "f" else np.rint(values)).astype(dtype))
+            start += size
+        return record
+
+
+def _decode(name: str, array: Array) -> np.ndarray:
+    try:
+        return array.numpy()
+    except Exception as error:  # whatever bytes a client sends must not stop the server
+        raise ArraysMismatchError(f"array {name!r} can't be read: {error}") from error
+
+
+def _brief(names: Iterable[str]) -> str:
+    listed = list(names)
+    return str(listed) if len(listed) <= 4 else f"[{listed[0]!r}, …, {listed[-1]!r}] ({len(listed)})"

@@ -1,0 +1,34 @@
+"""Federated averaging.
+
+B. McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; as in
+papers/000_eaef941d18240f45.txt, algorithm 1:
+
+    client i, from w_i ← w̄_t:   w_i ← w_i − γ g_i(w_i)        τ times
+    server:                      w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies.arrays import Vector
+from strategies.synchronous import SynchronousConfig, SynchronousStrategy
+
+
+@dataclass(frozen=True)
+class FedAvgConfig(SynchronousConfig):
+    """FedAvg has no parameters of its own."""
+
+
+def server_rule(model: Vector, update: Vector) -> Vector:
+    """w̄_{t+1} = w̄_t + Σ p_i Δ_i."""
+    return model + update
+
+
+class FedAvg(SynchronousStrategy):
+    """FedAvg (papers/000_eaef941d18240f45.txt, algorithm 1)."""
+
+    Config: ClassVar[type[SynchronousConfig]] = FedAvgConfig
+
+    def server_rule(self, model: Vector, update: Vector) -> Vector:
+        """Move by the weighted mean of the clients' updates."""
+        return server_rule(model, update)

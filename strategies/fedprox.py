@@ -1,0 +1,54 @@
+"""FedProx: federated averaging with a proximal term in the local objective.
+
+T. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020; as in papers/000_eaef941d18240f45.txt,
+eq. 4 and papers/003_4ba4febf91704f25.txt, eqs. 4.3-4.4:
+
+    client i minimises f_i(w) + α/2 ‖w − w̄_t‖²:   w_i ← w_i − γ [ g_i(w_i) + α (w_i − w̄_t) ]
+    server:                                         w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+
+With α = 0 it is FedAvg, exactly.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies import messages
+from strategies.arrays import Vector
+from strategies.synchronous import SynchronousConfig, SynchronousStrategy
+
+
+@dataclass(frozen=True)
+class FedProxConfig(SynchronousConfig):
+    """Parameters of FedProx.
+
+    Parameters
+    ----------
+    proximal_mu : float
+        α ≥ 0, the strength of the pull towards the global model (the ``μ`` of 000, the ``α`` of 003).
+    """
+
+    proximal_mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.proximal_mu >= 0:
+            raise ValueError(f"proximal-mu = {self.proximal_mu}: must be 0 or more")
+
+
+def server_rule(model: Vector, update: Vector) -> Vector:
+    """w̄_{t+1} = w̄_t + Σ p_i Δ_i, as FedAvg's."""
+    return model + update
+
+
+class FedProx(SynchronousStrategy):
+    """FedProx (papers/000_eaef941d18240f45.txt, eq. 4)."""
+
+    Config: ClassVar[type[SynchronousConfig]] = FedProxConfig
+    config: FedProxConfig
+
+    def server_rule(self, model: Vector, update: Vector) -> Vector:
+        """Move by the weighted mean of the clients' updates."""
+        return server_rule(model, update)
+
+    def local_rule(self) -> dict[str, float]:
+        """Tell clients α; they add the pull α (w − w̄) to each gradient."""
+        return {messages.ALPHA: self.config.proximal_mu}

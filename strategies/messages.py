@@ -1,0 +1,67 @@
+"""Every record key and message field that server and clients share, stated once.
+
+A training request carries two records, ``arrays`` (the model) and ``config`` (the fields below beside the
+app's own); its reply carries ``arrays`` (the trained model) and ``metrics``. The keys are those of Flower's own
+strategies, so a ClientApp written for them understands ours.
+"""
+
+from typing import Final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+# Records of a message.
+ARRAYS: Final = "arrays"
+CONFIG: Final = "config"
+METRICS: Final = "metrics"
+
+# Message types.
+TRAIN: Final = MessageType.TRAIN
+EVALUATE: Final = MessageType.EVALUATE
+DESCRIBE: Final = f"{MessageType.QUERY}.describe"
+
+# Fields of `config`, from the server.
+SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1
+CLIENT: Final = "client"  # the client's index in the federation, 0..C-1
+TASK: Final = "task"  # the client's task number: with seed and client it fixes the task's random stream
+ALPHA: Final = "alpha"  # α of the local step's pull α (w − w̄)
+BETA: Final = "beta"  # β of the point β w + (1−β) u the gradient is taken at
+
+# Fields of `metrics`, from the client.
+NUM_EXAMPLES: Final = "num-examples"
+PARTITION_ID: Final = "partition-id"
+NUM_PARTITIONS: Final = "num-partitions"
+TRAIN_LOSS: Final = "train-loss"
+NUM_STEPS: Final = "num-steps"
+
+# Metrics that a strategy reports about an aggregation.
+PARTICIPANTS: Final = "participants"
+FAILURES: Final = "failures"
+BYTES_DOWN: Final = "bytes-down"
+BYTES_UP: Final = "bytes-up"
+
+
+def request(
+    message_type: str, node_id: int, config: ConfigRecord, *, ttl: float, arrays: ArrayRecord | None = None
+) -> Message:
+    """Build a message to one node; ``ttl`` in seconds."""
+    content = RecordDict({CONFIG: config} if arrays is None else {ARRAYS: arrays, CONFIG: config})
+    return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
+
+
+def metrics_of(reply: Message) -> MetricRecord:
+    """Return the ``metrics`` record of a reply, or its only MetricRecord under another name; maybe empty."""
+    records = reply.content.metric_records
+    if METRICS in records:
+        return records[METRICS]
+    return next(iter(records.values()), MetricRecord())
+
+
+def reason_of(reply: Message) -> str:
+    """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
+    lines = (reply.error.reason or "").strip().splitlines()
+    return lines[-1][:500] if lines else f"error code {reply.error.code}"
+
+
+def num_bytes(arrays: ArrayRecord) -> int:
+    """Size in bytes of the serialised arrays of a record."""
+    return sum(len(array.data) for array in arrays.values())

@@ -1,0 +1,166 @@
+"""Who the clients are: the handshake that gives every node its place in the federation.
+
+Node ids are random in each run. What makes a run reproducible is the client's index: the ``partition-id`` that the
+node reports when it is asked to describe itself. A ClientApp answers with a handler such as ::
+
+    @app.query("describe")
+    def describe(message: Message, context: Context) -> Message:
+        metrics = {"partition-id": context.node_config["partition-id"], "num-examples": len(load_data(context))}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+One that has no such handler still works: clients are then ordered by node id, and weighted by the
+``num-examples`` of their training replies, as Flower's own strategies do.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from strategies import messages
+from strategies.clock import WallClock
+from strategies.exchange import exchange, never
+
+log = logging.getLogger("flwr.strategies")
+
+NODE_POLL = 0.1  # seconds between two looks at who is connected
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client that takes part: its node, its index in the federation and what it said of itself.
+
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``.
+    """
+
+    node_id: int
+    index: int
+    num_examples: int | None
+    description: MetricRecord
+
+
+class Roster:
+    """The clients that are there, by index. A client whose description fails is left out and named in the log.
+
+    Parameters
+    ----------
+    min_clients : int
+        Nodes to wait for before the first handshake.
+    timeout : float
+        Seconds to wait for nodes, and then for their descriptions.
+    stopped : callable
+        True ends any wait.
+    """
+
+    def __init__(
+        self, min_clients: int = 1, timeout: float = 3600.0, stopped: Callable[[], bool] = never
+    ) -> None:
+        self.min_clients = min_clients
+        self.timeout = timeout
+        self.stopped = stopped
+        self._by_node: dict[int, Client] = {}
+        self._refused: set[int] = set()
+        self._present: set[int] = set()
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients whose nodes are connected, in the order of their index."""
+        present = [client for node_id, client in self._by_node.items() if node_id in self._present]
+        return sorted(present, key=lambda client: client.index)
+
+    def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+        """Look who is connected, ask the new ones to describe themselves, and return the clients.
+
+        Raises
+        ------
+        RuntimeError
+            If no client can take part: none came within the timeout, or every description failed.
+        """
+        if not self._by_node:
+            wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
+        self._present = set(grid.get_node_ids())
+        while new := self._present - self._by_node.keys() - self._refused:
+            self._describe(grid, sorted(new), config)
+            expected = max(
+                (int(c.description.get(messages.NUM_PARTITIONS, 0)) for c in self.clients),  # type: ignore[arg-type]
+                default=0,
+            )
+            # A simulation registers its nodes while the ServerApp is already running.
+            if expected > len(self._present):
+                wait_for_nodes(grid, expected, self.timeout, self.stopped)
+            self._present = set(grid.get_node_ids())
+        if not self.clients and not self.stopped():
+            raise RuntimeError("no client can take part; the log names the reason for each")
+        return self.clients
+
+    def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
+        requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in node_ids]
+        replies = exchange(grid, requests, self.timeout, self.stopped)
+        if self.stopped():
+            return
+        if replies and all(_has_no_handler(reply) for reply in replies.values()):
+            log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
+            for node_id in replies:
+                self._admit(Client(node_id, self._free_index(), None, MetricRecord()))
+            return
+        described: list[tuple[int, int, MetricRecord]] = []
+        for node_id in node_ids:
+            reply = replies.get(node_id)
+            if reply is None or reply.has_error():
+                reason = "no answer" if reply is None else messages.reason_of(reply)
+                log.warning("node %d can't take part: %s", node_id, reason)
+                self._refused.add(node_id)
+                continue
+            metrics = messages.metrics_of(reply)
+            described.append((int(metrics.get(messages.PARTITION_ID, -1)), node_id, metrics))  # type: ignore[arg-type]
+        for index, node_id, metrics in sorted(described, key=lambda entry: entry[:2]):
+            number = metrics.get(messages.NUM_EXAMPLES)
+            self._admit(
+                Client(
+                    node_id,
+                    index if index >= 0 else self._free_index(),
+                    int(number) if isinstance(number, int | float) else None,
+                    metrics,
+                )
+            )
+
+    def _admit(self, client: Client) -> None:
+        for other in self.clients:
+            if other.index == client.index:
+                log.warning(
+                    "node %d can't take part: client %d is node %d already",
+                    client.node_id,
+                    client.index,
+                    other.node_id,
+                )
+                self._refused.add(client.node_id)
+                return
+        self._by_node[client.node_id] = client
+
+    def _free_index(self) -> int:
+        return max((client.index for client in self._by_node.values()), default=-1) + 1
+
+
+def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[], bool] = never) -> list[int]:
+    """Wait until at least ``number`` nodes (and one) are connected and no more come; return their ids.
+
+    Raises
+    ------
+    RuntimeError
+        If they haven't come after ``timeout`` seconds.
+    """
+    clock, count = WallClock(), -1
+    while True:
+        node_ids = list(grid.get_node_ids())
+        if stopped() or (count == len(node_ids) >= max(number, 1)):
+            return node_ids
+        count = len(node_ids)
+        if clock.now() > timeout:
+            raise RuntimeError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
+        clock.wait_until(clock.now() + NODE_POLL)
+
+
+def _has_no_handler(reply: Message) -> bool:
+    return reply.has_error() and "No query function registered" in (reply.error.reason or "")

@@ -1,0 +1,158 @@
+"""How much each client counts: importances p_i, and participation schemes with the weights that go with them.
+
+The federated objective is f(w) = Σ p_i f_i(w). A scheme draws who takes part in a round and the weight d_i of
+each, so that E[Σ d_i Δ_i] = Σ p_i Δ_i (papers/002_840aee1ee8a82ff9.txt, appendix C). Two schemes minimise
+another objective, by design, and ``expected_weights`` says which: ``paired`` (papers/000_eaef941d18240f45.txt,
+section 3.2) and ``fixed``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = NDArray[np.float64]
+
+IMPORTANCES = ("samples", "uniform")
+SCHEMES = ("full", "uniform", "md", "paired", "fixed")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The participants of one round: client indices, ascending, and the weight d_i of each."""
+
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """A participation scheme.
+
+    Parameters
+    ----------
+    scheme : str
+        One of ``SCHEMES``.
+    fraction : float
+        L / C for ``uniform`` and ``md``; at least one client is drawn.
+    fixed : tuple of int
+        The clients of scheme ``fixed``.
+    """
+
+    scheme: str = "full"
+    fraction: float = 1.0
+    fixed: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, fraction: float = 1.0) -> "Participation":
+        """Read a scheme from a config value such as ``"uniform"`` or ``"fixed:0,3,5"``.
+
+        Raises
+        ------
+        ValueError
+            If it names no scheme, or ``fixed`` no clients, or a fraction goes with a scheme that takes none.
+        """
+        scheme, colon, names = text.partition(":")
+        if scheme not in SCHEMES or bool(colon) != (scheme == "fixed"):
+            raise ValueError(f"participation = {text!r}: allowed are full, uniform, md, paired, fixed:I,J,…")
+        if fraction != 1.0 and scheme not in ("uniform", "md"):
+            raise ValueError(
+                f"fraction-train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
+            )
+        if scheme != "fixed":
+            return cls(scheme, fraction)
+        try:
+            fixed = tuple(sorted(int(name) for name in names.split(",")))
+        except ValueError:
+            fixed = ()
+        if not fixed or fixed[0] < 0 or len(set(fixed)) < len(fixed):
+            raise ValueError(
+                f"participation = {text!r}: after 'fixed:' distinct client indices, such as fixed:0,3"
+            )
+        return cls(scheme, fraction, fixed)
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if ``num_clients`` are too few for the scheme."""
+        if self.scheme == "fixed" and self.fixed[-1] >= num_clients:
+            raise ValueError(
+                f"participation names client {self.fixed[-1]}: there are {num_clients} clients, "
+                f"allowed are 0 to {num_clients - 1}"
+            )
+        if self.scheme == "paired" and num_clients < 2:
+            raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
+
+    def sample_size(self, num_clients: int) -> int:
+        """L, the number of draws of ``uniform`` and ``md``."""
+        return max(1, round(self.fraction * num_clients))
+
+    def draw(self, importances: Weights, rng: np.random.Generator) -> Draw:
+        """Draw the participants of one round.
+
+        Parameters
+        ----------
+        importances : Weights
+            p_i, shape (C,), summing to 1.
+        rng : np.random.Generator
+            The round's own random stream.
+        """
+        num_clients = len(importances)
+        self.check(num_clients)
+        if self.scheme == "uniform":
+            drawn = rng.choice(num_clients, self.sample_size(num_clients), replace=False)
+        elif self.scheme == "md":
+            drawn = rng.choice(num_clients, self.sample_size(num_clients), p=importances)
+        elif self.scheme == "paired":
+            drawn = np.array([rng.integers(num_clients - 1), num_clients - 1])
+        elif self.scheme == "fixed":
+            drawn = np.array(self.fixed)
+        else:
+            drawn = np.arange(num_clients)
+        return self.weigh(drawn.tolist(), importances)
+
+    def weigh(self, drawn: Sequence[int], importances: Weights) -> Draw:
+        """Give the drawn clients their weights; a client drawn twice trains once and counts twice."""
+        num_clients = len(importances)
+        clients, counts = np.unique(np.asarray(drawn, dtype=np.int64), return_counts=True)
+        if self.scheme == "md":
+            weights = counts / len(drawn)
+        elif self.scheme == "paired":
+            weights = np.full(len(clients), 0.5)
+        elif self.scheme == "fixed":
+            weights = importances[clients] / importances[clients].sum()
+        elif self.scheme == "uniform":
+            weights = importances[clients] * (num_clients / len(drawn))
+        else:
+            weights = importances[clients]
+        return Draw(tuple(clients.tolist()), tuple(weights.tolist()))
+
+    def expected_weights(self, importances: Weights) -> Weights:
+        """E[d_i], shape (C,): the importances of the objective that is really minimised."""
+        num_clients = len(importances)
+        expected = np.zeros(num_clients)
+        if self.scheme == "paired":
+            expected[:-1] = 0.5 / (num_clients - 1)
+            expected[-1] = 0.5
+        elif self.scheme == "fixed":
+            expected[list(self.fixed)] = importances[list(self.fixed)] / importances[list(self.fixed)].sum()
+        else:
+            expected = np.asarray(importances, dtype=np.float64)
+        return expected
+
+
+def importances(kind: str, num_examples: Sequence[int]) -> Weights:
+    """Return the importances p_i, shape (C,), summing to 1.
+
+    Parameters
+    ----------
+    kind : str
+        ``samples`` (n_i / Σ n) or ``uniform`` (1 / C).
+    num_examples : sequence of int
+        n_i, samples of each client.
+    """
+    if kind == "uniform":
+        return np.full(len(num_examples), 1 / len(num_examples))
+    if kind == "samples":
+        sizes = np.asarray(num_examples, dtype=np.float64)
+        return np.asarray(sizes / sizes.sum(), dtype=np.float64)
+    raise ValueError(f"client-weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")

@@ -1,0 +1,39 @@
+"""Fixtures of the data tests: a cache of their own, and where the real data is."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test prepares its datasets in a folder of its own, and nothing phones home."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("FEDAPP_CACHE", str(folder))
+    monkeypatch.setattr("flwr_datasets.common.telemetry.FLWR_TELEMETRY_ENABLED", "0")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with real datasets, for tests that skip without it."""
+    folder = Path(os.environ.get("FEDAPP_TEST_DATA") or REPOSITORY.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip("no real data; set FEDAPP_TEST_DATA to its folder")
+    return folder
+
+
+@pytest.fixture
+def images() -> dict[str, np.ndarray]:
+    """A small npz in the shape of MNIST: 30 training and 10 test rows."""
+    rng = np.random.default_rng(0)
+    return {
+        "x_train": rng.integers(0, 256, (30, 28, 28), np.uint8),
+        "y_train": (np.arange(30) % 10).astype(np.uint8),
+        "x_test": rng.integers(0, 256, (10, 28, 28), np.uint8),
+        "y_test": np.arange(10, dtype=np.uint8),
+    }

@@ -1,0 +1,253 @@
+"""Partitions: every scheme covers its rows once, repeats itself, and says clearly what it can't do."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
+
+DEFAULTS: dict[str, Any] = {
+    "partitioner": "label-quantity-skew",
+    "class_imbalance": 0.5,
+    "data_imbalance": 0.5,
+    "min_samples": 2,
+    "dirichlet_alpha": 1.0,
+    "test_on": "held-out",
+    "test_fraction": 0.2,
+    "seed": 0,
+}
+
+
+def partition(dataset: Dataset, num_clients: int, **changes: Any) -> Partition:
+    return make_partition(dataset, num_clients, **{**DEFAULTS, **changes})
+
+
+def toy(num_train: int, num_test: int = 0, num_classes: int = 3, num_groups: int = 0) -> Dataset:
+    rows = np.arange(num_train + num_test)
+    groups = rows % num_groups if num_groups else None
+    x = np.zeros((len(rows), 2), np.float32)
+    return Dataset("toy", x, rows % num_classes, groups, num_train, num_classes, "vector", 1.0)
+
+
+@pytest.fixture
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+@pytest.mark.parametrize("scheme", PARTITIONERS)
+@pytest.mark.parametrize("test_on", ["held-out", "unseen-clients"])
+def test_clients_and_test_rows_are_disjoint_and_repeatable(scheme: str, test_on: str) -> None:
+    dataset = toy(200, 40, num_groups=12)
+    made = partition(dataset, 8, partitioner=scheme, test_on=test_on, seed=3)
+    assert made.num_clients == 8
+    rows = np.concatenate([made.client_indices, made.test_indices])
+    assert len(np.unique(rows)) == len(rows)
+    assert made.sizes.min() >= 2
+    assert made.sizes.sum() == len(made.client_indices)
+    assert made.test_offsets[0] == 0
+    assert made.test_offsets[-1] == len(made.test_indices)
+    assert np.array_equal(np.concatenate([made.client(i) for i in range(8)]), made.client_indices)
+    again = partition(dataset, 8, partitioner=scheme, test_on=test_on, seed=3)
+    for field in ("client_indices", "client_offsets", "test_indices", "test_offsets"):
+        assert getattr(made, field).dtype == np.int64
+        assert np.array_equal(getattr(made, field), getattr(again, field))
+    other = partition(dataset, 8, partitioner=scheme, test_on=test_on, seed=4)
+    assert not np.array_equal(made.client_indices, other.client_indices)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    scheme=st.sampled_from(["label-quantity-skew", "iid"]),
+    num_rows=st.integers(20, 120),
+    num_clients=st.integers(1, 8),
+    test_on=st.sampled_from(["held-out", "unseen-clients"]),
+    seed=st.integers(0, 10_000),
+)
+def test_exact_cover(scheme: str, num_rows: int, num_clients: int, test_on: str, seed: int) -> None:
+    made = partition(
+        toy(num_rows),
+        num_clients,
+        partitioner=scheme,
+        min_samples=1,
+        test_on=test_on,
+        test_fraction=0.4,
+        seed=seed,
+    )
+    rows = np.sort(np.concatenate([made.client_indices, made.test_indices]))
+    assert np.array_equal(rows, np.arange(num_rows))
+
+
+def test_held_out_takes_shipped_test_rows() -> None:
+    made = partition(toy(100, 20), 5)
+    assert made.test_indices.tolist() == list(range(100, 120))
+    assert made.test_offsets.tolist() == [0, 20]
+    assert sorted(made.client_indices) == list(range(100))
+
+
+def test_held_out_draws_a_fraction_where_no_test_rows_are_shipped(digits: Dataset) -> None:
+    made = partition(digits, 5)
+    assert len(made.test_indices) == 359  # 0.2 · 1797 = 359.4
+    assert len(made.client_indices) == 1438
+    assert made.test_indices.max() > 1500  # drawn from everywhere
+    assert made.test_indices.min() < 300
+
+
+def test_unseen_clients_pool_train_and_test_rows() -> None:
+    made = partition(toy(100, 100), 5, test_on="unseen-clients")
+    assert len(made.test_offsets) == 6
+    assert len(made.test_indices) == 40
+    assert (made.client_indices >= 100).any()
+    assert np.array_equal(np.concatenate([made.test_client(i) for i in range(5)]), made.test_indices)
+
+
+def test_iid_is_shuffled_and_even(digits: Dataset) -> None:
+    made = partition(digits, 10, partitioner="iid")
+    assert np.ptp(made.sizes) <= 1
+    assert all(len(np.unique(digits.y[made.client(i)])) == 10 for i in range(10))
+    assert made.client(0).max() > 1000
+
+
+def test_shards_give_a_client_few_classes() -> None:
+    made = partition(toy(600, num_classes=10), 10, partitioner="shards")
+    assert made.sizes.tolist() == [48] * 10  # 20 shards of 24 of the 480 training rows
+    labels = [np.unique(made.client(i) % 10) for i in range(10)]
+    assert max(len(classes) for classes in labels) <= 4
+
+
+def test_dirichlet_alpha_sets_the_skew(digits: Dataset) -> None:
+    def largest_share(alpha: float) -> float:
+        made = partition(digits, 5, partitioner="dirichlet", dirichlet_alpha=alpha)
+        return float(np.mean([np.bincount(digits.y[made.client(i)]).max() / made.sizes[i] for i in range(5)]))
+
+    assert largest_share(0.2) > 2 * largest_share(1000.0)
+
+
+def test_synthetic_natural_client_i_is_group_i() -> None:
+    dataset = load_dataset("synthetic")
+    made = partition(dataset, 20, partitioner="natural")
+    assert all((dataset.groups[made.client(i)] == i).all() for i in range(20))
+    assert made.sizes.tolist() == [100] * 20
+    assert len(made.test_indices) == 400
+
+
+def test_natural_draws_ids_and_tests_on_others() -> None:
+    dataset = toy(400, num_groups=40)
+    made = partition(dataset, 10, partitioner="natural", seed=1)
+    ids = [np.unique(dataset.groups[made.client(i)]) for i in range(10)]
+    assert all(len(found) == 1 for found in ids)
+    drawn = [int(found[0]) for found in ids]
+    assert drawn == sorted(drawn)
+    assert drawn != list(range(10))
+    made = partition(dataset, 20, partitioner="natural", test_on="unseen-clients", test_fraction=0.2)
+    assert len(made.test_offsets) - 1 == 5  # 5 of 25 are a fifth
+    assert not set(dataset.groups[made.client_indices]) & set(dataset.groups[made.test_indices])
+
+
+def test_natural_skips_ids_with_too_few_rows() -> None:
+    groups = np.array([0] * 10 + [1] + [2] * 10)
+    dataset = Dataset("toy", np.zeros((21, 2), np.float32), groups * 0, groups, 21, 1, "vector", 1.0)
+    made = partition(dataset, 2, partitioner="natural", test_on="held-out", test_fraction=0.05)
+    assert set(groups[made.client_indices]) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_clients": 0}, "num-supernodes = 0: must be an integer >= 1"),
+        ({"class_imbalance": -1.0}, "class-imbalance = -1.0: must be a finite number >= 0"),
+        ({"data_imbalance": float("nan")}, "data-imbalance = nan: must be a finite number >= 0"),
+        ({"min_samples": 0}, "min-samples = 0: must be an integer >= 1"),
+        ({"dirichlet_alpha": 0.0}, "dirichlet-alpha = 0.0: must be a finite number > 0"),
+        ({"test_fraction": 1.0}, "test-fraction = 1.0: must be a number between 0 and 1"),
+        ({"seed": -1}, "seed = -1: must be an integer >= 0"),
+        (
+            {"partitioner": "even"},
+            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, shards, natural",
+        ),
+        ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients"),
+        (
+            {"num_clients": 2000},
+            "num-supernodes = 2000: 'digits' has 1438 training rows, at least min-samples = 2 per client are "
+            "needed; at most 719 clients",
+        ),
+        (
+            {"num_clients": 200, "test_on": "unseen-clients"},
+            "num-supernodes = 200: 'digits' has 359 test rows, at least min-samples = 2 per client are "
+            "needed; at most 179 clients",
+        ),
+        (
+            {"partitioner": "natural"},
+            "partitioner = 'natural': dataset 'digits' has no natural clients; allowed: label-quantity-skew, "
+            "iid, dirichlet, shards, or a dataset with writers, roles or groups",
+        ),
+        (
+            {"num_clients": 400, "partitioner": "shards", "min_samples": 3},
+            "partitioner = 'shards': over 400 clients it leaves one with 2 rows; min-samples = 3 needs fewer "
+            "clients or must be lower",
+        ),
+    ],
+)
+def test_errors(digits: Dataset, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        partition(digits, changes.pop("num_clients", 5), **changes)
+    assert str(caught.value) == message
+
+
+def test_errors_of_the_library_are_translated(digits: Dataset) -> None:
+    with pytest.raises(
+        DataError, match=r"partitioner = 'dirichlet': 1438 rows can't be divided over 300 clients"
+    ):
+        partition(digits, 300, partitioner="dirichlet", dirichlet_alpha=0.01)
+    with pytest.raises(
+        DataError, match=r"partitioner = 'shards': .* over 1000 clients .* \(ZeroDivisionError"
+    ):
+        partition(digits, 1000, partitioner="shards", min_samples=1)
+
+
+def test_too_many_natural_clients() -> None:
+    dataset = toy(400, num_groups=40)
+    message = (
+        "num-supernodes = 41: 'toy' has 40 natural clients with at least min-samples = 2 rows; "
+        "at most 40 clients are allowed"
+    )
+    with pytest.raises(DataError) as caught:
+        partition(dataset, 41, partitioner="natural")
+    assert str(caught.value) == message
+    with pytest.raises(
+        DataError, match=r"at most 39 clients are allowed, as test-on = 'unseen-clients' needs"
+    ):
+        partition(dataset, 40, partitioner="natural", test_on="unseen-clients")
+
+
+def test_client_numbers_are_checked(digits: Dataset) -> None:
+    with pytest.raises(IndexError, match="client 5: there are 5, counted from 0"):
+        partition(digits, 5).client(5)
+
+
+def test_nothing_is_printed(digits: Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+    for scheme in PARTITIONERS[1:4]:
+        partition(digits, 10, partitioner=scheme)
+    partition(load_dataset("synthetic"), 10, partitioner="natural")
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_real_mnist_over_2000_clients(real_data: Path) -> None:
+    if not (real_data / "mnist.npz").is_file():
+        pytest.skip("no mnist.npz")
+    mnist = load_dataset("mnist", str(real_data))
+    made = partition(mnist, 2000, class_imbalance=2.0)
+    assert np.array_equal(np.sort(made.client_indices), np.arange(60_000))
+    assert made.test_indices.tolist() == list(range(60_000, 70_000))
+
+
+def test_real_femnist_by_writer(real_data: Path) -> None:
+    if not (real_data / "femnist.npz").is_file():
+        pytest.skip("no femnist.npz")
+    femnist = load_dataset("femnist-digits", str(real_data))
+    assert femnist.y.max() == 9
+    made = partition(femnist, 100, partitioner="natural")
+    assert all(len(np.unique(femnist.groups[made.client(i)])) == 1 for i in range(100))
