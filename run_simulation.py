@@ -20,6 +20,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedapp import client_app, server_app
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
+from fedapp.engine.sequential import SequentialGrid
+
+ENGINES = ("ray", "sequential", "vectorized")
 
 # What config.toml of a run directory holds beside the run config.
 RECORD_KEYS = ("num-clients", "versions.")
@@ -32,20 +35,25 @@ def main(arguments: list[str] | None = None) -> int:
         config = RunConfig.load(read_options("--run-config", options.run_config))
         simulation = SimulationConfig.read(read_options("--federation-config", options.federation_config))
         if options.engine == "vectorized":
-            raise ConfigError("--engine vectorized: not there yet; available now is ray")
-        simulation = simulation.fit_to_machine(config)
+            raise ConfigError("--engine vectorized: not there yet; available now are ray, sequential")
+        if options.engine == "ray":
+            simulation = simulation.fit_to_machine(config)
         experiment = server_app.prepare(config, simulation.num_supernodes)
     except server_app.USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    app = ServerApp()
     with stop_on_interrupt() as stop:
-
-        @app.main()
-        def run(grid: Grid, context: Context) -> None:
+        if options.engine == "sequential":
+            grid = SequentialGrid(client_app.app, simulation.num_supernodes)
             server_app.run(grid, experiment, stop.is_set)
+        else:
+            app = ServerApp()
 
-        simulate(app, client_app.app, simulation)
+            @app.main()
+            def run(grid: Grid, context: Context) -> None:
+                server_app.run(grid, experiment, stop.is_set)
+
+            simulate(app, client_app.app, simulation)
         return 130 if stop.is_set() else 0
 
 
@@ -76,9 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--engine", choices=("ray", "vectorized"), default="ray", help="what runs the clients"
-    )
+    parser.add_argument("--engine", choices=ENGINES, default="ray", help="what runs the clients")
     parser.add_argument(
         "--run-config",
         "-c",

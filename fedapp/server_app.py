@@ -128,8 +128,8 @@ def task_config(experiment: Experiment) -> ConfigRecord:
 
 
 def engine_of(grid: Grid) -> str:
-    """Name the engine behind a grid: the simulation's lives in this process, a deployment's is remote."""
-    return "ray" if type(grid).__name__ == "InMemoryGrid" else "deployment"
+    """Name the engine behind a grid."""
+    return {"InMemoryGrid": "ray", "SequentialGrid": "sequential"}.get(type(grid).__name__, "deployment")
 
 
 class Recorder:

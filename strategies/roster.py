@@ -81,8 +81,9 @@ class Roster:
         if not self._by_node:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._present = set(grid.get_node_ids())
-        while new := self._present - self._by_node.keys() - self._refused:
+        while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
+            self._refused |= new - self._by_node.keys()
             expected = max(
                 (int(c.description.get(messages.NUM_PARTITIONS, 0)) for c in self.clients),  # type: ignore[arg-type]
                 default=0,
@@ -102,8 +103,8 @@ class Roster:
             return
         if replies and all(_has_no_handler(reply) for reply in replies.values()):
             log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
-            for node_id in replies:
-                self._admit(Client(node_id, self._free_index(), None, MetricRecord()))
+            for node_id in sorted(replies):
+                self._by_node[node_id] = Client(node_id, self._free_index(), None, MetricRecord())
             return
         described: list[tuple[int, int, MetricRecord]] = []
         for node_id in node_ids:
@@ -111,33 +112,21 @@ class Roster:
             if reply is None or reply.has_error():
                 reason = "no answer" if reply is None else messages.reason_of(reply)
                 log.warning("node %d can't take part: %s", node_id, reason)
-                self._refused.add(node_id)
                 continue
             metrics = messages.metrics_of(reply)
             described.append((int(metrics.get(messages.PARTITION_ID, -1)), node_id, metrics))  # type: ignore[arg-type]
-        for index, node_id, metrics in sorted(described, key=lambda entry: entry[:2]):
-            number = metrics.get(messages.NUM_EXAMPLES)
-            self._admit(
-                Client(
-                    node_id,
-                    index if index >= 0 else self._free_index(),
-                    int(number) if isinstance(number, int | float) else None,
-                    metrics,
-                )
-            )
-
-    def _admit(self, client: Client) -> None:
-        for other in self.clients:
-            if other.index == client.index:
+        taken = {client.index: client.node_id for client in self.clients}
+        for partition, node_id, metrics in sorted(described, key=lambda entry: entry[:2]):
+            index = partition if partition >= 0 else self._free_index()
+            if index in taken:
                 log.warning(
-                    "node %d can't take part: client %d is node %d already",
-                    client.node_id,
-                    client.index,
-                    other.node_id,
+                    "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
                 )
-                self._refused.add(client.node_id)
-                return
-        self._by_node[client.node_id] = client
+                continue
+            taken[index] = node_id
+            number = metrics.get(messages.NUM_EXAMPLES)
+            num_examples = int(number) if isinstance(number, int | float) else None
+            self._by_node[node_id] = Client(node_id, index, num_examples, metrics)
 
     def _free_index(self) -> int:
         return max((client.index for client in self._by_node.values()), default=-1) + 1

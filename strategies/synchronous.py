@@ -146,6 +146,8 @@ class SynchronousStrategy(Strategy):
     ) -> Iterable[Message]:
         """Draw the participants of a round and build their requests, in the order of the clients."""
         clients = self.roster.refresh(grid, config)
+        if not clients:  # stopped before they could answer
+            return []
         rng = np.random.default_rng([self.config.seed, _PARTICIPATION_STREAM, server_round])
         draw = self._participation_among(clients).draw(self._importances(clients), rng)
         participants = [clients[position] for position in draw.clients]

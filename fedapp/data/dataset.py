@@ -54,7 +54,7 @@ class Split(NamedTuple):
     groups: Array | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RawData:
     """A dataset as read, before it is written to the cache.
 
@@ -71,7 +71,7 @@ class RawData:
     scale: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value: compare and hash by identity
 class Dataset:
     """A dataset whose arrays are read-only memory maps, shared by all processes that open it.
 

@@ -44,8 +44,8 @@ def read_npz(path: Path) -> list[Split]:
 def npz_data(path: Path) -> RawData:
     """Read a user's own dataset: uint8 inputs are scaled by 1/255, others are kept as float32.
 
-    (N, D) inputs are vectors; (N, H, W), (N, C, H, W) and, where only the last axis has size 1 or 3, (N, H, W, C)
-    are images. Labels are 0 … num_classes - 1, num_classes being the largest label plus one.
+    (N, D) inputs are vectors; (N, H, W) and (N, C, H, W) are images, and so is (N, H, W, C) where the last
+    axis, but not the second, has size 1 or 3. Labels are 0 … num_classes - 1, the largest one found.
 
     Raises
     ------

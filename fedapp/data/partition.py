@@ -29,7 +29,7 @@ Divide = Callable[[IntArray, int], list[IntArray]]
 """(rows, seed) → the rows of each client."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Partition:
     """Row numbers into a dataset, clients one after the other.
 

@@ -118,7 +118,8 @@ def roles_data(path: Path, texts: Iterable[str]) -> RawData:
     """Cut each role's text into one window per position; `groups` numbers the roles that are long enough.
 
     As LEAF does, line ends become spaces and several spaces become one. Roles that then have fewer than 81
-    characters are dropped. There are no test rows.
+    characters are dropped. There are no test rows; windows drawn at random to test on overlap training ones,
+    so an accuracy to report needs LEAF's own test samples, or the natural partitioner and unseen clients.
     """
     encoded = [encode(re.sub("  +", " ", text.replace("\n", " "))) for text in texts]
     encoded = [tokens for tokens in encoded if len(tokens) > SEQUENCE_LENGTH]

@@ -52,7 +52,8 @@ def test_import_and_second_load_need_numpy_only() -> None:
     load_dataset("digits")
     code = (
         "import sys, fedapp.data; fedapp.data.load_dataset('digits');"
-        "print([m for m in ('sklearn', 'torch', 'torchvision', 'datasets', 'flwr_datasets', 'flwr') if m in sys.modules])"
+        "heavy = {'sklearn', 'torch', 'torchvision', 'datasets', 'flwr_datasets', 'flwr'};"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     assert python(code).communicate()[0].strip() == "[]"
 

@@ -1,5 +1,7 @@
 """Label and quantity skew: arithmetic by hand, and properties that hold for all parameters."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ IMBALANCES = st.one_of(st.just(0.0), st.floats(1e-320, 1e307), st.sampled_from([
 def class_table(labels: np.ndarray, indices: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Samples per client and class (C, K)."""
     classes = labels.max() + 1
-    parts = [labels[indices[a:b]] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    parts = [labels[indices[a:b]] for a, b in pairwise(offsets)]
     return np.stack([np.bincount(part, minlength=classes) for part in parts])
 
 
@@ -113,7 +115,7 @@ def test_sizes_grow_more_uneven_with_data_imbalance() -> None:
 
 
 def test_mean_and_log_variance_of_drawn_sizes() -> None:
-    # lognormal(ln(N/C) - φ²/2, φ²) has mean N/C = 60000/2000 = 30; its deviation is 30 √(e^φ² - 1), here 24.2,
+    # lognormal(ln(N/C) - φ²/2, φ²) has mean N/C = 60000/2000 = 30 and deviation 30 √(e^φ² - 1), here 24.2,
     # so that the mean of 400,000 draws is off by 0.04 (one deviation).
     rng = np.random.default_rng(1)
     draws = np.concatenate([client_log_sizes(60000, 2000, 0.5, rng) for _ in range(200)])
@@ -188,7 +190,7 @@ def test_as_a_partitioner_of_flwr_datasets(tmp_path) -> None:
     )
     rows = [federated.load_partition(i)["row"] for i in range(partitioner.num_partitions)]
     indices, offsets = label_quantity_skew(labels, 4, 1.0, 0.5, 2, 7)
-    expected = [indices[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    expected = [indices[a:b].tolist() for a, b in pairwise(offsets)]
     assert [list(part) for part in rows] == expected
     with pytest.raises(ValueError, match="partition_id = 4: must be 0 to 3"):
         federated.load_partition(4)

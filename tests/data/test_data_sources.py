@@ -125,7 +125,8 @@ def test_normalize_needs_published_values() -> None:
     with pytest.raises(DataError) as caught:
         load_dataset("digits").inputs([0], normalize=True)
     assert str(caught.value) == (
-        "normalize = true: dataset 'digits' has no published mean and deviation; allowed for mnist, cifar10, cifar100"
+        "normalize = true: dataset 'digits' has no published mean and deviation; "
+        "allowed for mnist, cifar10, cifar100"
     )
 
 
@@ -182,11 +183,13 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"x_train": X, "y_train": Y, "x_test": np.zeros((3, 4)), "y_test": Y},
-        "x_train has rows of shape (2,) and type float32, x_test rows of shape (4,) and type float32; they must match",
+        "x_train has rows of shape (2,) and type float32, x_test rows of shape (4,) and type float32; "
+        "they must match",
     ),
     (
         {"x_train": X, "y_train": Y, "x_test": X.astype(np.uint8), "y_test": Y},
-        "x_train has rows of shape (2,) and type float32, x_test rows of shape (2,) and type uint8; they must match",
+        "x_train has rows of shape (2,) and type float32, x_test rows of shape (2,) and type uint8; "
+        "they must match",
     ),
     (
         {"x_train": X[:0], "y_train": Y[:0]},
@@ -353,7 +356,7 @@ def test_cifar_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     assert f"torchvision can't read {name} there" in message(name, str(tmp_path))
 
 
-# The hub, on local folders of the same shape ------------------------------------------------------------------
+# The hub, on local folders of the same shape ---------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,0 +1,34 @@
+# make run      set up .venv and run the main job on the embedded data
+# make test     set up .venv and run the tests
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+export FLWR_TELEMETRY_ENABLED ?= 0
+
+.PHONY: run test lint constraints clean
+
+run: $(INSTALLED)
+	$(BIN)/python run_simulation.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The exact versions that were tested, for every platform and Python version that pyproject.toml allows.
+constraints: $(INSTALLED)
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --no-annotate --no-header --upgrade \
+		--output-file constraints.txt
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,103 @@
+"""The reference engine: clients one after the other in this process, without Ray, slow start-up or other magic.
+
+It is the simplest Grid that there can be: what the other engines compute must equal what it computes. Good for a
+debugger, for tests, and for runs too small to pay for Ray's start.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+# Longest time that one call of pull_messages works (seconds), so that a run can be interrupted between clients.
+SLICE = 0.2
+
+# Error code of a reply to a message on which the ClientApp raised, as in Flower's own engines.
+CLIENT_APP_RAISED = 2
+
+
+class SequentialGrid(Grid):
+    """A Grid whose nodes live in this process; a message is worked on when its reply is pulled.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        The app that every node runs.
+    num_supernodes : int
+        Number of nodes; node i + 1 has partition i, and its own ``Context``, which persists.
+    """
+
+    def __init__(self, client_app: ClientApp, num_supernodes: int) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
+        self.client_app = client_app
+        self.contexts = {
+            partition + 1: Context(
+                run_id=1,
+                node_id=partition + 1,
+                node_config={"partition-id": partition, "num-partitions": num_supernodes},
+                state=RecordDict(),
+                run_config={},
+            )
+            for partition in range(num_supernodes)
+        }
+        self._queue: deque[Message] = deque()
+        self._replies: dict[str, Message] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """The run's record, with nothing in it but its id."""
+        return Run.create_empty(run_id=1)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse: Flower has deprecated this in favour of ``Message(...)``."""
+        raise NotImplementedError("use flwr.app.Message(...)")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages; return their ids."""
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self._queue.append(message)
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Work on queued messages for a while, in the order of pushing; return the replies that are asked for."""
+        end = time.monotonic() + SLICE
+        while self._queue and time.monotonic() < end:
+            message = self._queue.popleft()
+            self._replies[message.metadata.message_id] = self._work(message)
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
+        waiting = set(self.push_messages(messages))
+        end = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (end is None or time.monotonic() < end):
+            pulled = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in pulled}
+            replies += pulled
+        return replies
+
+    def _work(self, message: Message) -> Message:
+        try:
+            return self.client_app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:  # an engine answers with an error, whatever the app raised
+            return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
