@@ -150,6 +150,7 @@ class RunConfig(Schema):
     client_device: Device
     client_threads: Count
     results_dir: Text
+    tracker: Literal["none", "tensorboard", "wandb"]
     run_name: Annotated[str, _pattern("a folder name without / or leading dot", r"^([^./\\][^/\\]*)?$")]
 
     @classmethod

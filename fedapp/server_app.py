@@ -18,6 +18,7 @@ from fedapp.evaluation import evaluate
 from fedapp.models import ModelError
 from fedapp.report import read_metrics
 from fedapp.results import RunDirectory
+from fedapp.trackers import check_tracker, make_tracker
 from strategies import REGISTRY, Progress, SynchronousStrategy, messages
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
@@ -59,6 +60,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         raise ConfigError(str(error)) from None
     if config.min_clients > num_clients:
         raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
+    check_tracker(config)
     device = _server_device(config)
     config = config.model_copy(update={"data_path": federation.absolute(config.data_path)})
     dataset = federation.dataset_of(config, num_clients)
@@ -142,6 +144,7 @@ class Recorder:
         self.clock = WallClock()
         self.directory = RunDirectory(experiment.config)
         self.display = Display(experiment.config.num_server_rounds)
+        self.tracker = make_tracker(self.config, self.directory.path)
         self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
         self.last: dict[str, float] = {}
         self._test: tuple[Tensor, Tensor] | None = None
@@ -173,15 +176,15 @@ class Recorder:
             self.totals[key] += int(progress.metrics.get(key, 0))
         self.last = {**progress.metrics, **self.totals, "aggregation": progress.aggregation}
         if progress.evaluated:
-            self.directory.append_metrics(
-                {
-                    "aggregation": progress.aggregation,
-                    "time": progress.time,
-                    "clock": self.config.clock,
-                    **progress.metrics,
-                    **self.totals,
-                }
-            )
+            record = {
+                "aggregation": progress.aggregation,
+                "time": progress.time,
+                "clock": self.config.clock,
+                **progress.metrics,
+                **self.totals,
+            }
+            self.directory.append_metrics(record)
+            self.tracker.log(record)
             self.directory.write_model(to_state(progress.arrays, torch.device("cpu")))
             self._write_summary("running")
         self.display.update(progress)
@@ -190,6 +193,7 @@ class Recorder:
         """Write the closing summary and the figures, and show them."""
         summary = self._write_summary(status)
         self.display.stop()
+        self.tracker.close()
         if self.last:
             from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
 

@@ -1,0 +1,52 @@
+"""What all tests share: nothing that a test writes or starts outlives it."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep caches in a folder of the session, and Flower quiet and off the network; child processes inherit it."""
+    values = {
+        "FEDAPP_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "120",
+    }
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    yield
+    for key, value in before.items():
+        os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the repository."""
+    return Path(__file__).parents[1]
+
+
+@pytest.fixture
+def unused_ports() -> Callable[[int], list[int]]:
+    """Find TCP ports on loopback that nobody listens on."""
+
+    def find(count: int) -> list[int]:
+        with ExitStack() as stack:
+            probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+            for probe in probes:
+                probe.bind(("127.0.0.1", 0))
+            return [int(probe.getsockname()[1]) for probe in probes]
+
+    return find
+
+
+@pytest.fixture
+def free_port(unused_ports: Callable[[int], list[int]]) -> int:
+    """One such port."""
+    return unused_ports(1)[0]

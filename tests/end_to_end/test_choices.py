@@ -1,0 +1,148 @@
+"""Every participation scheme, dataset and model goes through the whole app."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp import client_app, server_app
+from fedapp.config import ConfigError, RunConfig
+from fedapp.engine.sequential import SequentialGrid
+
+CLIENTS = 4
+
+
+@pytest.fixture
+def run_app(tmp_path: Path):
+    """Run the app in this process; return its evaluations."""
+
+    def run(config: Mapping[str, Any], clients: int = CLIENTS) -> list[dict[str, Any]]:
+        given = {"num-server-rounds": 2, "results-dir": str(tmp_path), "run-name": "run", **config}
+        experiment = server_app.prepare(RunConfig.load(given), clients)
+        directory = server_app.run(SequentialGrid(client_app.app, clients), experiment)
+        metrics = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()]
+        assert metrics[-1]["failures"] == 0
+        assert np.isfinite([m["loss"] for m in metrics]).all()
+        return metrics
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("participation", "fraction", "participants"),
+    [
+        ("full", 1.0, {4}), ("uniform", 0.5, {2}), ("md", 0.5, {1, 2}), ("paired", 1.0, {2}),
+        ("fixed:0,2,3", 1.0, {3}),
+    ],
+)  # fmt: skip
+def test_participation(run_app, participation, fraction, participants):
+    metrics = run_app({"participation": participation, "fraction-train": fraction, "num-server-rounds": 5})
+    assert {m["participants"] for m in metrics[1:]} <= participants
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+
+def images(
+    shape: tuple[int, ...], classes: int, rows: int = 120, **more: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Make images whose brightness tells the class."""
+    rng = np.random.default_rng(0)
+    y = np.arange(rows) % classes
+    x = rng.integers(40, size=(rows, *shape)) + (200 * y // classes).reshape(-1, *[1] * len(shape))
+    return {"x": x.astype(np.uint8), "y": y.astype(np.uint8), **more}
+
+
+def write_npz(path: Path, data: Mapping[str, np.ndarray]) -> str:
+    """Write the first 100 rows as training rows, the others as test rows."""
+    arrays = {f"{name}_train": values[:100] for name, values in data.items()}
+    np.savez(path, **arrays, **{f"{name}_test": values[100:] for name, values in data.items()})
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "shape", "classes", "model"),
+    [
+        ("mnist", (28, 28), 10, "cnn"),
+        ("cifar10", (32, 32, 3), 10, "cnn"),
+        ("cifar10", (32, 32, 3), 10, "resnet18"),
+        ("cifar100", (32, 32, 3), 100, "mlp"),
+        ("npz", (9,), 3, "logistic"),
+    ],
+)
+def test_datasets_and_models(run_app, tmp_path, dataset, shape, classes, model):
+    path = write_npz(tmp_path / f"{dataset}.npz", images(shape, classes))
+    metrics = run_app(
+        {"dataset": dataset, "data-path": path, "model": model, "partitioner": "iid", "lr": 0.01}
+    )
+    assert len(metrics) == 3
+
+
+@pytest.mark.parametrize("dataset", ["femnist", "femnist-digits"])
+def test_femnist_by_writer_on_unseen_writers(run_app, tmp_path, dataset):
+    data = images((28, 28), 62, 1240, writer=(np.arange(1240) % 7).astype(np.int16))
+    arrays = {f"{k}_{side}": v[rows] for k, v in data.items() for side, rows in
+              (("train", slice(0, 1000)), ("test", slice(1000, None)))}  # fmt: skip
+    np.savez(tmp_path / "femnist.npz", **arrays)
+    metrics = run_app(
+        {"dataset": dataset, "data-path": str(tmp_path), "partitioner": "natural", "test-on": "unseen-clients",
+         "model": "logistic"}
+    )  # fmt: skip
+    assert all(m["accuracy-std"] >= 0 for m in metrics)
+
+
+def test_shakespeare_by_role_with_the_lstm(run_app, tmp_path):
+    line = "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer "
+    (tmp_path / "roles.json").write_text(json.dumps({f"ROLE_{i}": line * (2 + i // 3) for i in range(6)}))
+    metrics = run_app(
+        {"dataset": "shakespeare", "data-path": str(tmp_path / "roles.json"), "partitioner": "natural",
+         "model": "lstm", "local-epochs": 0, "local-steps": 2}
+    )  # fmt: skip
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+
+def test_the_synthetic_problem_of_000(run_app):
+    """Its perceptron, its participation, one client per generated one; 20 steps pull b towards the optimum."""
+    config = {
+        "dataset": "synthetic", "model": "perceptron", "partitioner": "natural", "participation": "paired",
+        "batch-size": 0, "local-epochs": 0, "local-steps": 20, "lr": 0.2, "num-server-rounds": 10,
+    }  # fmt: skip
+    metrics = run_app(config, clients=20)
+    assert metrics[-1]["loss"] < 0.6 * metrics[0]["loss"]
+    assert metrics[-1]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("partitioner", ["iid", "dirichlet", "shards"])
+def test_partitioners(run_app, partitioner):
+    assert run_app({"partitioner": partitioner, "dirichlet-alpha": 0.5})[-1]["participants"] == CLIENTS
+
+
+def test_client_evaluation_reports_the_federated_loss(run_app):
+    metrics = run_app({"client-evaluation": True, "model": "logistic", "num-server-rounds": 8})
+    assert metrics[-1]["client-loss"] < metrics[1]["client-loss"]
+    assert 0 < metrics[-1]["client-accuracy"] <= 1
+
+
+def test_a_time_budget_ends_the_run(run_app):
+    # F0: every round takes 1 s; three fit in 3.5 s.
+    assert run_app({"num-server-rounds": 50, "time-budget": 3.5, "time-scenario": "F0"})[-1]["time"] == 3.0
+
+
+def test_everything_else_at_once(run_app):
+    config = {
+        "strategy": "fedprox", "momentum": 0.5, "l2": 0.001, "clip-norm": 1.0, "lr-schedule": "cosine",
+        "normalize-steps": True, "lr": 2.0, "client-threads": 0, "clock": "wall", "eval-every": 3,
+        "num-server-rounds": 8, "test-on": "unseen-clients", "client-weights": "uniform",
+    }  # fmt: skip
+    metrics = run_app(config)
+    assert [m["aggregation"] for m in metrics] == [0, 3, 6, 8]
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+
+def test_a_taken_run_name_is_refused_and_its_results_kept(run_app, tmp_path):
+    run_app({})
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"run-name = .run.: .* choose another name"):
+        run_app({})
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

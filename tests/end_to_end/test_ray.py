@@ -1,0 +1,244 @@
+"""The main job on real Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from strategies import REGISTRY
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def base(simulate):
+    """FedAvg on four clients and as many workers as there are cores."""
+    return simulate({"num-server-rounds": ROUNDS})
+
+
+def test_the_run_directory_is_complete_and_true(base):
+    assert base.returncode == 0, base.output
+    assert f"Run directory: {base.path}" in base.output
+    names = {file.name for file in base.path.iterdir()}
+    assert names == {
+        "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "partition.npz", "curves.png",
+        "partition.png",
+    }  # fmt: skip
+    config = tomllib.loads((base.path / "config.toml").read_text())
+    assert (config["strategy"], config["num-server-rounds"], config["num-clients"]) == ("fedavg", ROUNDS, 4)
+    assert config["versions"]["flwr"].startswith("1.41")
+
+    metrics = [json.loads(line) for line in (base.path / "metrics.jsonl").read_text().splitlines()]
+    assert [m["aggregation"] for m in metrics] == list(range(ROUNDS + 1))
+    # F80, all take part: a round takes as long as the slowest client, 1 s.
+    assert [m["time"] for m in metrics] == pytest.approx(range(ROUNDS + 1))
+    assert {m["clock"] for m in metrics} == {"virtual"}
+    assert metrics[-1]["accuracy"] > 0.6 > metrics[0]["accuracy"]
+    assert all(np.isfinite(m["loss"]) for m in metrics)
+
+    summary = json.loads((base.path / "summary.json").read_text())
+    assert (summary["status"], summary["engine"], summary["aggregations"]) == ("finished", "ray", ROUNDS)
+    assert (summary["accuracy"], summary["failures"]) == (metrics[-1]["accuracy"], 0)
+    # 64·128 + 128 + 128·10 + 10 = 9,610 float32 parameters, four clients, each way, each round.
+    assert 4 * ROUNDS * 9610 * 4 < summary["bytes-up"] < 4 * ROUNDS * (9610 * 4 + 1024)
+
+    model = safetensors.numpy.load_file(base.path / "model.safetensors")
+    assert sum(array.size for array in model.values()) == 9610
+    partition = np.load(base.path / "partition.npz")
+    rows = np.concatenate([partition["client_indices"], partition["test_indices"]])
+    assert np.array_equal(np.sort(rows), np.arange(1797))
+    assert len(partition["client_offsets"]) == 5
+    for figure in ("curves.png", "partition.png"):
+        assert Image.open(base.path / figure).width >= 1000
+
+
+@pytest.mark.parametrize("federation", ["num-supernodes=4 init-args-num-cpus=1", "num-supernodes=4"])
+def test_one_worker_or_two_or_the_same_again_give_the_same_bits(base, simulate, federation):
+    again = simulate({"num-server-rounds": ROUNDS}, federation=federation)
+    assert again.returncode == 0, again.output
+    assert again.model == base.model
+    assert metrics_of(again) == metrics_of(base)
+
+
+def test_the_sequential_engine_gives_the_same_bits(base, simulate):
+    assert simulate({"num-server-rounds": ROUNDS}, engine="sequential").model == base.model
+
+
+def test_another_seed_gives_another_model(base, simulate):
+    assert simulate({"num-server-rounds": ROUNDS, "seed": 1}, engine="sequential").model != base.model
+
+
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
+    run = simulate({"num-server-rounds": ROUNDS, "strategy": "fedprox", "proximal-mu": 0.0})
+    assert run.model == base.model
+
+
+@pytest.mark.parametrize("strategy", [name for name in REGISTRY if name != "fedavg"])
+def test_every_strategy_learns_on_ray(base, simulate, strategy):
+    run = simulate({"num-server-rounds": ROUNDS, "strategy": strategy})
+    assert run.returncode == 0, run.output
+    assert metrics_of(run)[-1]["accuracy"] > 0.6
+    assert run.model != base.model
+    assert (
+        run.model == simulate({"num-server-rounds": ROUNDS, "strategy": strategy}, engine="sequential").model
+    )
+
+
+def test_a_run_is_repeated_from_its_own_config(base, repository, tmp_path):
+    command = [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config"]
+    config = (base.path / "config.toml").read_text().replace(str(base.path.parent), str(tmp_path))
+    (tmp_path / "again.toml").write_text(config)
+    command += [str(tmp_path / "again.toml"), "--federation-config", "num-supernodes=4"]
+    subprocess.run(command, cwd=repository, check=True, capture_output=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == base.model
+
+
+def test_a_file_of_the_users_own_trains_a_cnn(simulate, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=240)
+    images = rng.integers(60, size=(240, 12, 12))
+    for k in range(3):  # class k: a bright bar in column block k
+        images[labels == k, :, 4 * k : 4 * k + 4] += 180
+    arrays = {
+        "x_train": images[:200],
+        "x_test": images[200:],
+        "y_train": labels[:200],
+        "y_test": labels[200:],
+    }
+    np.savez(tmp_path / "X.npz", **{k: v.astype(np.uint8) for k, v in arrays.items()})
+    run = simulate(
+        {
+            "dataset": "npz",
+            "data-path": str(tmp_path / "X.npz"),
+            "model": "cnn",
+            "num-server-rounds": 6,
+            "lr": 0.05,
+        }
+    )
+    assert run.returncode == 0, run.output
+    assert metrics_of(run)[-1]["accuracy"] > 0.9
+
+
+def test_a_gpu_fraction_without_a_gpu_falls_back_and_says_so(simulate):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    fraction = "num-supernodes=4 client-resources-num-gpus=0.1"
+    run = simulate({"num-server-rounds": 1}, federation=fraction)
+    assert run.returncode == 0, run.output
+    assert "client-resources-num-gpus = 0.1: this machine has no GPU, clients run on the CPU" in run.output
+    strict = simulate({"num-server-rounds": 1, "client-device": "cuda"}, federation=fraction)
+    assert strict.returncode == 1
+    assert "client-device = 'cuda': this machine has no GPU" in strict.output
+
+
+GPU_SCRIPT = """
+import json, sys, time
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from fedapp.engine.ray import SimulationConfig, simulate
+from strategies import messages
+from strategies.exchange import exchange
+from strategies.roster import wait_for_nodes
+
+client_app, server_app = ClientApp(), ServerApp()
+
+@client_app.train()
+def train(message, context):
+    import os, ray
+    begin = time.time()
+    time.sleep(2)
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+    metrics = MetricRecord({"begin": begin, "end": time.time(), "share": share, "pid": os.getpid()})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+@server_app.main()
+def main(grid, context):
+    nodes = wait_for_nodes(grid, 8, 60)
+    requests = [messages.request(messages.TRAIN, n, ConfigRecord(), ttl=100) for n in nodes]
+    replies = exchange(grid, requests, 100)
+    print(json.dumps([dict(messages.metrics_of(r)) for r in replies.values()]))
+
+simulate(server_app, client_app, SimulationConfig.read(json.loads(sys.argv[1])))
+"""
+
+
+def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository):
+    """A logical GPU: Ray counts it, whether the machine has one or not."""
+    federation = {
+        "num-supernodes": 8, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.25,
+        "init-args-num-cpus": 8, "init-args-num-gpus": 1,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", GPU_SCRIPT, json.dumps(federation)],
+        cwd=repository, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tasks = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(tasks) == 8
+    assert {task["share"] for task in tasks} == {0.25}
+    assert len({task["pid"] for task in tasks}) <= 4
+    at_once = [sum(t["begin"] <= task["begin"] < t["end"] for t in tasks) for task in tasks]
+    assert max(at_once) == 4
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_complete_run_directory(repository, tmp_path, pairs, signal_number):
+    config = {"num-server-rounds": 5000, "results-dir": str(tmp_path), "run-name": "run"}
+    engine = "ray" if signal_number == signal.SIGINT else "sequential"
+    process = subprocess.Popen(
+        [sys.executable, "run_simulation.py", "--engine", engine, "--run-config", pairs(config)],
+        cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 120)
+    os.killpg(process.pid, signal_number)  # as a terminal does: to Ray's workers too
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["status"] == "interrupted"
+    assert summary["aggregations"] == metrics[-1]["aggregation"] >= 3
+    assert summary["failures"] == 0
+    assert (tmp_path / "run" / "curves.png").stat().st_size > 5000
+    assert safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
+
+
+def test_a_killed_run_leaves_a_readable_run_directory(repository, tmp_path, pairs):
+    config = {"num-server-rounds": 5000, "results-dir": str(tmp_path), "run-name": "run"}
+    process = subprocess.Popen(
+        [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config", pairs(config)],
+        cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 120)
+    process.kill()
+    process.wait(timeout=30)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "running"
+    assert safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["num-server-rounds"] == 5000
+
+
+def metrics_of(run) -> list[dict]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def line_count(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.1)
