@@ -69,16 +69,20 @@ class Layout:
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             size = int(np.prod(shape))
             values = vector[start : start + size].reshape(shape)
-            record[name] = Array((values if dtype.kind == "f" else np.rint(values)).astype(dtype))
+            rounded = values if dtype.kind == "f" else np.rint(values)
+            record[name] = Array(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
             start += size
         return record
 
 
 def _decode(name: str, array: Array) -> np.ndarray:
     try:
-        return array.numpy()
+        values = array.numpy()
     except Exception as error:  # whatever bytes a client sends must not stop the server
         raise ArraysMismatchError(f"array {name!r} can't be read: {error}") from error
+    if not isinstance(values, np.ndarray):  # an npz archive
+        raise ArraysMismatchError(f"array {name!r} can't be read: its bytes are no single array")
+    return values
 
 
 def _brief(names: Iterable[str]) -> str:

@@ -43,12 +43,14 @@ def exchange(
     }
     replies: dict[int, Message] = {}
     clock = WallClock()
-    while nodes and clock.now() < timeout and not stopped():
+    expired = False
+    while nodes and not expired and not stopped():
+        expired = clock.now() >= timeout  # what came since the last poll still counts
         for reply in grid.pull_messages(list(nodes)):
             node_id = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node_id is not None:
                 replies[node_id] = reply
-        if nodes:
+        if nodes and not expired:
             wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
             clock.wait_until(min(clock.now() + wait, timeout))
     return replies

@@ -62,6 +62,13 @@ def reason_of(reply: Message) -> str:
     return lines[-1][:500] if lines else f"error code {reply.error.code}"
 
 
+def whole(value: object) -> int | None:
+    """Return a reported number of 0 or more as an int; None for anything else that a client may send."""
+    if isinstance(value, int | float) and 0 <= value < float("inf"):
+        return int(value)
+    return None
+
+
 def num_bytes(arrays: ArrayRecord) -> int:
     """Size in bytes of the serialised arrays of a record."""
     return sum(len(array.data) for array in arrays.values())

@@ -67,8 +67,9 @@ class Roster:
     @property
     def clients(self) -> list[Client]:
         """The clients whose nodes are connected, in the order of their index."""
-        present = [client for node_id, client in self._by_node.items() if node_id in self._present]
-        return sorted(present, key=lambda client: client.index)
+        # By index: where a replaced node is back, the node that took its place stays.
+        present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
+        return sorted(present.values(), key=lambda client: client.index)
 
     def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Look who is connected, ask the new ones to describe themselves, and return the clients.
@@ -78,18 +79,19 @@ class Roster:
         RuntimeError
             If no client can take part: none came within the timeout, or every description failed.
         """
-        if not self._by_node:
+        starting = not self._by_node
+        if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._present = set(grid.get_node_ids())
         while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
             expected = max(
-                (int(c.description.get(messages.NUM_PARTITIONS, 0)) for c in self.clients),  # type: ignore[arg-type]
+                (messages.whole(c.description.get(messages.NUM_PARTITIONS)) or 0 for c in self.clients),
                 default=0,
             )
             # A simulation registers its nodes while the ServerApp is already running.
-            if expected > len(self._present):
+            if starting and expected > len(self._present):
                 wait_for_nodes(grid, expected, self.timeout, self.stopped)
             self._present = set(grid.get_node_ids())
         if not self.clients and not self.stopped():
@@ -105,8 +107,10 @@ class Roster:
             log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
             for node_id in sorted(replies):
                 self._by_node[node_id] = Client(node_id, self._free_index(), None, MetricRecord())
+            for node_id in sorted(set(node_ids) - replies.keys()):
+                log.warning("node %d can't take part: no answer", node_id)
             return
-        described: list[tuple[int, int, MetricRecord]] = []
+        described: list[tuple[int | None, int, MetricRecord]] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
             if reply is None or reply.has_error():
@@ -114,18 +118,18 @@ class Roster:
                 log.warning("node %d can't take part: %s", node_id, reason)
                 continue
             metrics = messages.metrics_of(reply)
-            described.append((int(metrics.get(messages.PARTITION_ID, -1)), node_id, metrics))  # type: ignore[arg-type]
+            described.append((messages.whole(metrics.get(messages.PARTITION_ID)), node_id, metrics))
         taken = {client.index: client.node_id for client in self.clients}
-        for partition, node_id, metrics in sorted(described, key=lambda entry: entry[:2]):
-            index = partition if partition >= 0 else self._free_index()
+        # Those without a partition id come last, so that they take nobody's place.
+        for partition, node_id, metrics in sorted(described, key=lambda e: (e[0] is None, e[0] or 0, e[1])):
+            index = self._free_index() if partition is None else partition
             if index in taken:
                 log.warning(
                     "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
                 )
                 continue
             taken[index] = node_id
-            number = metrics.get(messages.NUM_EXAMPLES)
-            num_examples = int(number) if isinstance(number, int | float) else None
+            num_examples = messages.whole(metrics.get(messages.NUM_EXAMPLES))
             self._by_node[node_id] = Client(node_id, index, num_examples, metrics)
 
     def _free_index(self) -> int:

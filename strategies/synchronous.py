@@ -11,7 +11,7 @@ no valid reply keeps the model.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -92,6 +92,7 @@ class _Round:
     clients: list[Client]
     weights: list[float]
     bytes_down: int
+    requests: list[Message] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -122,6 +123,9 @@ class SynchronousStrategy(Strategy):
     ) -> None:
         self.config = config or self.Config()
         self.participation = Participation.parse(self.config.participation, self.config.fraction_train)
+        fixed_task_times(self.config.time_scenario, 1)  # checks the name
+        if self.config.eval_every < 1:
+            raise ValueError(f"eval-every = {self.config.eval_every}: must be 1 or more")
         self.clock = clock or VirtualClock()
         self.observer = observer
         self.stopped = stopped
@@ -159,7 +163,7 @@ class SynchronousStrategy(Strategy):
             weights=list(draw.weights),
             bytes_down=len(participants) * messages.num_bytes(arrays),
         )
-        return [
+        self._round.requests = [
             messages.request(
                 messages.TRAIN,
                 client.node_id,
@@ -169,6 +173,7 @@ class SynchronousStrategy(Strategy):
             )
             for client in participants
         ]
+        return self._round.requests
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -177,7 +182,9 @@ class SynchronousStrategy(Strategy):
         current = self._round
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
-        by_node = {reply.metadata.src_node_id: reply for reply in replies}
+        # Not by src_node_id: an error that the SuperLink reports carries its own.
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in current.requests}
+        by_node = {asked.get(r.metadata.reply_to_message_id, 0): r for r in replies}
         weights = self._weights_of(current, by_node)
         total = np.zeros_like(current.model)
         kept, loss, loss_weight, bytes_up = 0.0, 0.0, 0.0, 0
@@ -233,13 +240,15 @@ class SynchronousStrategy(Strategy):
         clients = [client for client in self.roster.clients if client.node_id in by_node]
         if not clients:
             return None
-        weights = self._importances(clients)
-        averages: dict[str, Any] = {}
+        weights = self._importances(_sized(clients, by_node))
+        sums: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for client, weight in zip(clients, weights.tolist(), strict=True):
             for key, value in messages.metrics_of(by_node[client.node_id]).items():
                 if isinstance(value, int | float) and key != messages.NUM_EXAMPLES:
-                    averages[key] = averages.get(key, 0.0) + weight * value
-        return MetricRecord(averages)
+                    sums[key] = sums.get(key, 0.0) + weight * value
+                    totals[key] = totals.get(key, 0.0) + weight
+        return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
 
     def summary(self) -> None:
         """Log the strategy and its config."""
@@ -271,8 +280,8 @@ class SynchronousStrategy(Strategy):
         """
         self.timeout = self.roster.timeout = timeout
         self.summary()
-        train_config = train_config or ConfigRecord()
-        evaluate_config = evaluate_config or train_config
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = train_config if evaluate_config is None else evaluate_config
         result = Result(arrays=initial_arrays)
         self._report(0, result, evaluate_fn, MetricRecord(), evaluate=True)
         metrics, unevaluated = MetricRecord(), 0
@@ -293,7 +302,7 @@ class SynchronousStrategy(Strategy):
                 unevaluated = 0
             self._report(server_round, result, evaluate_fn, metrics, evaluate=evaluate)
         if unevaluated:  # stopped early, between two evaluations
-            self._report(unevaluated, result, evaluate_fn, metrics, evaluate=True)
+            self._report(unevaluated, result, evaluate_fn, MetricRecord(), evaluate=True)
         return result
 
     def _evaluate_on_clients(
@@ -358,18 +367,16 @@ class SynchronousStrategy(Strategy):
         return replace(self.participation, fixed=positions)
 
     def _weights_of(self, current: _Round, replies: Mapping[int, Message]) -> list[float]:
-        if self.config.client_weights != "samples" or all(
-            c.num_examples is not None for c in current.clients
+        """Weights d_i of the participants; by the sizes in their replies where none were known before."""
+        unknown = any(client.num_examples is None for client in current.clients)
+        if (
+            not unknown
+            or self.config.client_weights != "samples"
+            or self.participation.scheme in ("md", "paired")
         ):
             return current.weights
-        sizes = [
-            messages.metrics_of(reply).get(messages.NUM_EXAMPLES, 0)
-            if (reply := replies.get(client.node_id)) is not None and reply.has_content()
-            else 0
-            for client in current.clients
-        ]
-        total = float(sum(sizes))  # type: ignore[arg-type]
-        return [float(size) / total for size in sizes] if total else current.weights  # type: ignore[arg-type]
+        sizes = [client.num_examples or 0 for client in _sized(current.clients, replies)]
+        return [size / sum(sizes) for size in sizes] if any(sizes) else current.weights
 
     def _delta(self, current: _Round, client: Client, reply: Message | None) -> Vector | None:
         """Δ_i of a valid reply; None, with the reason kept, of any other."""
@@ -407,3 +414,15 @@ class SynchronousStrategy(Strategy):
     def _fits_budget(self) -> bool:
         budget = self.config.time_budget
         return not budget or self.clock.now() + self._duration() <= budget + RESOLUTION
+
+
+def _sized(clients: list[Client], replies: Mapping[int, Message]) -> list[Client]:
+    """Fill in the number of examples, where the handshake didn't tell, from the clients' replies."""
+    sized = []
+    for client in clients:
+        reply = replies.get(client.node_id)
+        if client.num_examples is None and reply is not None and reply.has_content():
+            number = messages.whole(messages.metrics_of(reply).get(messages.NUM_EXAMPLES))
+            client = replace(client, num_examples=number)
+        sized.append(client)
+    return sized

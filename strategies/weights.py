@@ -60,6 +60,8 @@ class Participation:
             raise ValueError(
                 f"fraction-train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
             )
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction-train = {fraction}: must be above 0, at most 1")
         if scheme != "fixed":
             return cls(scheme, fraction)
         try:
@@ -154,5 +156,7 @@ def importances(kind: str, num_examples: Sequence[int]) -> Weights:
         return np.full(len(num_examples), 1 / len(num_examples))
     if kind == "samples":
         sizes = np.asarray(num_examples, dtype=np.float64)
+        if not sizes.sum() > 0:
+            raise ValueError("client-weights = 'samples': no client has any samples")
         return np.asarray(sizes / sizes.sum(), dtype=np.float64)
     raise ValueError(f"client-weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")

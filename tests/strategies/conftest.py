@@ -1,0 +1,349 @@
+"""A real Flower Grid that runs a real ClientApp in this process, with clients that can be made to misbehave.
+
+The clients are bare numpy: client i minimises f_i(w) = a_i/2 ‖w − c_i‖² by gradient descent, so that every number a
+test expects can be worked out by hand. Nothing here imports fedapp or torch.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from strategies import messages
+
+RUN_ID = 7
+SUPERLINK = 1  # the server's own node id, as Flower has it
+
+
+# ---- The clients ------------------------------------------------------------------------------------------------
+
+
+def client_app(*, describes: bool = True) -> ClientApp:
+    """Return the bare ClientApp; its ``node_config`` holds a (curvature), c (centre), n and the fault to show."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client, config = context.node_config, message.content.config_records["config"]
+        received = message.content.array_records["arrays"]
+        alpha, lr = config.get(messages.ALPHA, 0.0), config.get("lr", 0.5)
+        trained: dict[str, np.ndarray] = {}
+        for name, array in received.items():
+            start = array.numpy()
+            w = start.astype(np.float64)
+            for _ in range(config.get("local-steps", 1)):
+                w = w - lr * (client["curvature"] * (w - client["centre"]) + alpha * (w - start))
+            trained[name] = np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums
+        loss = _loss(client, received)
+        metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
+        arrays = ArrayRecord({name: Array(values) for name, values in trained.items()})
+        content = RecordDict({"arrays": arrays, "metrics": metrics})
+        return Message(_misbehave(client.get("fault-train"), content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        client = context.node_config
+        loss = _loss(client, message.content.array_records["arrays"])
+        metrics = MetricRecord({"num-examples": client["num-examples"], "loss": loss})
+        return Message(
+            _misbehave(client.get("fault-evaluate"), RecordDict({"metrics": metrics})), reply_to=message
+        )
+
+    if describes:
+
+        @app.query("describe")
+        def describe(message: Message, context: Context) -> Message:
+            client = context.node_config
+            keys = [k for k in ("partition-id", "num-partitions", "num-examples") if k in client]
+            metrics = MetricRecord({key: client[key] for key in keys})
+            content = _misbehave(client.get("fault-query"), RecordDict({"metrics": metrics}))
+            return Message(content, reply_to=message)
+
+    return app
+
+
+def _loss(client: Any, arrays: ArrayRecord) -> float:
+    offsets = [(array.numpy() - client["centre"]).ravel() for array in arrays.values()]
+    return float(client["curvature"] / 2 * np.sum(np.concatenate(offsets) ** 2))
+
+
+def _npz_bytes() -> bytes:
+    buffer = BytesIO()
+    np.savez(buffer, w=np.zeros(2))
+    return buffer.getvalue()
+
+
+def _misbehave(fault: str | None, content: RecordDict) -> RecordDict:
+    """Spoil a reply in the way that ``fault`` names: what a broken ClientApp might send."""
+    if fault is None:
+        return content
+    if fault == "raise":
+        raise RuntimeError("out of memory")
+    if fault.startswith("metric:"):  # "metric:num-examples=nan"
+        key, value = fault.removeprefix("metric:").split("=")
+        bad: dict[str, Any] = {"list": [1, 2], "nan": float("nan"), "inf": float("inf"), "negative": -3}
+        content["metrics"] = MetricRecord({**content.metric_records["metrics"], key: bad[value]})
+        return content
+    if fault == "no-arrays":
+        del content["arrays"]
+        return content
+    arrays = content.array_records["arrays"]
+    name, array = next(iter(arrays.items()))
+    values = array.numpy()
+    if fault == "name":
+        content["arrays"] = ArrayRecord({"other": array})
+        return content
+    spoilt = {
+        "nan": lambda: Array(np.full_like(values, np.nan)),
+        "inf": lambda: Array(np.full_like(values, np.inf)),
+        "shape": lambda: Array(np.append(values, values[:1])),
+        "dtype": lambda: Array(values.astype(np.float16)),
+        "bytes": lambda: Array(array.dtype, array.shape, array.stype, b"\x93NUMPY torn"),
+        "npz": lambda: Array(array.dtype, array.shape, array.stype, _npz_bytes()),
+        "stype": lambda: Array(array.dtype, array.shape, "pickle", array.data),
+    }
+    arrays[name] = spoilt[fault]()
+    return content
+
+
+# ---- The grid ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """A SuperNode: its context, and how the network treats it: faults by message category, and slow replies."""
+
+    context: Context
+    present: bool = True
+    joins_after: int = 0  # looks at the node list before it shows up
+    transport: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0  # seconds until a reply to train or evaluate is there
+
+    @property
+    def node_id(self) -> int:
+        return self.context.node_id
+
+
+class InProcessGrid(Grid):
+    """A Grid whose nodes are contexts in this process; each message is run by the ClientApp when it is pushed.
+
+    Messages and replies are copied, as a network does, and the replies come in random order.
+    """
+
+    def __init__(self, app: ClientApp, nodes: list[Node], seed: int = 0) -> None:
+        self.app = app
+        self.nodes = {node.node_id: node for node in nodes}
+        self.sent: list[Message] = []
+        self._random = random.Random(seed)
+        self._replies: dict[str, list[tuple[float, Message]]] = {}
+
+    # -- what a test does to it
+
+    def node(self, partition: int) -> Node:
+        """Return the (last) node that holds a partition."""
+        return [n for n in self.nodes.values() if n.context.node_config.get("partition-id") == partition][-1]
+
+    def spoil(self, partition: int, fault: str | None, category: str = "train") -> None:
+        """Make the ClientApp of a node raise, or send a bad reply; None makes it well again."""
+        config = self.node(partition).context.node_config
+        config.pop(f"fault-{category}", None)
+        if fault is not None:
+            config[f"fault-{category}"] = fault
+
+    def lose(self, partition: int, how: str = "drop", category: str = "train") -> None:
+        """Let the network drop a node's replies, double them, not store its messages or call it unavailable."""
+        self.node(partition).transport[category] = how
+
+    def requests(self, message_type: str = messages.TRAIN, server_round: int | None = None) -> list[Message]:
+        """Return the messages of a type (and round) that were sent."""
+        return [
+            m
+            for m in self.sent
+            if m.metadata.message_type == message_type
+            and server_round in (None, m.content.config_records["config"].get(messages.SERVER_ROUND))
+        ]
+
+    def asked(self, message_type: str = messages.TRAIN, server_round: int | None = None) -> list[int]:
+        """Return the partitions that were sent a message of a type (and round), in the order of sending."""
+        return [
+            int(self.nodes[m.metadata.dst_node_id].context.node_config["partition-id"])
+            for m in self.requests(message_type, server_round)
+        ]
+
+    # -- what Flower's Grid does
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        for node in self.nodes.values():
+            node.joins_after -= 1
+        return [node.node_id for node in self.nodes.values() if node.present and node.joins_after < 0]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"{self._random.getrandbits(128):032x}"
+            assert message.metadata.reply_to_message_id == ""
+            assert message.metadata.ttl > 0
+            node = self.nodes[message.metadata.dst_node_id]
+            category = message.metadata.message_type.partition(".")[0]
+            how = node.transport.get(category)
+            if how == "unstorable":
+                continue
+            ids.append(message.metadata.message_id)
+            self.sent.append(deepcopy(message))
+            if how == "drop":
+                continue
+            if how == "unavailable":
+                replies = [create_message_error_unavailable_res_message(message.metadata, "node_unavail")]
+            else:
+                reply = self._run_client_app(deepcopy(message), node.context)
+                replies = [reply, deepcopy(reply)] if how == "twice" else [reply]
+            due = time.monotonic() + (node.delay if category != "query" else 0.0)
+            self._replies[message.metadata.message_id] = [(due, deepcopy(reply)) for reply in replies]
+        return ids
+
+    def _run_client_app(self, message: Message, context: Context) -> Message:
+        try:
+            return self.app(message, context)
+        except Exception as error:  # as flwr/server/superlink/fleet/vce/vce_api.py does
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(code=0, reason=reason), reply_to=message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        now, pulled = time.monotonic(), []
+        for message_id in message_ids:
+            if any(due <= now for due, _ in self._replies.get(message_id, [])):
+                pulled += [reply for _, reply in self._replies.pop(message_id)]
+        self._random.shuffle(pulled)
+        return pulled
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        waiting = set(self.push_messages(messages))
+        end = time.monotonic() + (timeout or 0.0)
+        replies: list[Message] = []
+        while waiting and (timeout is None or time.monotonic() < end):
+            replies += self.pull_messages(waiting)
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            time.sleep(0.001)
+        return replies
+
+
+# ---- Fixtures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def task_identity() -> Iterator[None]:
+    """Be the ServerApp's process: the Message constructor asks who is sending."""
+    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK
+    yield
+    TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for nodes every millisecond instead of every tenth of a second."""
+    monkeypatch.setattr("strategies.roster.NODE_POLL", 0.001)
+
+
+Federation = Callable[..., InProcessGrid]
+
+
+@pytest.fixture
+def federation() -> Federation:
+    """Make an in-process grid of clients with curvatures a, centres c and sizes n.
+
+    The defaults are the three clients that most hand calculations use: p = (1/8, 2/8, 5/8). From w = 1, one step of
+    lr 0.5 gives Δ_i = −0.5 (1 − c_i) = (1, 0.5, −1).
+    """
+
+    def make(
+        centres: Iterable[float] = (3.0, 2.0, -1.0),
+        sizes: Iterable[int] = (1, 2, 5),
+        curvatures: Iterable[float] | None = None,
+        *,
+        node_ids: Iterable[int] | None = None,
+        seed: int = 0,
+        describes: bool = True,
+        num_partitions: int | None = None,
+    ) -> InProcessGrid:
+        centres, sizes = list(centres), list(sizes)
+        curvatures = [1.0] * len(centres) if curvatures is None else list(curvatures)
+        rng = random.Random(seed)
+        ids = [rng.getrandbits(63) for _ in centres] if node_ids is None else list(node_ids)
+        nodes = []
+        for i, (a, c, n) in enumerate(zip(curvatures, centres, sizes, strict=True)):
+            config: dict[str, Any] = {"partition-id": i, "curvature": a, "centre": c, "num-examples": n}
+            if num_partitions is not None:
+                config["num-partitions"] = num_partitions
+            nodes.append(Node(Context(RUN_ID, ids[i], config, RecordDict(), {})))
+        return InProcessGrid(client_app(describes=describes), nodes, seed)
+
+    return make
+
+
+@pytest.fixture
+def add_node() -> Callable[..., Node]:
+    """Connect one more node to a grid: like that of another partition, under a new id and partition."""
+
+    def add(grid: InProcessGrid, like: int, partition: int, node_id: int) -> Node:
+        config = {**grid.node(like).context.node_config, "partition-id": partition}
+        grid.nodes[node_id] = Node(Context(RUN_ID, node_id, config, RecordDict(), {}))
+        return grid.nodes[node_id]
+
+    return add
+
+
+@pytest.fixture
+def model() -> Callable[..., ArrayRecord]:
+    """Make a model of one array, ``w``."""
+
+    def make(*values: float, dtype: str = "float64") -> ArrayRecord:
+        return ArrayRecord({"w": Array(np.array(values or (1.0,), dtype=dtype))})
+
+    return make
+
+
+@pytest.fixture
+def values_of() -> Callable[[ArrayRecord], list[float]]:
+    """Read a model of one array back."""
+    return lambda record: record["w"].numpy().tolist()
+
+
+@pytest.fixture
+def same_bytes() -> Callable[[ArrayRecord, ArrayRecord], bool]:
+    """Tell whether two models are equal bit for bit."""
+    return lambda one, other: [(k, a.data) for k, a in one.items()] == [(k, a.data) for k, a in other.items()]
+
+
+@pytest.fixture
+def train_config() -> Callable[..., ConfigRecord]:
+    """Make the config that the bare clients read."""
+
+    def make(local_steps: int = 1, lr: float = 0.5, **more: Any) -> ConfigRecord:
+        return ConfigRecord({"local-steps": local_steps, "lr": lr, **more})
+
+    return make

@@ -1,0 +1,149 @@
+"""Records to vectors and back, and what is refused."""
+
+from collections.abc import Callable
+from io import BytesIO
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from strategies.arrays import ArraysMismatchError, Layout
+
+DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray:
+    """Draw an array of 0 to 3 dimensions; whole numbers that float64 holds exactly."""
+    dtype = draw(DTYPES)
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    elements = st.integers(-(2**53), 2**53) if dtype is np.int64 else None
+    if elements is None:
+        elements = st.floats(allow_nan=False, allow_infinity=False, width=np.dtype(dtype).itemsize * 8)
+    return draw(hnp.arrays(dtype, shape, elements=elements))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(arrays(), max_size=4))
+def test_record_to_vector_and_back_is_the_same_bit_for_bit(values: list[np.ndarray]) -> None:
+    record = ArrayRecord({f"layer.{i}": Array(array) for i, array in enumerate(values)})
+    layout = Layout.of(record)
+    vector = layout.to_vector(record)
+    assert vector.dtype == np.float64
+    assert vector.shape == (layout.size,) == (sum(array.size for array in values),)
+    back = layout.to_record(vector)
+    assert list(back) == list(record)
+    for name, array in zip(back, values, strict=True):
+        read = back[name].numpy()
+        assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+def test_vector_holds_the_arrays_in_order() -> None:
+    record = ArrayRecord(
+        {"z": Array(np.array([[1.0, 2.0], [3.0, 4.0]])), "a": Array(np.array(5, dtype=np.int64))}
+    )
+    assert Layout.of(record).to_vector(record).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_column_major_arrays_read_as_row_major_ones() -> None:
+    values = np.asfortranarray([[1.0, 2.0], [3.0, 4.0]])
+    record = ArrayRecord({"w": Array(values)})
+    assert Layout.of(record).to_vector(record).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_values_of_integer_arrays_are_rounded_to_the_nearest() -> None:
+    # Truncation would turn the mean 2.9 of counters into 2, and −2.9 into −2.
+    layout = Layout(("n",), ((4,),), (np.dtype(np.int64),))
+    record = layout.to_record(np.array([2.9, -2.9, 3.2, 7.0]))
+    assert record["n"].numpy().tolist() == [3, -3, 3, 7]
+    assert record["n"].dtype == "int64"
+
+
+def test_float32_values_are_the_nearest_ones() -> None:
+    layout = Layout(("w",), ((1,),), (np.dtype(np.float32),))
+    assert layout.to_record(np.array([0.1]))["w"].numpy()[0] == np.float32(0.1)
+
+
+@pytest.fixture
+def layout() -> Layout:
+    """The layout of the model that the replies below should have."""
+    return Layout.of(_record())
+
+
+def _record(w: np.ndarray | None = None, b: np.ndarray | None = None) -> ArrayRecord:
+    w = np.zeros((2, 3), np.float32) if w is None else w
+    return ArrayRecord({"w": Array(w), "b": Array(np.zeros(2) if b is None else b)})
+
+
+def _with_bytes(data: bytes) -> ArrayRecord:
+    record = _record()
+    record["w"] = Array("float32", (2, 3), "numpy.ndarray", data)
+    return record
+
+
+def _npz() -> bytes:
+    buffer = BytesIO()
+    np.savez(buffer, w=np.zeros((2, 3), np.float32))
+    return buffer.getvalue()
+
+
+def _pickled() -> bytes:
+    buffer = BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ArrayRecord({"w": Array(np.zeros(6))}), r"arrays are \['w'\], the model's are \['w', 'b'\]"),
+        (lambda: ArrayRecord({"b": _record()["b"], "w": _record()["w"]}), r"\['b', 'w'\]"),
+        (ArrayRecord, r"arrays are \[\]"),
+        (
+            lambda: _record(w=np.zeros((3, 2), np.float32)),
+            r"'w' is float32\[3, 2\], the model's is float32\[2, 3\]",
+        ),
+        (lambda: _record(b=np.zeros((2, 1))), r"'b' is float64\[2, 1\], the model's is float64\[2\]"),
+        (lambda: _record(w=np.zeros((2, 3))), r"'w' is float64\[2, 3\]"),
+        (lambda: _record(b=np.zeros(2, np.int64)), r"'b' is int64\[2\]"),
+        (lambda: _record(b=np.array([1.0, np.nan])), "aren't finite"),
+        (lambda: _record(b=np.array([-np.inf, 1.0])), "aren't finite"),
+        (lambda: _with_bytes(b""), "'w' can't be read"),
+        (lambda: _with_bytes(b"\x93NUMPY torn"), "'w' can't be read"),
+        (lambda: _with_bytes(_record()["w"].data[:-4]), "'w' can't be read"),
+        (lambda: _with_bytes(_pickled()), "'w' can't be read"),
+        (lambda: _with_bytes(_npz()), "'w'"),
+    ],
+    ids=[
+        *("missing name", "other order", "empty", "transposed", "one more axis", "float64 for float32"),
+        *("integers", "NaN", "infinity", "no bytes", "torn header", "torn data", "pickle", "npz archive"),
+    ],
+)
+def test_arrays_that_are_not_the_models_are_refused(
+    layout: Layout, make: Callable[[], ArrayRecord], text: str
+) -> None:
+    with pytest.raises(ArraysMismatchError, match=text):
+        layout.to_vector(make())
+
+
+def test_declared_shape_and_dtype_are_not_believed(layout: Layout) -> None:
+    # The record says float32 (2, 3); its bytes are five doubles.
+    with pytest.raises(ArraysMismatchError, match=r"'w' is float64\[5\]"):
+        layout.to_vector(_with_bytes(Array(np.zeros(5)).data))
+
+
+def test_other_serialisations_are_refused(layout: Layout) -> None:
+    record = _record()
+    record["w"] = Array("float32", (2, 3), "pickle", record["w"].data)
+    with pytest.raises(ArraysMismatchError, match="can't be read"):
+        layout.to_vector(record)
+
+
+def test_the_text_stays_short_for_models_of_many_arrays() -> None:
+    record = ArrayRecord({f"layer{i}": Array(np.zeros(1)) for i in range(100)})
+    with pytest.raises(ArraysMismatchError, match=r"\['layer0', …, 'layer99'\] \(100\)") as error:
+        Layout.of(record).to_vector(ArrayRecord())
+    assert len(str(error.value)) < 120

@@ -1,0 +1,110 @@
+"""The contract of every strategy: a new one joins these tests by being in ``strategies.REGISTRY``."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies import REGISTRY, Progress
+
+Make = Callable[..., Any]
+
+pytestmark = pytest.mark.parametrize("name", REGISTRY)
+
+
+def initial_model() -> ArrayRecord:
+    return ArrayRecord(
+        {"layer.weight": Array(np.full((2, 3), 0.1, np.float32)), "layer.bias": Array(np.array([1.0, -1.0]))}
+    )
+
+
+def content(record: ArrayRecord) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    return [(name, array.dtype, tuple(array.shape), array.data) for name, array in record.items()]
+
+
+@pytest.fixture
+def run(federation: Make, train_config: Make) -> Callable[..., Result]:
+    """Run three rounds on six clients."""
+
+    def start(name: str, *, seed: int = 0, arrays: ArrayRecord | None = None, **kwargs: Any) -> Result:
+        grid = federation([0.0, 1.0, -2.0, 3.0, 0.5, 2.0], [1, 2, 3, 4, 5, 6], seed=seed)
+        strategy = REGISTRY[name](**kwargs)
+        return strategy.start(
+            grid, arrays or initial_model(), num_rounds=3, timeout=10.0, train_config=train_config(2, 0.1)
+        )
+
+    return start
+
+
+def test_is_a_flower_strategy_with_a_frozen_config_of_defaults(name: str) -> None:
+    assert issubclass(REGISTRY[name], Strategy)
+    config = REGISTRY[name].Config()  # every field has a default
+    assert dataclasses.is_dataclass(config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1
+    assert REGISTRY[name]().config == config
+
+
+def test_is_named_in_kebab_case(name: str) -> None:
+    assert name == name.lower()
+    assert name.replace("-", "").isalnum()
+
+
+def test_says_where_it_comes_from(name: str) -> None:
+    assert "papers/" in (REGISTRY[name].__doc__ or "")
+
+
+def test_three_rounds_move_a_model_of_the_same_layout(name: str, run: Callable[..., Result]) -> None:
+    before, after = initial_model(), run(name).arrays
+    assert [entry[:3] for entry in content(after)] == [entry[:3] for entry in content(before)]
+    assert content(after) != content(before)
+    assert all(np.isfinite(array.numpy()).all() for array in after.values())
+
+
+def test_approaches_the_minimum_of_the_federated_objective(
+    name: str, federation: Make, train_config: Make
+) -> None:
+    # Σ p_i (w − c_i) = 0 at c̄ = (1·3 + 2·2 − 5·1) / 8 = .25; equal curvatures, so no method is led astray.
+    result = REGISTRY[name]().start(
+        federation(), ArrayRecord({"w": Array(np.array([1.0]))}), num_rounds=40, train_config=train_config()
+    )
+    assert result.arrays["w"].numpy() == pytest.approx([0.25], abs=1e-6)
+
+
+def test_is_deterministic_whatever_the_node_ids_and_the_order_of_replies(
+    name: str, run: Callable[..., Result]
+) -> None:
+    one, other = run(name, seed=1), run(name, seed=2)
+    assert content(one.arrays) == content(other.arrays)
+    assert one.train_metrics_clientapp == other.train_metrics_clientapp
+
+
+def test_leaves_the_callers_arrays_unchanged(name: str, run: Callable[..., Result]) -> None:
+    given = initial_model()
+    result = run(name, arrays=given)
+    assert content(given) == content(initial_model())
+    assert result.arrays is not given
+
+
+def test_reports_every_aggregation_in_ascending_time(name: str, run: Callable[..., Result]) -> None:
+    seen: list[Progress] = []
+    run(name, observer=seen.append)
+    assert [p.aggregation for p in seen] == [0, 1, 2, 3]
+    assert seen[0].time == 0.0
+    assert all(one.time < other.time for one, other in pairwise(seen))
+    assert all(isinstance(v, int | float) for p in seen for v in p.metrics.values())
+
+
+def test_summary_logs_its_name_and_config(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = REGISTRY[name]()
+    with caplog.at_level(logging.INFO, "flwr.strategies"):
+        strategy.summary()
+    assert type(strategy).__name__ in caplog.text
+    for field in dataclasses.fields(strategy.config):
+        assert field.name in caplog.text

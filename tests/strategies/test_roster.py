@@ -1,0 +1,280 @@
+"""The handshake: which node is which client, and what becomes of nodes that come late, leave or answer badly."""
+
+import logging
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from strategies import messages
+from strategies.roster import Client, Roster, wait_for_nodes
+
+LOGGER = "flwr.strategies"
+
+
+def refresh(roster: Roster, grid: Any) -> list[Client]:
+    return roster.refresh(grid, ConfigRecord())
+
+
+def partitions(clients: list[Client], grid: Any) -> list[int]:
+    """Return the partition that each client's node really holds."""
+    return [grid.nodes[client.node_id].context.node_config["partition-id"] for client in clients]
+
+
+@pytest.mark.parametrize("node_ids", list(permutations([10, 20, 30])))
+def test_clients_are_ordered_by_partition_whatever_their_node_ids(
+    federation: Callable[..., Any], node_ids: tuple[int, ...]
+) -> None:
+    grid = federation(node_ids=node_ids)
+    clients = refresh(Roster(), grid)
+    assert [(c.index, c.node_id, c.num_examples) for c in clients] == [
+        (0, node_ids[0], 1),
+        (1, node_ids[1], 2),
+        (2, node_ids[2], 5),
+    ]
+    assert [c.description["partition-id"] for c in clients] == [0, 1, 2]
+
+
+def test_nobody_is_asked_twice(federation: Callable[..., Any]) -> None:
+    grid, roster = federation(), Roster()
+    assert refresh(roster, grid) == refresh(roster, grid)
+    assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
+
+
+def test_the_config_goes_with_the_question(federation: Callable[..., Any]) -> None:
+    grid = federation()
+    Roster().refresh(grid, ConfigRecord({"dataset": "digits"}))
+    for request in grid.requests(messages.DESCRIBE):
+        assert request.content.config_records["config"]["dataset"] == "digits"
+
+
+def test_without_a_handler_clients_are_ordered_by_node_id_and_have_no_size(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation(node_ids=[30, 10, 20], describes=False)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        clients = refresh(Roster(), grid)
+    assert [(c.index, c.node_id, c.num_examples) for c in clients] == [
+        (0, 10, None),
+        (1, 20, None),
+        (2, 30, None),
+    ]
+    assert "don't answer query.describe" in caplog.text
+
+
+def test_without_a_handler_a_late_joiner_is_the_last(
+    federation: Callable[..., Any], add_node: Callable[..., Any]
+) -> None:
+    grid, roster = federation(node_ids=[30, 10, 20], describes=False), Roster()
+    refresh(roster, grid)
+    add_node(grid, like=0, partition=3, node_id=5)
+    assert [c.node_id for c in refresh(roster, grid)] == [10, 20, 30, 5]
+
+
+def test_without_a_handler_a_silent_node_does_not_stop_the_others(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation(describes=False)
+    grid.lose(1, "drop", "query")
+    with caplog.at_level(logging.WARNING, LOGGER):
+        clients = refresh(Roster(timeout=0.05), grid)
+    assert sorted(partitions(clients, grid)) == [0, 2]
+    assert f"node {grid.node(1).node_id} can't take part: no answer" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["raise", "drop", "unavailable"])
+def test_a_node_whose_description_fails_is_left_out_and_named(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    grid, roster = federation(), Roster(timeout=0.05)
+    if fault == "raise":
+        grid.spoil(1, "raise", "query")
+    else:
+        grid.lose(1, fault, "query")
+    with caplog.at_level(logging.WARNING, LOGGER):
+        clients = refresh(roster, grid)
+    assert [c.index for c in clients] == [0, 2]
+    (warning,) = [r.getMessage() for r in caplog.records if "can't take part" in r.getMessage()]
+    assert f"node {grid.node(1).node_id} " in warning
+    assert {"raise": "out of memory", "drop": "no answer", "unavailable": "Node Unavailable"}[
+        fault
+    ] in warning
+    assert refresh(roster, grid) == clients  # and isn't asked again
+    assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("value", ["list", "nan", "inf", "negative"])
+@pytest.mark.parametrize("key", ["partition-id", "num-examples", "num-partitions"])
+def test_a_senseless_description_does_not_stop_the_server(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture, key: str, value: str
+) -> None:
+    grid = federation(num_partitions=3)
+    grid.spoil(1, f"metric:{key}={value}", "query")
+    with caplog.at_level(logging.WARNING, LOGGER):
+        clients = refresh(Roster(timeout=0.05), grid)
+    assert {0, 2} <= set(partitions(clients, grid))
+    assert len({c.index for c in clients}) == len(clients)
+    assert all(c.num_examples is None or c.num_examples >= 0 for c in clients)
+
+
+def test_a_late_joiner_is_taken_in_at_the_next_refresh(
+    federation: Callable[..., Any], add_node: Callable[..., Any]
+) -> None:
+    grid, roster = federation(), Roster()
+    assert [c.index for c in refresh(roster, grid)] == [0, 1, 2]
+    add_node(grid, like=0, partition=3, node_id=99)
+    assert [c.index for c in refresh(roster, grid)] == [0, 1, 2, 3]
+    assert roster.clients[3].node_id == 99
+
+
+def test_a_node_that_left_is_no_client_until_it_is_back(federation: Callable[..., Any]) -> None:
+    grid, roster = federation(), Roster()
+    everyone = refresh(roster, grid)
+    grid.node(1).present = False
+    assert [c.index for c in refresh(roster, grid)] == [0, 2]
+    grid.node(1).present = True
+    assert refresh(roster, grid) == everyone
+    assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
+
+
+def test_a_node_that_does_not_say_its_partition_takes_no_other_clients_place(
+    federation: Callable[..., Any],
+) -> None:
+    grid = federation(node_ids=[10, 20, 30])
+    del grid.node(1).context.node_config["partition-id"]
+    clients = refresh(Roster(), grid)
+    assert [(c.index, c.node_id) for c in clients] == [(0, 10), (2, 30), (3, 20)]
+
+
+def test_a_second_node_of_a_partition_is_refused_and_named(
+    federation: Callable[..., Any], add_node: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation(node_ids=[10, 20, 30])
+    add_node(grid, like=1, partition=1, node_id=99)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        clients = refresh(Roster(), grid)
+    assert [c.node_id for c in clients] == [10, 20, 30]
+    assert "node 99 can't take part: client 1 is node 20 already" in caplog.text
+
+
+def test_a_node_that_takes_over_a_partition_becomes_its_client(
+    federation: Callable[..., Any], add_node: Callable[..., Any]
+) -> None:
+    grid, roster = federation(node_ids=[10, 20, 30]), Roster()
+    refresh(roster, grid)
+    grid.nodes[20].present = False
+    add_node(grid, like=1, partition=1, node_id=99)
+    assert [(c.index, c.node_id) for c in refresh(roster, grid)] == [(0, 10), (1, 99), (2, 30)]
+
+
+def test_a_node_that_comes_back_after_it_was_replaced_does_not_make_its_client_two(
+    federation: Callable[..., Any], add_node: Callable[..., Any]
+) -> None:
+    grid, roster = federation(node_ids=[10, 20, 30]), Roster()
+    refresh(roster, grid)
+    grid.nodes[20].present = False
+    add_node(grid, like=1, partition=1, node_id=99)
+    refresh(roster, grid)
+    grid.nodes[20].present = True
+    assert [c.index for c in refresh(roster, grid)] == [0, 1, 2]
+
+
+def test_start_up_waits_until_all_partitions_are_there(federation: Callable[..., Any]) -> None:
+    # A simulation registers its nodes while the ServerApp is already running.
+    grid = federation(num_partitions=3)
+    grid.node(2).joins_after = 6
+    assert [c.index for c in refresh(Roster(), grid)] == [0, 1, 2]
+
+
+def test_without_num_partitions_it_starts_with_those_that_are_there(federation: Callable[..., Any]) -> None:
+    grid = federation()
+    grid.node(2).joins_after = 6
+    assert [c.index for c in refresh(Roster(), grid)] == [0, 1]
+
+
+def test_a_run_under_way_does_not_wait_for_nodes_that_left(
+    federation: Callable[..., Any], add_node: Callable[..., Any]
+) -> None:
+    # Two of three leave, one comes back under a new node id: go on with two, not fail for want of three.
+    grid, roster = federation(node_ids=[10, 20, 30], num_partitions=3), Roster(timeout=0.1)
+    refresh(roster, grid)
+    grid.nodes[10].present = grid.nodes[20].present = False
+    add_node(grid, like=0, partition=0, node_id=99)
+    assert [(c.index, c.node_id) for c in refresh(roster, grid)] == [(0, 99), (2, 30)]
+
+
+def test_no_client_at_all_is_an_error(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation()
+    for partition in range(3):
+        grid.spoil(partition, "raise", "query")
+    with (
+        caplog.at_level(logging.WARNING, LOGGER),
+        pytest.raises(RuntimeError, match="no client can take part"),
+    ):
+        refresh(Roster(), grid)
+    for node_id in grid.nodes:
+        assert f"node {node_id} can't take part" in caplog.text
+
+
+def test_too_few_clients_within_the_timeout_is_an_error(federation: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"3 of 4 clients connected within 0\.05 s"):
+        refresh(Roster(min_clients=4, timeout=0.05), federation())
+
+
+def test_min_clients_are_waited_for(federation: Callable[..., Any]) -> None:
+    grid = federation()
+    grid.node(1).joins_after = 6
+    assert [c.index for c in refresh(Roster(min_clients=3), grid)] == [0, 1, 2]
+
+
+def test_nodes_are_waited_for_until_no_more_come(federation: Callable[..., Any]) -> None:
+    grid = federation()
+    for partition, looks in enumerate([0, 1, 2]):  # one more at each look
+        grid.node(partition).joins_after = looks
+    assert len(wait_for_nodes(grid, 1, timeout=10.0)) == 3
+
+
+def test_a_stop_ends_the_wait_for_nodes(federation: Callable[..., Any]) -> None:
+    assert len(wait_for_nodes(federation(), 4, timeout=60.0, stopped=lambda: True)) == 3
+
+
+@pytest.mark.parametrize("answers", [0, 1, 5])
+def test_a_stop_ends_the_handshake(federation: Callable[..., Any], answers: int) -> None:
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        assert asked < 200, "asked 200 times, answered yes, and still going"
+        return asked > answers
+
+    grid = federation()
+    for partition in range(3):
+        grid.lose(partition, "drop", "query")
+    assert refresh(Roster(timeout=60.0, stopped=stopped), grid) == []
+
+
+# ---- Reading messages -------------------------------------------------------------------------------------------
+
+
+def _reply(content: RecordDict | Error) -> Message:
+    return Message(content, reply_to=messages.request(messages.TRAIN, 5, ConfigRecord(), ttl=60.0))
+
+
+def test_metrics_under_another_name_are_found() -> None:
+    metrics = MetricRecord({"num-examples": 3})
+    assert messages.metrics_of(_reply(RecordDict({"fit": metrics}))) == metrics
+    both = RecordDict({"fit": MetricRecord({"num-examples": 4}), "metrics": metrics})
+    assert messages.metrics_of(_reply(both)) == metrics
+    assert messages.metrics_of(_reply(RecordDict())) == MetricRecord()
+
+
+def test_the_reason_is_the_last_line_of_a_traceback() -> None:
+    reason = "Traceback (most recent call last):\n  File ...\nRuntimeError: out of memory\n"
+    assert messages.reason_of(_reply(Error(code=2, reason=reason))) == "RuntimeError: out of memory"
+    assert messages.reason_of(_reply(Error(code=2))) == "error code 2"
+    assert len(messages.reason_of(_reply(Error(code=2, reason="x" * 10_000)))) == 500

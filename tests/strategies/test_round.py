@@ -1,0 +1,375 @@
+"""One round by hand: the weighted mean, and every kind of reply that must be left out of it."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from strategies import FedAvg, FedProx
+
+LOGGER = "flwr.strategies"
+Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
+
+
+def test_one_round_of_fedavg_by_hand(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    # Δ_i = −γ (w − c_i) = −.5 (1 − 3), −.5 (1 − 2), −.5 (1 + 1) = 1, .5, −1
+    # Σ p_i Δ_i = 1/8 + .5·2/8 − 5/8 = −3/8
+    result = FedAvg().start(federation(), model(1.0), num_rounds=1, train_config=train_config())
+    assert values_of(result.arrays) == [0.625]
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["participants"], metrics["failures"]) == (3, 0)
+    # f_i(1) = ½ (1 − c_i)² = 2, .5, 2; Σ p_i f_i = (2 + 1 + 10) / 8
+    assert metrics["train-loss"] == 1.625
+
+
+def test_uniform_client_weights_by_hand(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    # (1 + .5 − 1) / 3 = 1/6
+    strategy = FedAvg(FedAvg.Config(client_weights="uniform"))
+    result = strategy.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
+    assert values_of(result.arrays) == pytest.approx([7 / 6], rel=1e-15)
+
+
+def test_two_rounds_by_hand(federation: Make, model: Model, values_of: Values, train_config: Make) -> None:
+    # One step from w moves by −.5 (w − c̄), c̄ = Σ p_i c_i = (3 + 4 − 5) / 8 = .25:
+    # 1 → 1 − .375 = .625 → .625 − .1875 = .4375
+    result = FedAvg().start(federation(), model(1.0), num_rounds=2, train_config=train_config())
+    assert values_of(result.arrays) == [0.4375]
+
+
+def test_uniform_participation_scales_by_clients_over_draws(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    grid = federation()
+    strategy = FedAvg(FedAvg.Config(participation="uniform", fraction_train=1 / 3))
+    result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    (drawn,) = grid.asked()
+    # L = 1 of C = 3: d_i = 3 p_i, so w = 1 + 3 (1/8 · 1, 2/8 · .5, 5/8 · −1)
+    assert values_of(result.arrays) == [[1.375], [1.375], [-0.875]][drawn]
+
+
+def test_the_traffic_is_counted_in_bytes(federation: Make, model: Model, train_config: Make) -> None:
+    initial = model(1.0, 2.0)
+    size = len(initial["w"].data)  # header of the npy format and two doubles
+    grid = federation()
+    grid.lose(1, "drop")
+    result = FedAvg().start(grid, initial, num_rounds=1, timeout=0.05, train_config=train_config())
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["bytes-down"], metrics["bytes-up"]) == (3 * size, 2 * size)
+
+
+REASONS = {
+    "raise": "out of memory",
+    "nan": "aren't finite",
+    "inf": "aren't finite",
+    "shape": r"float64[2], the model's is float64[1]",
+    "dtype": r"float16[1], the model's is float64[1]",
+    "name": "['other']",
+    "no-arrays": "no record 'arrays'",
+    "bytes": "can't be read",
+    "npz": "'w'",
+    "stype": "can't be read",
+    "drop": "no reply before the deadline",
+    "unavailable": "Node Unavailable",
+}
+
+
+def break_client(grid: Any, partition: int, fault: str) -> None:
+    if fault in ("drop", "unavailable"):
+        grid.lose(partition, fault)
+    else:
+        grid.spoil(partition, fault)
+
+
+@pytest.mark.parametrize("fault", REASONS)
+def test_a_bad_reply_is_left_out_counted_and_named(
+    federation: Make,
+    model: Model,
+    values_of: Values,
+    train_config: Make,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    grid = federation()
+    break_client(grid, 1, fault)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        result = FedAvg().start(grid, model(1.0), num_rounds=1, timeout=0.1, train_config=train_config())
+    # Client 1's weight is shared over the others: (1/8 · 1 + 5/8 · −1) / (6/8) = −2/3
+    assert values_of(result.arrays) == pytest.approx([1 / 3], rel=1e-15)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["participants"], metrics["failures"]) == (2, 1)
+    # Σ p_i f_i over clients 0 and 2: (1/8 · 2 + 5/8 · 2) / (6/8) = 2
+    assert metrics["train-loss"] == pytest.approx(2.0)
+    (warning,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert warning.startswith(f"round 1: left out client 1 (node {grid.node(1).node_id}): ")
+    assert REASONS[fault] in warning
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "drop"])
+def test_a_round_without_a_valid_reply_keeps_the_model_bit_for_bit(
+    federation: Make,
+    model: Model,
+    same_bytes: Make,
+    train_config: Make,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    grid, initial = federation(), model(0.1, -0.0, 1e-310)
+    for partition in range(3):
+        break_client(grid, partition, fault)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        result = FedAvg().start(grid, initial, num_rounds=1, timeout=0.05, train_config=train_config())
+    assert same_bytes(result.arrays, initial)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["participants"], metrics["failures"]) == (0, 3)
+    assert "train-loss" not in metrics
+    assert "no valid reply, the model stays as it is" in caplog.text
+    (warning,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]  # one a reason
+    for partition in range(3):
+        assert f"{partition} (node {grid.node(partition).node_id})" in warning
+
+
+def test_a_client_is_back_in_the_round_after_its_fault(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    grid = federation()
+    grid.spoil(1, "raise")
+    strategy = FedAvg(observer=lambda p: grid.spoil(1, None) if p.aggregation == 1 else None)
+    result = strategy.start(grid, model(1.0), num_rounds=2, train_config=train_config())
+    assert [result.train_metrics_clientapp[r]["failures"] for r in (1, 2)] == [1, 0]
+    # Round 1 as above: w = 1/3. Round 2: −.5 (1/3 − 1/4) = −1/24
+    assert values_of(result.arrays) == pytest.approx([1 / 3 - 1 / 24], rel=1e-14)
+
+
+def test_a_reply_that_comes_a_round_late_counts_in_neither(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    grid = federation()
+    strategy = FedAvg(observer=lambda p: setattr(grid.node(1), "delay", 0.5 if p.aggregation == 0 else 0.0))
+    result = strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config())
+    assert [result.train_metrics_clientapp[r]["failures"] for r in (1, 2)] == [1, 0]
+    assert values_of(result.arrays) == pytest.approx([1 / 3 - 1 / 24], rel=1e-14)
+
+
+def test_a_doubled_reply_counts_once(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    grid = federation()
+    grid.lose(2, "twice")
+    result = FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    assert values_of(result.arrays) == [0.625]
+
+
+def test_md_counts_a_client_drawn_twice_twice(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    deltas = np.array([1.0, 0.5, -1.0])
+    for seed in range(20):
+        grid = federation()
+        strategy = FedAvg(FedAvg.Config(participation="md", fraction_train=1.0, seed=seed))
+        result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
+        asked = grid.asked()
+        if len(asked) == 2:  # L = 3 draws: one of the two was drawn twice, 1/3 and 2/3
+            break
+    assert len(asked) == 2, "no seed of twenty drew a client twice"
+    one, other = deltas[asked]
+    possible = [1 + (2 * one + other) / 3, 1 + (one + 2 * other) / 3]
+    assert min(abs(values_of(result.arrays)[0] - w) for w in possible) < 1e-12
+
+
+# ---- Clients that don't describe themselves ---------------------------------------------------------------------
+
+
+def test_without_descriptions_the_sizes_come_with_the_replies(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    result = FedAvg().start(
+        federation(describes=False), model(1.0), num_rounds=1, train_config=train_config()
+    )
+    assert values_of(result.arrays) == [0.625]
+
+
+def test_without_descriptions_uniform_weights_stay_uniform(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    strategy = FedAvg(FedAvg.Config(client_weights="uniform"))
+    result = strategy.start(
+        federation(describes=False), model(1.0), num_rounds=1, train_config=train_config()
+    )
+    assert values_of(result.arrays) == pytest.approx([7 / 6], rel=1e-15)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "drop"])
+def test_without_descriptions_a_bad_reply_is_left_out(
+    federation: Make, model: Model, values_of: Values, train_config: Make, fault: str
+) -> None:
+    grid = federation(describes=False)
+    break_client(grid, 1, fault)
+    result = FedAvg().start(grid, model(1.0), num_rounds=1, timeout=0.1, train_config=train_config())
+    assert values_of(result.arrays) == pytest.approx([1 / 3], rel=1e-15)
+
+
+@pytest.mark.parametrize("value", ["list", "nan", "inf", "negative"])
+def test_without_descriptions_a_senseless_size_does_not_spoil_the_model(
+    federation: Make, model: Model, values_of: Values, train_config: Make, value: str
+) -> None:
+    grid = federation(describes=False)
+    grid.spoil(1, f"metric:num-examples={value}")
+    result = FedAvg().start(grid, model(1.0), num_rounds=1, timeout=0.1, train_config=train_config())
+    # The convex hull of the clients' models: 2, 1.5, 0.
+    assert 0.0 <= values_of(result.arrays)[0] <= 2.0
+
+
+def test_without_descriptions_paired_clients_still_count_half_each(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    # 000, section 3.2: the mean of the two, whatever their sizes. Node order is partition order here.
+    grid = federation(centres=(3.0, -1.0), sizes=(1, 5), node_ids=[10, 20], describes=False)
+    strategy = FedAvg(FedAvg.Config(participation="paired"))
+    result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    assert values_of(result.arrays) == [1.0]  # 1 + (1 − 1) / 2
+
+
+# ---- FedProx ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alpha", "steps", "expected"),
+    [
+        # f(w) = ½ (w − 4)², from w̄ = 0, γ = ½: w ← w − ½ [(w − 4) + α w]
+        (0.0, 1, 2.0),
+        (0.0, 2, 3.0),  # 2 − ½ (−2)
+        (1.0, 1, 2.0),  # the first step feels no pull
+        (1.0, 2, 2.0),  # 2 − ½ (−2 + 2): the minimiser of f + ½ w², 4/(1 + α)
+        (0.5, 2, 2.5),  # 2 − ½ (−2 + 1)
+        (0.5, 3, 2.625),  # 2.5 − ½ (−1.5 + 1.25)
+    ],
+)
+def test_fedprox_on_a_quadratic_by_hand(
+    federation: Make,
+    model: Model,
+    values_of: Values,
+    train_config: Make,
+    alpha: float,
+    steps: int,
+    expected: float,
+) -> None:
+    strategy = FedProx(FedProx.Config(proximal_mu=alpha))
+    result = strategy.start(
+        federation([4.0], [3]), model(0.0), num_rounds=1, train_config=train_config(steps)
+    )
+    assert values_of(result.arrays) == [expected]
+
+
+def test_fedprox_pulls_towards_the_model_of_the_round(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    # α = 1, two steps: round 1 ends at 2 (above). Round 2, w̄ = 2: 2 → 3 → 3 − ½ [(3 − 4) + (3 − 2)] = 3.
+    strategy = FedProx(FedProx.Config(proximal_mu=1.0))
+    result = strategy.start(federation([4.0], [3]), model(0.0), num_rounds=2, train_config=train_config(2))
+    assert values_of(result.arrays) == [3.0]
+
+
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(
+    federation: Make, model: Model, same_bytes: Make, train_config: Make
+) -> None:
+    options: dict[str, Any] = {"participation": "uniform", "fraction_train": 0.5, "seed": 3}
+    runs = [
+        strategy.start(
+            federation(range(6), range(1, 7)), model(0.1, 0.7), num_rounds=5, train_config=train_config(3)
+        )
+        for strategy in (
+            FedAvg(FedAvg.Config(**options)),
+            FedProx(FedProx.Config(proximal_mu=0.0, **options)),
+        )
+    ]
+    assert same_bytes(runs[0].arrays, runs[1].arrays)
+
+
+def test_fedprox_with_pull_is_another_method(
+    federation: Make, model: Model, same_bytes: Make, train_config: Make
+) -> None:
+    runs = [
+        s.start(federation(), model(1.0), num_rounds=1, train_config=train_config(3))
+        for s in (FedAvg(), FedProx())
+    ]
+    assert not same_bytes(runs[0].arrays, runs[1].arrays)
+
+
+@pytest.mark.parametrize("mu", [-0.1, float("nan")])
+def test_fedprox_refuses_a_pull_that_pushes(mu: float) -> None:
+    with pytest.raises(ValueError, match=r"proximal-mu = .*must be 0 or more"):
+        FedProx.Config(proximal_mu=mu)
+
+
+def test_fedavg_takes_no_notice_of_proximal_mu(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    # The run config holds the key whatever the strategy.
+    grid = federation()
+    config = train_config(3, **{"proximal-mu": 5.0})
+    result = FedAvg().start(grid, model(1.0), num_rounds=1, train_config=config)
+    for request in grid.requests():
+        assert "alpha" not in request.content.config_records["config"]
+    # Three steps of γ = ½ leave 1/8 of the way to c_i: w = c̄ + (1 − c̄)/8 with c̄ = .25
+    assert values_of(result.arrays) == [0.34375]
+
+
+# ---- What is sent -----------------------------------------------------------------------------------------------
+
+
+def test_a_request_carries_the_model_the_callers_config_and_the_task(
+    federation: Make, model: Model, same_bytes: Make, train_config: Make
+) -> None:
+    grid, initial = federation(), model(1.0)
+    FedProx(FedProx.Config(proximal_mu=0.3)).start(
+        grid, initial, num_rounds=2, timeout=50.0, train_config=train_config(2, lr=0.25)
+    )
+    assert grid.asked("train", 1) == [0, 1, 2]  # in the order of the clients
+    for index, request in enumerate(grid.requests("train", 1)):
+        content = request.content
+        assert same_bytes(content.array_records["arrays"], initial)
+        assert dict(content.config_records["config"]) == {
+            "local-steps": 2,
+            "lr": 0.25,
+            "server-round": 1,
+            "client": index,
+            "task": 1,
+            "alpha": 0.3,
+        }
+        assert request.metadata.ttl == 50.0
+    assert [r.content.config_records["config"]["task"] for r in grid.requests("train", 2)] == [2, 2, 2]
+
+
+def test_models_of_several_arrays_and_dtypes(federation: Make, train_config: Make) -> None:
+    # float32 matrix, float64 vector, a BatchNorm-like counter of no dimensions: each starts at 1 and moves by −3/8.
+    initial = ArrayRecord(
+        {
+            "w": Array(np.ones((2, 3), np.float32)),
+            "b": Array(np.ones(2)),
+            "n": Array(np.array(1, dtype=np.int64)),
+        }
+    )
+    result = FedAvg().start(federation(), initial, num_rounds=1, train_config=train_config())
+    assert {k: (a.dtype, a.shape) for k, a in result.arrays.items()} == {
+        "w": ("float32", (2, 3)),
+        "b": ("float64", (2,)),
+        "n": ("int64", ()),
+    }
+    assert (result.arrays["w"].numpy() == 0.625).all()
+    assert (result.arrays["b"].numpy() == 0.625).all()
+
+
+def test_an_initial_model_that_is_not_finite_is_refused_before_training(
+    federation: Make, model: Model
+) -> None:
+    grid = federation()
+    with pytest.raises(ValueError, match="finite"):
+        FedAvg().start(grid, model(float("nan")), num_rounds=1, train_config=ConfigRecord())
+    assert grid.requests() == []

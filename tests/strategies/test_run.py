@@ -1,0 +1,437 @@
+"""The round loop: evaluation, observer, time, stopping, changing clients, reproducibility."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+
+from strategies import FedAvg, Progress
+from strategies.clock import VirtualClock, WallClock
+
+LOGGER = "flwr.strategies"
+Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
+
+
+class Recorder:
+    """An evaluate_fn and an observer that keep what they are given."""
+
+    def __init__(self) -> None:
+        self.evaluated: list[tuple[int, float]] = []
+        self.progress: list[Progress] = []
+
+    def evaluate(self, aggregation: int, arrays: ArrayRecord) -> MetricRecord:
+        self.evaluated.append((aggregation, float(arrays["w"].numpy()[0])))
+        return MetricRecord({"loss": 10.0 * aggregation})
+
+    def observe(self, progress: Progress) -> None:
+        self.progress.append(progress)
+
+    @property
+    def rounds(self) -> list[int]:
+        return [aggregation for aggregation, _ in self.evaluated]
+
+
+def config(**options: Any) -> Any:
+    return FedAvg.Config(**options)
+
+
+# ---- Reproducibility --------------------------------------------------------------------------------------------
+
+
+def test_runs_with_other_node_ids_and_reply_orders_are_equal_bit_for_bit(
+    federation: Make, model: Model, same_bytes: Make, train_config: Make
+) -> None:
+    rng = np.random.default_rng(0)
+    centres, sizes = rng.normal(size=12).tolist(), rng.integers(1, 100, 12).tolist()
+    results = []
+    for seed in (1, 2, 3):  # of the node ids and of the order of the replies
+        grid = federation(centres, sizes, seed=seed)
+        strategy = FedAvg(config(participation="uniform", fraction_train=0.5, seed=4))
+        results.append(
+            strategy.start(grid, model(0.1, 0.2, 0.3), num_rounds=4, train_config=train_config(2, 0.3))
+        )
+        assert [len(grid.asked("train", r)) for r in (1, 2, 3, 4)] == [6, 6, 6, 6]
+    assert same_bytes(results[0].arrays, results[1].arrays)
+    assert same_bytes(results[0].arrays, results[2].arrays)
+    assert results[0].train_metrics_clientapp == results[1].train_metrics_clientapp
+
+
+def test_the_seed_and_the_round_fix_who_takes_part(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    def drawn(seed: int) -> list[tuple[int, ...]]:
+        grid = federation(range(8), [1] * 8)
+        strategy = FedAvg(config(participation="uniform", fraction_train=0.25, seed=seed))
+        strategy.start(grid, model(0.0), num_rounds=6, train_config=train_config())
+        return [tuple(grid.asked("train", r)) for r in range(1, 7)]
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+    assert len(set(drawn(0))) > 1  # and it isn't the same pair in every round
+
+
+def test_starting_the_same_strategy_twice_gives_the_same_model(
+    federation: Make, model: Model, same_bytes: Make, train_config: Make
+) -> None:
+    grid, strategy = federation(), FedAvg(config(participation="uniform", fraction_train=0.5))
+    first, second = (
+        strategy.start(grid, model(0.1), num_rounds=3, train_config=train_config()) for _ in "ab"
+    )
+    assert same_bytes(first.arrays, second.arrays)
+
+
+# ---- Evaluation and observer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "num_rounds", "expected"),
+    [
+        (1, 3, [0, 1, 2, 3]),
+        (2, 4, [0, 2, 4]),
+        (2, 5, [0, 2, 4, 5]),  # the last model is always evaluated
+        (10, 3, [0, 3]),
+        (1, 0, [0]),
+    ],
+)
+def test_eval_every(
+    federation: Make,
+    model: Model,
+    train_config: Make,
+    eval_every: int,
+    num_rounds: int,
+    expected: list[int],
+) -> None:
+    seen = Recorder()
+    strategy = FedAvg(config(eval_every=eval_every), observer=seen.observe)
+    result = strategy.start(
+        federation(),
+        model(1.0),
+        num_rounds=num_rounds,
+        train_config=train_config(),
+        evaluate_fn=seen.evaluate,
+    )
+    assert seen.rounds == expected
+    assert list(result.evaluate_metrics_serverapp) == expected
+    assert [p.aggregation for p in seen.progress] == list(range(num_rounds + 1))
+    assert [p.aggregation for p in seen.progress if p.evaluated] == expected
+
+
+def test_every_evaluation_is_of_the_model_of_its_round(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    seen = Recorder()
+    FedAvg().start(
+        federation(), model(1.0), num_rounds=2, train_config=train_config(), evaluate_fn=seen.evaluate
+    )
+    assert seen.evaluated == [(0, 1.0), (1, 0.625), (2, 0.4375)]  # by hand in test_round.py
+
+
+def test_the_observer_is_told_aggregation_time_model_and_metrics(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    seen = Recorder()
+    FedAvg(config(eval_every=2), observer=seen.observe).start(
+        federation(), model(1.0), num_rounds=2, train_config=train_config(), evaluate_fn=seen.evaluate
+    )
+    first, second, third = seen.progress
+    assert (first.aggregation, first.time, values_of(first.arrays)) == (0, 0.0, [1.0])
+    assert dict(first.metrics) == {"loss": 0.0}
+    assert (second.aggregation, second.time, values_of(second.arrays)) == (1, 1.0, [0.625])
+    assert second.metrics["train-loss"] == 1.625
+    assert second.metrics["participants"] == 3
+    assert "loss" not in second.metrics  # not evaluated
+    assert (third.aggregation, third.time, values_of(third.arrays)) == (2, 2.0, [0.4375])
+    assert third.metrics["loss"] == 20.0
+
+
+def test_client_evaluation_is_the_federated_objective_by_hand(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    seen, grid = Recorder(), federation()
+    result = FedAvg(config(client_evaluation=True), observer=seen.observe).start(
+        grid, model(1.0), num_rounds=1, train_config=train_config()
+    )
+    # w = .625: f_i = ½ (w − c_i)² = ½ (2.375², 1.375², 1.625²) = 2.8203125, .9453125, 1.3203125
+    # Σ p_i f_i = (2.8203125 + 2 · .9453125 + 5 · 1.3203125) / 8 = 11.3125 / 8
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.4140625, rel=1e-14)
+    assert seen.progress[-1].metrics["client-loss"] == pytest.approx(1.4140625, rel=1e-14)
+    assert grid.asked("evaluate") == [0, 1, 2]
+
+
+def test_client_evaluation_without_descriptions_weighs_by_the_sizes_in_the_replies(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    result = FedAvg(config(client_evaluation=True)).start(
+        federation(describes=False), model(1.0), num_rounds=1, train_config=train_config()
+    )
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.4140625, rel=1e-14)
+
+
+def test_client_evaluation_leaves_out_who_fails(federation: Make, model: Model, train_config: Make) -> None:
+    grid = federation()
+    grid.spoil(1, "raise", "evaluate")
+    result = FedAvg(config(client_evaluation=True)).start(
+        grid, model(1.0), num_rounds=1, train_config=train_config()
+    )
+    # (2.8203125 + 5 · 1.3203125) / 6
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(9.421875 / 6, rel=1e-14)
+
+
+def test_clients_are_evaluated_as_often_as_the_server(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    grid = federation()
+    FedAvg(config(client_evaluation=True, eval_every=2)).start(
+        grid, model(1.0), num_rounds=3, train_config=train_config()
+    )
+    assert [len(grid.asked("evaluate", r)) for r in (1, 2, 3)] == [0, 3, 3]
+
+
+def test_clients_are_not_evaluated_unless_asked_for(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    grid = federation()
+    FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    assert grid.asked("evaluate") == []
+
+
+def test_the_evaluate_config_goes_to_evaluation_only(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    grid = federation()
+    FedAvg(config(client_evaluation=True)).start(
+        grid,
+        model(1.0),
+        num_rounds=1,
+        train_config=train_config(),
+        evaluate_config=ConfigRecord({"batches": 3}),
+    )
+    (evaluate, *_), (train, *_) = grid.requests("evaluate"), grid.requests("train")
+    assert evaluate.content.config_records["config"]["batches"] == 3
+    assert "lr" not in evaluate.content.config_records["config"]
+    assert "batches" not in train.content.config_records["config"]
+
+
+# ---- Time -------------------------------------------------------------------------------------------------------
+
+CENTRES, SIZES = [0.0, 1.0, 2.0, 3.0, 4.0], [1] * 5  # C = 5 in F80: τ = .2, .4, .6, .8, 1
+
+
+@pytest.mark.parametrize(
+    ("participation", "seconds"),
+    [("full", 1.0), ("fixed:0", 0.2), ("fixed:0,2", 0.6), ("fixed:3,1", 0.8), ("paired", 1.0)],
+)
+def test_a_round_lasts_as_long_as_its_slowest_participant(
+    federation: Make, model: Model, train_config: Make, participation: str, seconds: float
+) -> None:
+    seen = Recorder()
+    strategy = FedAvg(config(participation=participation), observer=seen.observe)
+    strategy.start(federation(CENTRES, SIZES), model(1.0), num_rounds=3, train_config=train_config())
+    assert [p.time for p in seen.progress] == pytest.approx([0.0, seconds, 2 * seconds, 3 * seconds])
+
+
+def test_time_of_rounds_that_draw_their_participants(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    seen, grid = Recorder(), federation(CENTRES, SIZES)
+    strategy = FedAvg(config(participation="uniform", fraction_train=0.4), observer=seen.observe)
+    strategy.start(grid, model(1.0), num_rounds=8, train_config=train_config())
+    tau = [0.2, 0.4, 0.6, 0.8, 1.0]
+    durations = [max(tau[i] for i in grid.asked("train", r)) for r in range(1, 9)]
+    assert [p.time for p in seen.progress] == pytest.approx([0.0, *np.cumsum(durations)])
+    assert len(set(durations)) > 1
+
+
+def test_in_f0_every_round_lasts_a_second(federation: Make, model: Model, train_config: Make) -> None:
+    clock = VirtualClock()
+    FedAvg(config(time_scenario="F0", participation="fixed:0"), clock=clock).start(
+        federation(CENTRES, SIZES), model(1.0), num_rounds=3, train_config=train_config()
+    )
+    assert clock.now() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("participation", "budget", "rounds"),
+    [
+        ("full", 2.5, 2),  # a third round would end at 3
+        ("full", 2.0, 2),  # a round that ends when the budget does still counts
+        ("fixed:0,2", 2.0, 3),  # .6, 1.2, 1.8
+        ("full", 0.5, 0),
+        ("full", 0.0, 4),  # 0: no limit
+    ],
+)
+def test_time_budget(
+    federation: Make, model: Model, train_config: Make, participation: str, budget: float, rounds: int
+) -> None:
+    seen, grid = Recorder(), federation(CENTRES, SIZES)
+    strategy = FedAvg(
+        config(participation=participation, time_budget=budget, eval_every=100), observer=seen.observe
+    )
+    strategy.start(grid, model(1.0), num_rounds=4, train_config=train_config(), evaluate_fn=seen.evaluate)
+    assert sum(bool(grid.asked("train", r)) for r in range(1, 5)) == rounds
+    assert seen.rounds == ([0, rounds] if rounds else [0])  # the last model is evaluated, and once
+    if budget:
+        assert strategy.clock.now() <= budget
+
+
+def test_the_budget_forgives_a_rounding_error(federation: Make, model: Model, train_config: Make) -> None:
+    # 1 − .7 is a bit more than .3 in floating point, and three of them more than .9.
+    grid = federation(CENTRES, SIZES)
+    FedAvg(config(participation="fixed:0", time_scenario="F70", time_budget=0.9)).start(
+        grid, model(1.0), num_rounds=10, train_config=train_config()
+    )
+    assert len(grid.asked()) == 3
+
+
+def test_on_a_wall_clock_real_seconds_count(federation: Make, model: Model, train_config: Make) -> None:
+    seen, grid = Recorder(), federation()
+    grid.node(1).delay = 0.2
+    FedAvg(config(time_budget=0.3), clock=WallClock(), observer=seen.observe).start(
+        grid, model(1.0), num_rounds=50, train_config=train_config()
+    )
+    rounds = len(seen.progress) - 1
+    assert 1 <= rounds <= 2  # each lasts .2 s or more; the budget is looked at between rounds
+    assert seen.progress[1].time >= 0.2
+
+
+# ---- Stopping ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_between_rounds_keeps_the_last_model(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    seen, grid = Recorder(), federation()
+    strategy = FedAvg(config(eval_every=100), observer=seen.observe, stopped=lambda: len(seen.progress) >= 3)
+    result = strategy.start(
+        grid, model(1.0), num_rounds=50, train_config=train_config(), evaluate_fn=seen.evaluate
+    )
+    assert values_of(result.arrays) == [0.4375]  # two rounds
+    assert grid.asked("train", 3) == []
+    assert seen.evaluated == [(0, 1.0), (2, 0.4375)]
+
+
+def test_a_stop_in_mid_round_keeps_the_last_complete_round(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    seen, grid = Recorder(), federation()
+
+    def observe(progress: Progress) -> None:
+        seen.observe(progress)
+        if progress.aggregation == 1:
+            grid.lose(2, "drop")  # so that round 2 has fast clients only when the stop comes
+
+    strategy = FedAvg(observer=observe, stopped=lambda: bool(grid.asked("train", 2)))
+    result = strategy.start(
+        grid, model(1.0), num_rounds=50, timeout=60.0, train_config=train_config(), evaluate_fn=seen.evaluate
+    )
+    assert grid.asked("train", 2) == [0, 1, 2]
+    assert values_of(result.arrays) == [0.625]  # round 1
+    assert list(result.train_metrics_clientapp) == [1]
+    assert seen.evaluated[-1] == (1, 0.625)
+    assert strategy.clock.now() == 1.0
+
+
+def test_a_stop_before_the_first_round_returns_the_initial_model(
+    federation: Make, model: Model, same_bytes: Make
+) -> None:
+    grid, initial = federation(), model(1.0)
+    result = FedAvg(stopped=lambda: True).start(grid, initial, num_rounds=3)
+    assert same_bytes(result.arrays, initial)
+    assert grid.requests() == []
+
+
+# ---- Clients that come and go -----------------------------------------------------------------------------------
+
+
+def test_a_late_joiner_takes_part_from_the_next_round(
+    federation: Make, model: Model, train_config: Make
+) -> None:
+    grid = federation()
+    grid.node(2).present = False
+    strategy = FedAvg(
+        observer=lambda p: setattr(grid.node(2), "present", p.aggregation >= 1),
+    )
+    strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
+    assert [grid.asked("train", r) for r in (1, 2, 3)] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+def test_a_node_that_left_is_not_asked_and_its_weight_goes_to_the_others(
+    federation: Make, model: Model, values_of: Values, train_config: Make
+) -> None:
+    grid = federation()
+    strategy = FedAvg(observer=lambda p: setattr(grid.node(1), "present", p.aggregation < 1))
+    result = strategy.start(grid, model(1.0), num_rounds=2, train_config=train_config())
+    assert [grid.asked("train", r) for r in (1, 2)] == [[0, 1, 2], [0, 2]]
+    # Round 1: w = .625. Round 2 with p = 1/6, 5/6: c̄ = (3 − 5)/6 = −1/3; w − ½ (w + 1/3)
+    assert values_of(result.arrays) == pytest.approx([0.625 - 0.5 * (0.625 + 1 / 3)], rel=1e-14)
+    assert result.train_metrics_clientapp[2]["failures"] == 0
+
+
+def test_fixed_participation_with_an_absent_client_takes_the_rest_and_says_so(
+    federation: Make,
+    model: Model,
+    values_of: Values,
+    train_config: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = federation()
+    grid.node(0).present = False
+    with caplog.at_level(logging.WARNING, LOGGER):
+        result = FedAvg(config(participation="fixed:0,1")).start(
+            grid, model(1.0), num_rounds=1, train_config=train_config()
+        )
+    assert grid.asked() == [1]  # the client with index 1, though it is the first of those there
+    assert values_of(result.arrays) == [1.5]  # 1 + 1 · .5
+    assert "clients that aren't there: [0]" in caplog.text
+
+
+def test_fixed_participation_with_nobody_there_is_an_error(federation: Make, model: Model) -> None:
+    grid = federation()
+    with pytest.raises(RuntimeError, match=r"participation = 'fixed:7': none of these clients is there"):
+        FedAvg(config(participation="fixed:7")).start(grid, model(1.0), num_rounds=1)
+
+
+def test_no_client_at_all_is_an_error(federation: Make, model: Model) -> None:
+    grid = federation()
+    for partition in range(3):
+        grid.spoil(partition, "raise", "query")
+    with pytest.raises(RuntimeError, match="no client can take part"):
+        FedAvg().start(grid, model(1.0), num_rounds=1)
+
+
+def test_too_few_clients_are_an_error_after_the_timeout(federation: Make, model: Model) -> None:
+    with pytest.raises(RuntimeError, match=r"3 of 4 clients connected within 0\.05 s"):
+        FedAvg(config(min_clients=4)).start(federation(), model(1.0), num_rounds=1, timeout=0.05)
+
+
+# ---- What the caller gave ---------------------------------------------------------------------------------------
+
+
+def test_the_callers_configs_are_not_changed(federation: Make, model: Model, train_config: Make) -> None:
+    given, evaluate = train_config(), ConfigRecord({"batches": 3})
+    before = (dict(given), dict(evaluate))
+    FedAvg(config(client_evaluation=True)).start(
+        federation(), model(1.0), num_rounds=2, train_config=given, evaluate_config=evaluate
+    )
+    assert (dict(given), dict(evaluate)) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"client_weights": "size"}, "client-weights"),
+        ({"time_scenario": "F800"}, "time-scenario"),
+        ({"eval_every": 0}, "eval-every"),
+        ({"participation": "half"}, "participation"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named_before_any_client_trains(
+    federation: Make, model: Model, options: dict[str, Any], key: str
+) -> None:
+    grid = federation()
+    with pytest.raises(ValueError, match=key):
+        FedAvg(config(**options)).start(grid, model(1.0), num_rounds=1)
+    assert grid.requests() == []
