@@ -21,11 +21,9 @@ from fedapp import client_app, server_app
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.results import RunDirectory
 
 ENGINES = ("ray", "sequential", "vectorized")
-
-# What config.toml of a run directory holds beside the run config.
-RECORD_KEYS = ("num-clients", "versions.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,22 +34,22 @@ def main(arguments: list[str] | None = None) -> int:
         simulation = SimulationConfig.read(read_options("--federation-config", options.federation_config))
         if options.engine == "vectorized":
             raise ConfigError("--engine vectorized: not there yet; available now are ray, sequential")
-        if options.engine == "ray":
-            simulation = simulation.fit_to_machine(config)
+        simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")
         experiment = server_app.prepare(config, simulation.num_supernodes)
+        directory = RunDirectory(config)
     except server_app.USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with stop_on_interrupt() as stop:
         if options.engine == "sequential":
             grid = SequentialGrid(client_app.app, simulation.num_supernodes)
-            server_app.run(grid, experiment, stop.is_set)
+            server_app.run(grid, experiment, stop.is_set, directory)
         else:
             app = ServerApp()
 
             @app.main()
             def run(grid: Grid, context: Context) -> None:
-                server_app.run(grid, experiment, stop.is_set)
+                server_app.run(grid, experiment, stop.is_set, directory)
 
             simulate(app, client_app.app, simulation)
         return 130 if stop.is_set() else 0
@@ -77,7 +75,10 @@ def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
     except (click.ClickException, ValueError) as error:
         message = error.message if isinstance(error, click.ClickException) else error
         raise ConfigError(f"{name} {' '.join(texts or [])!r}: {message}") from None
-    return {key: value for key, value in values.items() if not key.startswith(RECORD_KEYS)}
+    if name == "--run-config" and texts and texts[0].endswith(".toml"):
+        # The config.toml of a run directory holds these beside the run config.
+        return {k: v for k, v in values.items() if k != "num-clients" and not k.startswith("versions.")}
+    return values
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -75,8 +75,8 @@ def describe(message: Message, context: Context) -> Message:
     )
     if data.partition_id is not None:
         metrics[messages.PARTITION_ID] = data.partition_id
-    if (number := context.node_config.get("num-partitions")) is not None:
-        metrics[messages.NUM_PARTITIONS] = int(number)
+    if (number := _node_number(context, "num-partitions")) is not None:
+        metrics[messages.NUM_PARTITIONS] = number
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
 
 
@@ -172,15 +172,17 @@ def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> C
     """Find this client's rows: its share of a dataset that all know, or everything in a file of its own."""
     own_path = context.node_config.get("data-path")
     path = str(own_path) if own_path is not None else config.data_path
-    partition_id = context.node_config.get("partition-id")
-    num_partitions = int(context.node_config.get("num-partitions", 0))
-    dataset = federation.dataset_of(config, num_partitions, path)
+    partition_id, num_partitions = (
+        _node_number(context, "partition-id"),
+        _node_number(context, "num-partitions"),
+    )
+    dataset = federation.dataset_of(config, num_partitions or 0, path)
     _check_fits(dataset, record)
     if partition_id is not None and num_partitions:
         partition = federation.partition_of(config, num_partitions, path)
-        if not 0 <= int(partition_id) < num_partitions:
+        if not 0 <= partition_id < num_partitions:
             raise DataError(f"partition-id = {partition_id}: must be 0 to {num_partitions - 1}")
-        rows = partition.client(int(partition_id))
+        rows = partition.client(partition_id)
     elif own_path is not None:
         rows = np.arange(dataset.num_train)
     else:
@@ -189,9 +191,15 @@ def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> C
         )
     if len(rows) == 0:
         raise DataError(f"client {partition_id}: it has no training examples")
-    index = None if partition_id is None else int(partition_id)
-    key = (config.dataset, path, index, num_partitions, federation.division_of(config))
-    return ClientData(dataset, rows, index, key)
+    key = (config.dataset, path, partition_id, num_partitions, federation.division_of(config))
+    return ClientData(dataset, rows, partition_id, key)
+
+
+def _node_number(context: Context, key: str) -> int | None:
+    value = context.node_config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise DataError(f"{key} = {value!r} in the node config: must be a whole number")
+    return value
 
 
 def _check_fits(dataset: Dataset, record: ConfigRecord) -> None:

@@ -24,20 +24,26 @@ class ConfigError(ValueError):
     """The run config, or what it asks for, isn't possible; the text is the message for the user."""
 
 
+# What a message's integer holds.
+LARGEST = 2**63 - 1
+
 # The description of a type is what an error says is allowed.
 Positive = Annotated[float, Field(description="a number > 0", gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(description="a number >= 0", ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(description="a number in (0, 1]", gt=0, le=1)]
 UnitInterval = Annotated[float, Field(description="a number in [0, 1]", ge=0, le=1)]
-Count = Annotated[int, Field(description="a whole number >= 0", ge=0)]
-Counting = Annotated[int, Field(description="a whole number >= 1", ge=1)]
+Count = Annotated[int, Field(description="a whole number >= 0", ge=0, le=LARGEST)]
+Counting = Annotated[int, Field(description="a whole number >= 1", ge=1, le=LARGEST)]
 Flag = Annotated[bool, Field(description="true or false")]
-Text = Annotated[str, Field(description="a text")]
+Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]
 Device = Literal["auto", "cpu", "cuda"]
 
 
 def _pattern(allowed: str, regex: str) -> Any:
     return Field(description=allowed, pattern=regex)
+
+
+LR_SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RATE in (0, 1]"
 
 
 class Schema(BaseModel):
@@ -136,8 +142,8 @@ class RunConfig(Schema):
     lr_schedule: Annotated[
         str,
         _pattern(
-            "constant, inverse, inverse-sqrt, cosine or exponential:RATE",
-            r"^(constant|inverse|inverse-sqrt|cosine|exponential:(0?\.\d+|1(\.0*)?))$",
+            LR_SCHEDULES,
+            r"^(constant|inverse|inverse-sqrt|cosine|exponential:\S+)$",
         ),
     ]
     momentum: Annotated[float, Field(description="a number in [0, 1)", ge=0, lt=1)]
@@ -151,7 +157,13 @@ class RunConfig(Schema):
     client_threads: Count
     results_dir: Text
     tracker: Literal["none", "tensorboard", "wandb"]
-    run_name: Annotated[str, _pattern("a folder name without / or leading dot", r"^([^./\\][^/\\]*)?$")]
+    run_name: Annotated[
+        str,
+        _pattern(
+            "a folder name without / or leading dot",
+            r"^([^./\\\x00][^/\\\x00]*)?$",
+        ),
+    ]
 
     @classmethod
     def load(cls, overrides: Mapping[str, Value] | None = None) -> "RunConfig":
@@ -196,6 +208,8 @@ class RunConfig(Schema):
                 f"local-epochs = {self.local_epochs}, local-steps = {self.local_steps}: "
                 "one of the two must be 0 and the other 1 or more"
             )
+        if not _sensible_schedule(self.lr_schedule):
+            raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
         try:
             Participation.parse(self.participation, self.fraction_train)
         except ValueError as error:
@@ -222,3 +236,11 @@ def _unknown(key: str, keys: tuple[str, ...]) -> str:
     return f"unknown key {key!r}" + (
         f": did you mean {close[0]!r}?" if close else f": allowed are {', '.join(keys)}"
     )
+
+
+def _sensible_schedule(schedule: str) -> bool:
+    name, _, rate = schedule.partition(":")
+    try:
+        return name != "exponential" or 0 < float(rate) <= 1
+    except ValueError:
+        return False

@@ -86,22 +86,25 @@ class RunDirectory:
 def _make_folder(config: RunConfig) -> Path:
     results = Path(config.results_dir).expanduser().absolute()
     try:
-        if config.run_name:
-            path = results / config.run_name
-            path.mkdir(parents=True)
-            return path
-        stem = f"{config.strategy}-{config.dataset}-{config.model}"
         results.mkdir(parents=True, exist_ok=True)
-        return _first_free(lambda number: results / f"{stem}-{number:03d}")
-    except FileExistsError:
-        raise ConfigError(
-            f"run-name = {config.run_name!r}: {results / config.run_name} is there already, "
-            "and its results are kept; choose another name"
-        ) from None
+        if not config.run_name:
+            stem = f"{config.strategy}-{config.dataset}-{config.model}"
+            return _first_free(lambda number: results / f"{stem}-{number:03d}")
     except OSError as error:
         raise ConfigError(
             f"results-dir = {config.results_dir!r}: must be a folder that can be written to ({error})"
         ) from None
+    path = results / config.run_name
+    try:
+        path.mkdir()
+    except FileExistsError:
+        raise ConfigError(
+            f"run-name = {config.run_name!r}: {path} is there already, and its results are kept; "
+            "choose another name"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"run-name = {config.run_name!r}: can't be made a folder ({error})") from None
+    return path
 
 
 def _first_free(path_of: Callable[[int], Path]) -> Path:

@@ -79,16 +79,23 @@ def main(grid: Grid, context: Context) -> None:
     run(grid, prepare(config, num_clients))
 
 
-def run(grid: Grid, experiment: Experiment, stopped: Callable[[], bool] = never) -> RunDirectory:
+def run(
+    grid: Grid,
+    experiment: Experiment,
+    stopped: Callable[[], bool] = never,
+    directory: RunDirectory | None = None,
+) -> RunDirectory:
     """Run the federation and record it.
 
     Parameters
     ----------
+    directory : RunDirectory, optional
+        Where to; by default one is made as the config says.
     stopped : callable
         Asked at every poll; True ends the run after the last complete round, with a complete run directory.
     """
     config = experiment.config
-    recorder = Recorder(experiment, engine_of(grid))
+    recorder = Recorder(experiment, engine_of(grid), directory or RunDirectory(config))
     strategy = build_strategy(config, recorder, stopped)
     recorder.begin()
     status = "failed"
@@ -137,12 +144,12 @@ def engine_of(grid: Grid) -> str:
 class Recorder:
     """Evaluates the model, writes the run directory as the run goes, and shows progress."""
 
-    def __init__(self, experiment: Experiment, engine: str) -> None:
+    def __init__(self, experiment: Experiment, engine: str, directory: RunDirectory) -> None:
         self.experiment = experiment
         self.config = experiment.config
         self.engine = engine
         self.clock = WallClock()
-        self.directory = RunDirectory(experiment.config)
+        self.directory = directory
         self.display = Display(experiment.config.num_server_rounds)
         self.tracker = make_tracker(self.config, self.directory.path)
         self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)

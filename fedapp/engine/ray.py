@@ -4,13 +4,13 @@ import logging
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-# Flower sets these where it starts Ray itself. Under `uv run`, Ray would ship the folder to its workers.
+# Flower sets this where it starts Ray itself: under `uv run`, Ray would ship the folder to its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import torch
 from flwr.clientapp import ClientApp
@@ -63,25 +63,30 @@ class SimulationConfig(Schema):
             "init_args": {key: value for key, value in init_args.items() if value is not None},
         }
 
-    def fit_to_machine(self, config: RunConfig) -> "SimulationConfig":
+    def fit_to_machine(self, config: RunConfig, *, on_ray: bool = True) -> "SimulationConfig":
         """Drop the GPU fraction, and say so, where there is no GPU; fail if ``client-device`` asks for one."""
-        wants_gpu = self.client_resources_num_gpus > 0
-        if torch.cuda.is_available() or (wants_gpu and self.init_args_num_gpus):
-            return self
-        if config.client_device == "cuda":
+        has_gpu, wants_gpu = torch.cuda.is_available(), self.client_resources_num_gpus > 0
+        if config.client_device == "cuda" and not has_gpu:
             raise ConfigError("client-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
-        if wants_gpu:
-            log.warning(
-                "client-resources-num-gpus = %g: this machine has no GPU, clients run on the CPU "
-                '(client-device = "cuda" makes this an error)',
-                self.client_resources_num_gpus,
+        if config.client_device == "cuda" and on_ray and not wants_gpu:
+            raise ConfigError(
+                "client-device = 'cuda': needs client-resources-num-gpus > 0 in the federation config"
             )
+        if has_gpu or not wants_gpu or self.init_args_num_gpus:
+            return self
+        log.warning(
+            "client-resources-num-gpus = %g: this machine has no GPU, clients run on the CPU "
+            '(client-device = "cuda" makes this an error)',
+            self.client_resources_num_gpus,
+        )
         return self.model_copy(update={"client_resources_num_gpus": 0.0})
 
 
 def simulate(server_app: ServerApp, client_app: ClientApp, simulation: SimulationConfig) -> None:
     """Run the apps on Ray until the ServerApp returns; its exceptions are raised here."""
     logging.getLogger("flwr").addFilter(_without_deprecation)
+    # Ray announces that it may one day show GPUs to workers that were given none; they are hidden now.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     run_simulation(
         server_app,
         client_app,

@@ -1,0 +1,149 @@
+"""What a client tells the server of its data: one unit vector, and the noise that hides it.
+
+The message of papers/003_4ba4febf91704f25.txt (definition 3.2 and below) is the first principal direction of the
+client's data matrix X (n × d), neither centred nor scaled: its top right singular vector. Needs numpy and scipy.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedapp.data.dataset import Array, Dataset, IntArray
+from fedapp.data.errors import DataError
+
+Vector = NDArray[np.float64]
+Embed = Callable[[Array], Array]
+
+_BLOCK = 2**18  # numbers converted to float64 at a time: 2 MiB, which stay in the processor's cache
+_STEPS = 200  # vectors of length d held at most
+
+
+def principal_direction(x: Array, rows: IntArray | None = None, embed: Embed | None = None) -> Vector:
+    """Return the top right singular vector m, float64 (d,), ‖m‖ = 1, of a data matrix (003, below definition 3.2).
+
+    By Lanczos' method on XᵀX, which is never formed, fully reorthogonalised, from a fixed start vector of positive
+    entries. The same rows give the same m to about 1e-10, unless the two largest singular values nearly agree; if
+    they do agree, m is the start vector's projection on their space (which has no negative entry if X has none).
+
+    Of ±m the one with Σ_j m_j ≥ 0 is taken; where that sum is 0 (up to 1e-9), the one whose entry of largest
+    magnitude (of such entries, up to 1e-9, the first) is positive. For X ≥ 0 it is the Perron vector.
+
+    Parameters
+    ----------
+    x : array (N, ...)
+        Real, a memory map for instance; read in blocks of 2 MiB in float64, a row flattened to d numbers.
+    rows : int array (n,), optional
+        Rows to take, all by default.
+    embed : callable, optional
+        Turns a block (b, ...) into vectors (b, d).
+
+    Raises DataError if there are no rows, all values are zero, or some aren't finite (or too large to be squared).
+    """
+    num_rows, size = len(x if rows is None else rows), math.prod(x.shape[1:])
+    if num_rows == 0 or size == 0:
+        raise DataError(f"a client's message needs data: there are {num_rows} rows of shape {x.shape[1:]}")
+    block = max(1, _BLOCK // size)
+
+    def blocks() -> Iterator[Array]:
+        for start in range(0, num_rows, block):
+            chosen = slice(start, min(start + block, num_rows))
+            part = x[chosen if rows is None else rows[chosen]]
+            yield np.asarray(embed(part) if embed else part.reshape(len(part), size), dtype=np.float64)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        m = _lanczos(lambda v: sum((part @ v) @ part for part in blocks()), next(blocks()).shape[1])
+    key = m.sum()
+    if abs(key) <= 1e-9:
+        key = m[np.argmax(np.abs(m) >= np.abs(m).max() - 1e-9)]
+    return m if key > 0 else 0.0 - m
+
+
+def _lanczos(multiply: Callable[[Vector], Any], dimensions: int) -> Vector:
+    """Return the unit eigenvector of the largest eigenvalue of a positive semidefinite operator on R^d."""
+    from scipy.linalg import eigh_tridiagonal
+
+    basis = np.empty((min(_STEPS, dimensions), dimensions))
+    diagonal, beside = np.zeros((2, len(basis)))  # of the operator in that basis, which is tridiagonal
+    q = 1 + np.random.default_rng(0).random(dimensions)
+    for step in range(len(basis)):
+        basis[step] = q / np.linalg.norm(q)
+        q = np.asarray(multiply(basis[step]))
+        if not np.isfinite(q).all():
+            raise DataError("a client's message needs finite data, and not too large to be squared")
+        diagonal[step] = basis[step] @ q
+        for _ in range(2):
+            q = q - basis[: step + 1].T @ (basis[: step + 1] @ q)
+        values, vectors = eigh_tridiagonal(diagonal[: step + 1], beside[:step])
+        if values[-1] <= 0:
+            raise DataError("a client's message needs data: all values are zero")
+        gap = values[-1] - values[-2] if step else values[-1]
+        beside[step] = np.linalg.norm(q)
+        if beside[step] * abs(vectors[-1, -1]) <= max(1e-13 * gap, np.finfo(float).eps * values[-1]):
+            break
+    m: Vector = vectors[:, -1] @ basis[: step + 1]
+    return np.asarray(m / np.linalg.norm(m))
+
+
+def client_message(dataset: Dataset, rows: IntArray) -> Vector:
+    """Return the message of the client with these rows of a dataset, float64 (d,), labels not used.
+
+    Images and vectors: the principal direction of the rows as stored (their scale doesn't matter). Text: that of
+    each window's character counts, d = ``num_classes``, so that the order of characters is lost.
+    """
+
+    def counts(tokens: Array) -> Array:
+        shape = (len(tokens), dataset.num_classes)
+        numbered = tokens + shape[1] * np.arange(shape[0])[:, None]
+        return np.bincount(numbered.ravel(), minlength=math.prod(shape)).reshape(shape)
+
+    return principal_direction(dataset.x, np.asarray(rows), counts if dataset.kind == "text" else None)
+
+
+def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
+    """Return the least standard deviation of Gaussian noise that is (ε, δ)-differentially private.
+
+    The analytic Gaussian mechanism (Balle and Wang, ICML 2018, theorem 8), for every ε > 0: with s = σ / sensitivity,
+    Φ(1/(2s) − εs) − e^ε Φ(−1/(2s) − εs) = δ. The sensitivity is the largest Euclidean distance between the
+    vectors of two neighbouring inputs. ValueError unless ε > 0, 0 < δ < 1 and sensitivity > 0.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import log_ndtr
+
+    if not (0 < epsilon < math.inf and 0 < delta < 1 and 0 < sensitivity < math.inf):
+        given = f"has {epsilon}, {delta} and {sensitivity}"
+        raise ValueError(f"needs epsilon > 0, 0 < delta < 1, sensitivity (2 clip) > 0; {given}")
+
+    def excess(s: float) -> float:
+        first, second = log_ndtr(0.5 / s - epsilon * s), epsilon + log_ndtr(-0.5 / s - epsilon * s)
+        return float(-np.exp(first) * np.expm1(second - first)) / delta - 1
+
+    low = high = 1.0
+    while excess(low) <= 0:
+        low /= 2
+    while excess(high) > 0:
+        high *= 2
+    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-12) * (1 + 1e-9) * sensitivity)
+
+
+def private_message(message: Vector, epsilon: float, delta: float, clip: float, rng: Generator) -> Vector:
+    """Hide a message (d,) by the Gaussian mechanism, and make it a unit vector again, which costs no privacy.
+
+    It is scaled down to norm ``clip`` if longer, so that other data in place of the client's move it by at most
+    2 ``clip``; then each entry gets noise of deviation ``gaussian_sigma(epsilon, delta, 2 * clip)`` from ``rng``, the
+    client's own. For unit vectors a clip ≤ 1 makes no difference, and one above 1 only adds noise.
+
+    Protected with (ε, δ): all of the client's data, against all who see this message, the server too (replace one
+    client). Not protected: the models it trains and its number of samples; and a second message costs another
+    (ε, δ), so draw once and keep it. Attacks on the floating-point noise are not considered. The noise has length
+    about σ √d: unless ε is large or d small, it drowns the message.
+    """
+    message = np.asarray(message, dtype=np.float64)
+    if message.ndim != 1 or message.size == 0 or not np.isfinite(message).all():
+        raise ValueError(f"a message must be a finite vector; it has shape {message.shape}")
+    noise = rng.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), len(message))
+    noisy = message * min(1.0, clip / max(float(np.linalg.norm(message)), 1e-300)) + noise
+    return np.asarray(noisy / np.linalg.norm(noisy))

@@ -1,0 +1,272 @@
+"""The figures of the graph, over a grid of class and data imbalance: figures 3.3 to 3.5 of 003."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from fedapp.report.figures import _INK, _STEPS, _TEST, _TRAIN, Array, _figure, _save, _style
+
+_LEAST = 1e-12  # misalignments are drawn from here up, as they are floored in the graph
+_HEAT_CELLS, _HEAT_CLIENTS = (
+    28_000,
+    120,
+)  # of all heat maps; of each: more can't be seen and make the file large
+_LINES = [_TEST, _TRAIN, "#117733", "#882255", "#999933", "#332288"]
+_MAX_COLUMNS, _MAX_ROWS = 6, 3
+_WIDE = 4  # up to so many columns text has room
+
+
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value
+class GraphPanel:
+    """The graph of one federated network; panels with equal imbalances are repetitions with other seeds.
+
+    Attributes
+    ----------
+    class_imbalance, data_imbalance : float
+        κ⁻¹ and φ² of the partition (003 §3.4.1).
+    misalignment : array (C, C)
+        mis(i, j) in [0, 1].
+    eigenvalues : array (C,)
+        Of the Laplacian, ascending.
+    homogeneity : float
+        hom; NaN is left out.
+    theta, phi : float
+        mis ~ lognormal(−θ, φ²), fitted; φ = 0 or NaN draws no density.
+    """
+
+    class_imbalance: float
+    data_imbalance: float
+    misalignment: Array
+    eigenvalues: Array
+    homogeneity: float
+    theta: float
+    phi: float
+
+
+def draw_graph(folder: Path, grid: Sequence[GraphPanel], title: str = "") -> list[Path]:
+    """Draw the graphs of a grid of partitions, or of a single run, 1200 pixels wide.
+
+    Writes ``graph-misalignment.png`` (a heat map and, below it, the distribution of each setting),
+    ``graph-spectrum.png`` and, for two or more class imbalances, ``graph-homogeneity.png`` (mean over
+    repetitions, with their range). Heat maps show the first repetition, all else shows all of them; the
+    fitted density has their mean θ and φ.
+
+    Parameters
+    ----------
+    folder : Path
+        Exists.
+    grid : sequence of GraphPanel
+        In any order; settings may be missing.
+    title : str
+        Such as the dataset and the number of clients.
+
+    Raises
+    ------
+    ValueError
+        If the grid is empty, larger than 6 class by 3 data imbalances, or a misalignment matrix isn't square.
+    """
+    columns = sorted({panel.class_imbalance for panel in grid})
+    rows = sorted({panel.data_imbalance for panel in grid})
+    if not (0 < len(columns) <= _MAX_COLUMNS and len(rows) <= _MAX_ROWS):
+        limits = f"1 to {_MAX_COLUMNS} class imbalances and 1 to {_MAX_ROWS} data imbalances"
+        raise ValueError(f"the grid must have {limits}, has {len(columns)} and {len(rows)}")
+    for panel in grid:
+        if panel.misalignment.ndim != 2 or len(set(panel.misalignment.shape)) > 1:
+            raise ValueError(f"misalignment: must be square, has shape {panel.misalignment.shape}")
+    cells = [
+        [[p for p in grid if (p.data_imbalance, p.class_imbalance) == (row, column)] for column in columns]
+        for row in rows
+    ]
+    before = f"{title}: " if title else ""
+    paths = [
+        _misalignments(folder, cells, before + "client misalignment"),
+        _spectra(folder, cells, before + "eigenvalues of the graph's Laplacian"),
+    ]
+    if len(columns) > 1:
+        paths.append(_homogeneities(folder, cells, before + "network homogeneity"))
+    return paths
+
+
+Cells = list[list[list[GraphPanel]]]
+"""Repetitions by row (data imbalance) and column (class imbalance)."""
+
+
+def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
+    wide = len(cells[0])
+    if wide > 1:
+        side = 0.8 * 8 / wide  # inches
+        figure = _figure(0.9 + len(cells) * (side + 1.7), title)
+        grid = figure.subplots(2 * len(cells), wide, squeeze=False, height_ratios=[side, 1.3] * len(cells))
+        heats, histograms = grid[::2], grid[1::2]
+    else:  # side by side
+        figure = _figure(0.9 + 3.2 * len(cells), title)
+        grid = figure.subplots(len(cells), 2, squeeze=False, width_ratios=[1, 1.2])
+        heats, histograms = grid[:, :1], grid[:, 1:]
+    values = np.concatenate([_pairs(panel) for row in cells for cell in row for panel in cell])
+    low, high = (values.min(), values.max()) if values.size else (0.01, 1.0)
+    low, high = min(low, 0.9 * high), max(high, 1.1 * low)
+    norm = LogNorm(max(low, high * 1e-4), high)  # a few equal clients must not take all the colours
+    most = min(_HEAT_CLIENTS, math.isqrt(_HEAT_CELLS // (len(cells) * wide)))
+    edges = np.geomspace(low, min(1.0, 1.5 * high), 41)
+    image = None
+    for row, panels in enumerate(cells):
+        for column, cell in enumerate(panels):
+            heat, below = heats[row, column], histograms[row, column]
+            if not cell:
+                heat.set_axis_off()
+                below.set_axis_off()
+                continue
+            image = _heat(heat, cell[0], norm, most)
+            heat.set_title(_setting(cell[0], wide), fontsize=9, color=_INK)
+            _histogram(below, cell, edges, wide)
+        heats[row, 0].set_ylabel("client")
+        histograms[row, 0].set_ylabel("density")
+    for axes in histograms[-1]:
+        axes.set_xlabel("misalignment")
+    if image is not None:
+        bar = figure.colorbar(image, ax=heats.ravel().tolist(), pad=0.01, aspect=40)
+        _plain_log(bar.ax.yaxis, max(low, high * 1e-4), high)
+        bar.ax.tick_params(labelsize=8, colors=_INK)
+        bar.set_label("misalignment", fontsize=9)
+        bar.outline.set_visible(False)
+    return _save(figure, folder / "graph-misalignment.png")
+
+
+def _heat(axes: Axes, panel: GraphPanel, norm: LogNorm, most: int) -> Any:
+    # Every k-th client rather than a mean over k, which would make clients look alike.
+    every = max(1, -(-len(panel.misalignment) // most))
+    shown = np.array(panel.misalignment[::every, ::every], dtype=np.float64)
+    np.fill_diagonal(shown, np.nan)
+    cmap = colormaps["viridis_r"].resampled(24).with_extremes(bad="white")
+    edges = np.arange(len(shown) + 1) * every - 0.5
+    image = axes.pcolormesh(edges, edges, np.clip(shown, norm.vmin, norm.vmax), cmap=cmap, norm=norm)
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    axes.tick_params(labelsize=8, colors=_INK, length=2)
+    axes.spines[:].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(4, integer=True, steps=_STEPS))
+    return image
+
+
+def _histogram(axes: Axes, cell: list[GraphPanel], edges: Array, wide: int) -> None:
+    """Draw the density of ln mis, for which the lognormal is a bell."""
+    _style(axes)
+    logs = np.log(np.concatenate([_pairs(panel) for panel in cell]))
+    counts = np.histogram(logs, np.log(edges))[0] / max(1, len(logs)) / np.diff(np.log(edges))
+    axes.stairs(counts, edges, fill=True, color=_TEST, alpha=0.45)
+    theta, phi = (float(np.mean([getattr(panel, key) for panel in cell])) for key in ("theta", "phi"))
+    if math.isfinite(theta) and phi > 0:
+        x = np.linspace(np.log(edges[0]), np.log(edges[-1]), 200)
+        axes.plot(
+            np.exp(x), np.exp(-(((x + theta) / phi) ** 2) / 2) / (phi * math.sqrt(2 * math.pi)), color=_TRAIN
+        )
+        style: dict[str, Any] = {
+            "transform": axes.transAxes,
+            "fontsize": 8 if wide <= _WIDE else 6,
+            "va": "top",
+            "color": _TRAIN,
+        }
+        left = -theta > (np.log(edges[0]) + np.log(edges[-1])) / 2  # the bell is on the right
+        x_text, side = (0.03, "left") if left else (0.98, "right")
+        axes.text(x_text, 0.97, f"θ = {theta:.2f}\nφ = {phi:.2f}", ha=side, **style)
+    axes.set_xscale("log")
+    axes.set_xlim(edges[0], edges[-1])
+    _plain_log(axes.xaxis, edges[0], edges[-1], 5 if wide <= _WIDE else 3)
+    axes.yaxis.set_major_locator(MaxNLocator(3, steps=_STEPS))
+    axes.tick_params(labelsize=8)
+
+
+def _spectra(folder: Path, cells: Cells, title: str) -> Path:
+    figure = _figure(1.0 + 2.1 * len(cells), title)
+    grid = figure.subplots(len(cells), len(cells[0]), squeeze=False, sharex=True, sharey=True)
+    spectra = [panel.eigenvalues[1:] for row in cells for cell in row for panel in cell]
+    values = np.concatenate(spectra) if spectra else np.zeros(0)
+    high = float(values.max()) if values.size else 1.0
+    edges = np.linspace(0, (high if high > 0 else 1.0) * 1.02, 61)
+    for row, panels in enumerate(cells):
+        for column, cell in enumerate(panels):
+            axes = grid[row, column]
+            if not cell:
+                axes.set_axis_off()
+                continue
+            _style(axes)
+            axes.set_title(_setting(cell[0], len(cells[0])), fontsize=9, color=_INK)
+            spectrum = np.concatenate([panel.eigenvalues[1:] for panel in cell])
+            share = np.histogram(np.clip(spectrum, 0, None), edges)[0] / max(1, len(spectrum))
+            axes.stairs(share, edges, fill=True, color=_TEST)
+            if len(spectrum):
+                axes.axvline(spectrum.mean(), color=_TRAIN, lw=1.2, label="mean")
+            axes.xaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+            axes.yaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+        grid[row, 0].set_ylabel("share")
+    for axes in grid[-1]:
+        axes.set_xlabel("λ₂ and above")
+    handles, labels = next((h for h in (a.get_legend_handles_labels() for a in grid.flat) if h[0]), ([], []))
+    if handles:
+        figure.legend(handles, labels, frameon=False, fontsize=8, loc="upper right")
+    return _save(figure, folder / "graph-spectrum.png")
+
+
+def _homogeneities(folder: Path, cells: Cells, title: str) -> Path:
+    figure = _figure(4.2, title)
+    axes = figure.subplots()
+    _style(axes)
+    for row, color in zip(cells, _LINES, strict=False):
+        points = [(cell[0].class_imbalance, [p.homogeneity for p in cell]) for cell in row if cell]
+        points = [(x, [y for y in ys if math.isfinite(y)]) for x, ys in points]
+        points = [(x, ys) for x, ys in points if ys]
+        if not points:
+            continue
+        x = [x for x, _ in points]
+        data_imbalance = next(cell[0].data_imbalance for cell in row if cell)
+        axes.fill_between(
+            x, [min(ys) for _, ys in points], [max(ys) for _, ys in points], color=color, alpha=0.2, lw=0
+        )
+        means = [float(np.mean(ys)) for _, ys in points]
+        axes.plot(x, means, "o-", color=color, lw=1.8, ms=4, label=f"data imbalance {data_imbalance:g}")
+    imbalances = sorted({cell[0].class_imbalance for row in cells for cell in row if cell})
+    positive = [x for x in imbalances if x > 0]
+    axes.set_xscale("symlog", linthresh=min(positive, default=1.0))
+    axes.xaxis.set_major_locator(FixedLocator(imbalances))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="class imbalance κ⁻¹", ylabel="homogeneity", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=9)
+    return _save(figure, folder / "graph-homogeneity.png")
+
+
+def _pairs(panel: GraphPanel) -> Array:
+    mis = np.asarray(panel.misalignment, dtype=np.float64)
+    return np.maximum(mis[np.triu_indices(len(mis), 1)], _LEAST)
+
+
+def _setting(panel: GraphPanel, wide: int) -> str:
+    if wide > _WIDE:
+        return f"κ⁻¹ = {panel.class_imbalance:g}\nφ² = {panel.data_imbalance:g}"
+    return f"class imbalance {panel.class_imbalance:g}\ndata imbalance {panel.data_imbalance:g}"
+
+
+def _plain_log(axis: Any, low: float, high: float, most: int = 5) -> None:
+    """Label a log axis without mathtext, whose parser has global state."""
+    decades = math.log10(high / low)
+    subs = (1.0,) if decades > most / 2 else (1.0, 3.0) if decades > 1 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=most))
+    plain = 0.05 if decades > most / 2 else 5e-4  # from here up; a power of ten is shorter
+    axis.set_major_formatter(lambda value, _: f"{value:g}" if value > plain else _power(value))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
+
+
+def _power(value: float) -> str:
+    digit, exponent = f"{value:.0e}".split("e")
+    power = "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power if digit == "1" else f"{digit}·{power}"

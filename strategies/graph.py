@@ -1,0 +1,299 @@
+"""The graph of a federated network: clients are nodes, edges say how alike their data are.
+
+From papers/003_4ba4febf91704f25.txt, chapter 3 and Algorithm 2 (chapter 4): message → misalignment → adjacency →
+Laplacian → homogeneity, the weights p_ij and p_i, and the lognormal model with its propositions. Pure functions
+in float64; C is the number of clients. A bad argument is a ValueError that names it.
+
+    A = sparsify(adjacency(misalignment(messages)), k=10)
+    p = client_weights(A)                    # weights of the aggregation, (C,)
+    U = neighbour_matrix(A) @ last_models    # u_i of every client, (C, C) @ (C, D)
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Matrix = NDArray[np.float64]
+Bounds = tuple[float, float]
+
+FLOOR = 1e-12
+"""Default ε: misalignments below it count as ε, so that clients with equal data are tied by −ln ε ≈ 27.6."""
+
+_NEAR, _ROUNDS = 1e-3, 99
+
+
+def misalignment(messages: ArrayLike) -> Matrix:
+    """Return mis(i, j) = ¼‖m_i − m_j‖² = ½(1 − m_iᵀm_j) (003, definition 3.2, eq. 3.1), to 12 digits.
+
+    1 − m·m loses its digits where clients are alike, and so does expanding the square about the origin. Here it is
+    expanded about the mean message, one matrix product, which is accurate unless two clients are much nearer to
+    each other than to the mean; then all differences are taken (3 s, not 0.4, for C = 2,000 and d = 3,072).
+
+    Parameters
+    ----------
+    messages : array (C, d)
+        One message per row, of norm 1 within 1e-6.
+
+    Returns
+    -------
+    array (C, C)
+        In [0, 1], exactly symmetric, with a zero diagonal; at most ½ for messages without negative entries.
+    """
+    from scipy.spatial.distance import pdist, squareform
+
+    m = np.asarray(messages, dtype=np.float64)
+    if m.ndim != 2 or m.size == 0 or not np.isfinite(m).all():
+        raise ValueError(f"messages: must be finite, of shape (clients, dimensions), is {m.shape}")
+    norms = np.sqrt(np.einsum("id,id->i", m, m))
+    if np.abs(norms - 1).max() > 1e-6:
+        worst = np.abs(norms - 1).argmax()
+        raise ValueError(f"messages: must have norm 1, client {worst}'s has {norms[worst]:.9g}")
+    shifted = m - m.mean(axis=0)
+    squares = np.einsum("id,id->i", shifted, shifted)
+    mis: Matrix = shifted @ shifted.T
+    mis *= -2
+    scale = np.add.outer(squares, squares)
+    mis += scale
+    scale *= _NEAR
+    if ((mis < scale) & ~np.eye(len(m), dtype=bool)).any():  # near, and would lose digits
+        mis = np.asarray(squareform(pdist(m, "sqeuclidean")))
+    np.maximum(mis, mis.T.copy(), out=mis)  # whatever the matrix product does, exactly symmetric
+    mis *= 0.25
+    np.clip(mis, 0, 1, out=mis)
+    np.fill_diagonal(mis, 0)
+    return mis
+
+
+def adjacency(mis: ArrayLike, floor: float = FLOOR) -> Matrix:
+    """Return A_ij = −ln max(mis(i, j), floor) for i ≠ j, A_ii = 0 (003, definition 3.4, eq. 3.4).
+
+    ``mis`` has shape (C, C) and lies in [0, 1]; the floor ε in (0, 1) is there for equal data, whose mis is 0.
+    """
+    A: Matrix = 0.0 - np.log(_floored(mis, floor))  # not −0.0 where mis is 1
+    np.fill_diagonal(A, 0)
+    return A
+
+
+def sparsify(A: ArrayLike, k: int) -> Matrix:
+    """Keep the edges to each client's k most similar ones, those of either end; 0 keeps all.
+
+    All that tie with the k-th are kept, so that the result doesn't depend on how clients are numbered.
+    """
+    A = _square("A", A)
+    if k < 0:
+        raise ValueError(f"neighbours = {k}: must be 0 (all) or more")
+    if not 0 < k < len(A) - 1:
+        return A.copy()
+    least = np.partition(A - np.diag(np.full(len(A), np.inf)), len(A) - k, axis=1)[:, [len(A) - k]]
+    return np.where((least <= A) | (least.T <= A), A, 0.0)
+
+
+def degrees(A: ArrayLike) -> Matrix:
+    """Return the diagonal of D, A 1 (003, below definition 3.4), shape (C,)."""
+    return np.asarray(_square("A", A).sum(axis=1), dtype=np.float64)
+
+
+def laplacian(A: ArrayLike) -> Matrix:
+    """Return L = D − A (003, below definition 3.4), shape (C, C): symmetric, positive semidefinite, L 1 = 0."""
+    L: Matrix = 0.0 - _square("A", A)
+    np.fill_diagonal(L, degrees(A))
+    return L
+
+
+def eigenvalues(L: ArrayLike) -> Matrix:
+    """Return the eigenvalues of a Laplacian, shape (C,), ascending; the first is 0 up to rounding, either sign."""
+    from scipy.linalg import eigvalsh
+
+    return np.asarray(eigvalsh(_square("L", L)), dtype=np.float64)
+
+
+def homogeneity(A: ArrayLike) -> float:
+    """Return hom = trace(D) / (2 C (C−1)) (003, eqs. 3.2 and 3.5): half the mean of A_ij; NaN for one client."""
+    A = _square("A", A)
+    return float(A.sum() / (2 * len(A) * (len(A) - 1))) if len(A) > 1 else math.nan
+
+
+def spectral_homogeneity(spectrum: ArrayLike) -> float:
+    """Return hom = Σ_{k≥2} λ_k / (2 C (C−1)) from all C eigenvalues of L (003, proposition 3.1, eq. 3.6)."""
+    ascending = np.sort(np.asarray(spectrum, dtype=np.float64))
+    C = len(ascending)
+    return float(ascending[1:].sum() / (2 * C * (C - 1))) if C > 1 else math.nan
+
+
+def similarity_weights(A: ArrayLike) -> Matrix:
+    """Return p_ij = A_ij / (1ᵀ A 1) (003, Algorithm 2, line 7), shape (C, C), summing to 1.
+
+    Where that is 0 / 0 all pairs count alike, 1 / (C (C−1)), and a single client is its own neighbour.
+    """
+    A = _square("A", A)
+    total = A.sum()
+    return np.asarray(A / total if total > 0 else _uniform(len(A)) / len(A))
+
+
+def client_weights(A: ArrayLike) -> Matrix:
+    """Return p_i = Σ_j p_ij (003, Algorithm 2, line 8), shape (C,), summing to 1; 1 / C if all A_ij are 0.
+
+    Lemma 4.3 needs these and ``neighbour_matrix`` from the same A, sparsified or not.
+    """
+    own = degrees(A)
+    return own / own.sum() if own.any() else np.full(len(own), 1 / len(own))
+
+
+def neighbour_matrix(A: ArrayLike) -> Matrix:
+    """Return p_ij / p_i, shape (C, C), rows summing to 1: times the C × D last models it gives u_i (003, eq. 4.6).
+
+    A client tied to nobody (its mis with all others is 1, so that p_i = 0) averages all others alike; a
+    single client is its own neighbour.
+    """
+    A = _square("A", A)
+    own = A.sum(axis=1, keepdims=True)
+    return A / own if own.all() else np.where(own > 0, A / np.where(own > 0, own, 1), _uniform(len(A)))
+
+
+class Lognormal(NamedTuple):
+    """mis ~ lognormal(−θ, φ²), fitted to ``pairs`` pairs, of which ``floored`` are at the floor."""
+
+    theta: float
+    phi: float
+    pairs: int
+    floored: int
+
+
+def fit_lognormal(mis: ArrayLike, floor: float = FLOOR) -> Lognormal:
+    """Fit (θ, φ) of definition 3.3 (003, eq. 3.3): θ = −mean and φ² = variance (over n) of ln mis, i < j.
+
+    The maximum of the likelihood if pairs are independent; θ = 2 hom. Needs 2 clients.
+    """
+    values = _pairs(_floored(mis, floor), 2)
+    mean, deviation = float(np.log(values).mean()), float(np.log(values).std())
+    return Lognormal(-mean, deviation, len(values), int((values == floor).sum()))
+
+
+class Normality(NamedTuple):
+    """How far ln mis is from a normal: ``p_value``; skewness and excess kurtosis of all pairs, 0 for a normal."""
+
+    p_value: float
+    skewness: float
+    excess_kurtosis: float
+
+
+def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
+    """Test whether ln mis is normal (003, the assumption in definition 3.3). Needs 6 clients.
+
+    The C(C−1)/2 pairs come from C messages only: taken as independent they would reject any model. So the clients
+    are paired off, each in one pair (⌊C/2⌋ pairs that share no client), and Shapiro–Wilk tests these; this is
+    done for up to 99 of the C−1 rounds of a round robin. Twice the median of their p-values is a valid
+    p-value however they depend on each other, a cautious one. All three are NaN where all pairs are equal.
+    """
+    from scipy.stats import shapiro
+
+    logs = np.log(_floored(mis, floor))
+    values = _pairs(logs, 6)
+    if np.ptp(values) == 0:
+        return Normality(math.nan, math.nan, math.nan)
+    C, z = len(logs), (values - values.mean()) / values.std()
+    even, p_values = C + C % 2, []  # where C is odd, whoever sits opposite the empty chair C is out
+    for turn in np.linspace(0, even - 2, min(even - 1, _ROUNDS)).astype(int).tolist():
+        seats = np.concatenate([[0], np.roll(np.arange(1, even), turn)])
+        pairs = np.stack([seats, seats[::-1]])[:, : even // 2]
+        sample = logs[tuple(pairs[:, pairs.max(axis=0) < C])]
+        p_values.append(float(shapiro(sample).pvalue) if np.ptp(sample) > 0 else 0.0)
+    return Normality(min(1.0, 2 * float(np.median(p_values))), float((z**3).mean()), float((z**4).mean() - 3))
+
+
+def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> tuple[float, float]:
+    """Return mean and deviation of hom in a (θ, φ)-heterogeneous network (003, proof of proposition 3.2).
+
+    ``corrected=False``, the *printed* form: N(θ/2, φ²/(4 C (C−1))). It counts the C(C−1) ordered pairs as
+    independent, but mis is symmetric. ``corrected=True``, the *corrected* form, with C(C−1)/2 independent pairs:
+    N(θ/2, φ²/(2 C (C−1))), as if φ were φ√2; likewise in the propositions. A Monte-Carlo test
+    (tests/strategies/test_graph.py) finds the corrected form true and the printed one's deviation too small.
+    """
+    phi = _phi("definition 3.3", theta, phi, C, corrected)
+    return theta / 2, phi / math.sqrt(4 * C * (C - 1))
+
+
+def proposition_3_2(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> float:
+    """Return P(hom(altered) < hom), altered being (θ(1−ε), φ√(1+δ))-heterogeneous (003, proposition 3.2).
+
+    *Printed*: Φ((θε/φ) √(C(C−1)/(2+δ))). *Corrected* (see ``homogeneity_model``): the argument shrinks by √2;
+    the Monte-Carlo test finds this one true. The two networks are drawn independently.
+    ValueError unless 0 < ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
+    """
+    from scipy.special import ndtr
+
+    phi = _phi("proposition 3.2", theta, phi, C, corrected, eps, delta)
+    return float(ndtr(theta * eps / phi * math.sqrt(C * (C - 1) / (2 + delta))))
+
+
+def proposition_3_3(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
+    """Bound the mean spectral deviation (1/(C−1)) Σ_{k≥2} E(λ̃_k − λ_k)² (003, proposition 3.3): lower, upper.
+
+    A C² < · ≤ A C² (C−1) with A = (2+δ) φ² / (C(C−1)) + ε²θ²; networks as in ``proposition_3_2``.
+    The proof uses tr(X²) ≤ (tr X)² for L̃ − L, which isn't semidefinite, and in simulation the *printed* upper bound
+    fails (C = 3, ε = 0). The *corrected* one holds, by Hoffman–Wielandt; C = 2 attains both.
+    ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
+    """
+    phi = _phi("proposition 3.3", theta, phi, C, corrected, eps, delta)
+    A = (2 + delta) / (C * (C - 1)) * phi**2 + eps**2 * theta**2
+    return A * C**2, A * C**2 * (C - 1)
+
+
+def proposition_3_4(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
+    """Bound the mean absolute deviation (1/(C−1)) Σ_{k≥2} E|λ̃_k − λ_k| (003, proposition 3.4): lower, upper.
+
+    εθC (2Φ(A) − 1) + 2φ √(C(2+δ)/(C−1)) Φ'(A) ≤ · ≤ (2−ε) θ C with A = (εθ/φ) √(C(C−1)/(2+δ)); networks as
+    in ``proposition_3_2``. The upper bound takes all eigenvalues as ≥ 0, which a normal A_ij makes likely only.
+    ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
+    """
+    from scipy.special import ndtr
+
+    phi = _phi("proposition 3.4", theta, phi, C, corrected, eps, delta)
+    A = eps * theta / phi * math.sqrt(C * (C - 1) / (2 + delta))
+    density = math.exp(-(A**2) / 2) / math.sqrt(2 * math.pi)
+    spread = 2 * phi * math.sqrt(C * (2 + delta) / (C - 1))
+    return eps * theta * C * (2 * float(ndtr(A)) - 1) + spread * density, (2 - eps) * theta * C
+
+
+def _uniform(C: int) -> Matrix:
+    """Every client averages all others alike."""
+    return (np.ones((C, C)) - np.eye(C)) / (C - 1) if C > 1 else np.ones((1, 1))
+
+
+def _pairs(matrix: Matrix, least: int) -> Matrix:
+    """Return the entries of i < j."""
+    if len(matrix) < least:
+        raise ValueError(f"mis: needs {least} clients or more, has {len(matrix)}")
+    return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
+
+
+def _square(name: str, matrix: ArrayLike) -> Matrix:
+    low, high = {"mis": (0, 1), "A": (0, math.inf)}.get(name, (-math.inf, math.inf))
+    array: Matrix = np.asarray(matrix, dtype=np.float64)
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.size == 0:
+        raise ValueError(f"{name}: must have shape (clients, clients), has {array.shape}")
+    if not (np.isfinite(array).all() and array.min() >= low and array.max() <= high):
+        raise ValueError(f"{name}: must be finite, within [{low:g}, {high:g}]")
+    if not np.array_equal(array, array.T) or (name == "A" and np.diagonal(array).any()):
+        raise ValueError(f"{name}: must be symmetric" + (", with a zero diagonal" if name == "A" else ""))
+    return array
+
+
+def _floored(mis: ArrayLike, floor: float) -> Matrix:
+    if not 0 < floor < 1:
+        raise ValueError(f"message-floor = {floor}: must be between 0 and 1")
+    return np.maximum(_square("mis", mis), floor)
+
+
+def _phi(of: str, theta: float, phi: float, C: int, fix: bool, eps: float = 0.5, delta: float = 0) -> float:
+    """Check what a proposition assumes, and return the φ to put into its printed form."""
+    above = 0.0 if of == "proposition 3.2" else -math.inf
+    fine = 0 < theta < math.inf and 0 < phi < math.inf and C >= 2
+    if not (fine and above < eps < 1 and -1 < delta < math.inf):
+        raise ValueError(
+            f"{of}: needs theta > 0, phi > 0, C >= 2, {above:g} < eps < 1, delta > -1, all finite; "
+            f"has theta = {theta}, phi = {phi}, C = {C}, eps = {eps}, delta = {delta}"
+        )
+    return phi * math.sqrt(2) if fix else phi

@@ -1,0 +1,317 @@
+"""The run config, key by key: what each accepts, and the one line that says why it refuses a value."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from flwr.app import ConfigRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapp.config import ConfigError, RunConfig, defaults
+from fedapp.data import DATASETS, PARTITIONERS, TEST_ON
+from fedapp.models import INITS, MODELS
+from strategies import REGISTRY
+from strategies.weights import IMPORTANCES, SCHEMES
+
+KEYS = RunConfig.key_names()
+
+COUNT, COUNTING = "a whole number >= 0", "a whole number >= 1"
+POSITIVE, NON_NEGATIVE = "a number > 0", "a number >= 0"
+NAN, INF = float("nan"), float("inf")
+
+NO_COUNT = [-1, 1.5, 2.0, True, "3", NAN]
+NO_COUNTING = [0, *NO_COUNT]
+NO_NON_NEGATIVE = [-1, -1e-9, NAN, INF, True, "0.1"]
+NO_POSITIVE = [0, 0.0, *NO_NON_NEGATIVE]
+NO_UNIT = [-0.1, 1.1, 2, NAN, INF, False, "0.5"]
+NO_FLAG = [0, 1, 1.0, "true", ""]
+NO_TEXT = [0, 1.5, True]
+
+
+def one_of(*names: str) -> str:
+    return "one of " + ", ".join(names)
+
+
+STRATEGIES = ("fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff")
+DEVICES = one_of("auto", "cpu", "cuda")
+SCENARIOS = "F0 to F99, exponential or trace:FILE"
+SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RATE in (0, 1]"
+FOLDER = "a folder name without / or leading dot"
+
+# key → (what the message says is allowed, values refused, values accepted)
+EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "strategy": (one_of(*STRATEGIES), ["fedavgg", "FedAvg", "", 1, True], list(STRATEGIES)),
+    "num-server-rounds": (COUNTING, NO_COUNTING, [1, 100_000]),
+    "time-budget": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 3]),
+    "round-timeout": (POSITIVE, NO_POSITIVE, [1, 0.5]),
+    "min-clients": (COUNTING, NO_COUNTING, [1, 20]),
+    "client-weights": (one_of("samples", "uniform", "adjacency"), ["", "sample", 0], ["samples", "uniform"]),
+    "participation": ("a text", NO_TEXT, ["full", "md", "fixed:0,3"]),
+    "fraction-train": ("a number in (0, 1]", [0, *NO_UNIT], [1e-6, 0.5, 1, 1.0]),
+    "client-evaluation": ("true or false", NO_FLAG, [True, False]),
+    "proximal-mu": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.0, 10]),
+    "perturbation-beta": ("a number in [0, 1]", NO_UNIT, [0, 0.5, 1]),
+    "message-floor": (POSITIVE, NO_POSITIVE, [1e-300, 1]),
+    "neighbours": (COUNT, NO_COUNT, [0, 5]),
+    "aggregation-weights": (one_of("time-based", "identical"), ["time", "", 1], ["time-based", "identical"]),
+    "fedfix-interval": (POSITIVE, NO_POSITIVE, [0.5, 2]),
+    "buffer-size": (COUNTING, NO_COUNTING, [1, 10]),
+    "server-lr": (POSITIVE, NO_POSITIVE, [1, 0.1]),
+    "clock": (one_of("virtual", "wall"), ["real", "", 0], ["virtual", "wall"]),
+    "time-scenario": (
+        SCENARIOS,
+        ["F100", "F", "F-1", "f80", "F80 ", "F80\n", "trace:", "", 80],
+        ["F0", "F80", "F99", "exponential", "trace:times.csv"],
+    ),
+    "dataset": (one_of(*DATASETS), ["imagenet", "MNIST", "", 1], list(DATASETS)),
+    "data-path": ("a text", NO_TEXT, ["", "/tmp/x.npz"]),
+    "normalize": ("true or false", NO_FLAG, [True, False]),
+    "test-fraction": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [0.01, 0.99]),
+    "test-on": (one_of(*TEST_ON), ["heldout", "", 1], list(TEST_ON)),
+    "partitioner": (one_of(*PARTITIONERS), ["IID", "", 1], list(PARTITIONERS)),
+    "class-imbalance": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 10, 0.5]),
+    "data-imbalance": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 1, 0.5]),
+    "min-samples": (COUNTING, NO_COUNTING, [1, 2]),
+    "dirichlet-alpha": (POSITIVE, NO_POSITIVE, [0.1, 1]),
+    "model": (", ".join(MODELS), ["mlp2", "ml", "mlp\n", "", 1], list(MODELS)),
+    "init": (", ".join(INITS), ["zero", "", 0], list(INITS)),
+    "local-epochs": (COUNT, NO_COUNT, [0, 10]),
+    "local-steps": (COUNT, NO_COUNT, [0, 10]),
+    "step-heterogeneity": ("a text", NO_TEXT, ["none"]),
+    "normalize-steps": ("true or false", NO_FLAG, [True, False]),
+    "batch-size": (COUNT, NO_COUNT, [0, 256]),
+    "lr": (POSITIVE, NO_POSITIVE, [1, 0.001]),
+    "lr-schedule": (
+        SCHEDULES,
+        ["Constant", "", "exponential", "exponential:0", "exponential:0.0", "exponential:1.5", "exponential:-1", 1],
+        ["constant", "inverse", "inverse-sqrt", "cosine", "exponential:0.99", "exponential:.5", "exponential:1"],
+    ),
+    "momentum": ("a number in [0, 1)", [1, 1.0, *NO_UNIT], [0, 0.9]),
+    "l2": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 1e-4]),
+    "clip-norm": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 5]),
+    "seed": (COUNT, NO_COUNT, [0, 2**62]),
+    "eval-every": (COUNTING, NO_COUNTING, [1, 10]),
+    "server-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
+    "client-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
+    "client-threads": (COUNT, NO_COUNT, [0, 4]),
+    "results-dir": ("a text", NO_TEXT, ["results", "/tmp/über"]),
+    "tracker": (one_of("none", "tensorboard", "wandb"), ["", "mlflow", False], ["none", "tensorboard", "wandb"]),
+    "run-name": (FOLDER, ["a/b", "/a", "..", ".hidden", "a\\b", 1], ["", "run-1", "v1.2"]),
+}  # fmt: skip
+
+
+def cases(column: int) -> list[Any]:
+    return [
+        pytest.param(key, value, id=f"{key}={value!r}")
+        for key, row in EVERY_KEY.items()
+        for value in row[column]
+    ]
+
+
+def refusal(values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.load(values)
+    return str(caught.value)
+
+
+# Key by key ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_above_has_every_key() -> None:
+    assert sorted(EVERY_KEY) == sorted(KEYS)
+
+
+def test_every_key_has_a_default_and_every_default_a_key() -> None:
+    assert sorted(defaults()) == sorted(KEYS)
+
+
+def test_defaults_are_those_of_pyproject() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    assert RunConfig.load().flat() == pyproject["tool"]["flwr"]["app"]["config"]
+    RunConfig.load().check_available()
+
+
+@pytest.mark.parametrize(("key", "value"), cases(1))
+def test_a_refused_value_gives_one_line_with_key_value_and_what_is_allowed(key: str, value: Any) -> None:
+    assert refusal({key: value}) == f"{key} = {value!r}: must be {EVERY_KEY[key][0]}"
+
+
+@pytest.mark.parametrize(("key", "value"), cases(2))
+def test_an_allowed_value_is_kept(key: str, value: Any) -> None:
+    config = RunConfig.read({**defaults(), key: value})
+    assert config.flat()[key] == value
+    assert type(config.flat()[key]) is type(defaults()[key])  # an int given for a float becomes one
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_missing_key_is_named(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.read({other: value for other, value in defaults().items() if other != key})
+    assert str(caught.value) == f"{key}: must be set"
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}])
+def test_no_key_takes_a_list_a_table_or_nothing(key: str, value: Any) -> None:
+    assert refusal({key: value}).startswith(f"{key} = {value!r}: must be ")
+
+
+@given(st.floats())
+@settings(deadline=None)
+def test_lr_takes_every_positive_number_and_nothing_else(lr: float) -> None:
+    if 0 < lr < INF:
+        assert RunConfig.load({"lr": lr}).lr == lr
+    else:
+        assert refusal({"lr": lr}) == f"lr = {lr!r}: must be a number > 0"
+
+
+def test_a_seed_beyond_64_bits_is_refused() -> None:
+    # torch.manual_seed takes no more than 2^64 - 1, a Flower message no more than 2^63 - 1.
+    assert refusal({"seed": 2**63}).startswith(f"seed = {2**63}: must be ")
+
+
+@pytest.mark.parametrize("key", ["run-name", "results-dir"])
+def test_a_path_with_a_null_character_is_refused(key: str) -> None:
+    assert refusal({key: "a\0b"}).startswith(f"{key} = 'a\\x00b': must be ")
+
+
+# Several keys ----------------------------------------------------------------------------------------------
+
+
+def test_two_wrong_values_give_two_lines() -> None:
+    lines = refusal({"lr": -1, "seed": "x"}).splitlines()
+    assert sorted(lines) == ["lr = -1: must be a number > 0", "seed = 'x': must be a whole number >= 0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("learning-rate", None), ("batchsize", "batch-size"), ("local_epochs", "local-epochs"), ("LR", None),
+     ("stratgy", "strategy"), ("num-rounds", "num-server-rounds"), ("proximal_mu", "proximal-mu"),
+     ("init-args-num-cpus", None)],
+)  # fmt: skip
+def test_an_unknown_key_is_named_with_what_was_meant(key: str, meant: str | None) -> None:
+    text = refusal({key: 1})
+    assert text.startswith(f"unknown key {key!r}: ")
+    assert "\n" not in text
+    if meant:
+        assert text == f"unknown key {key!r}: did you mean {meant!r}?"
+    else:
+        assert all(allowed in text for allowed in KEYS) or "did you mean" in text
+
+
+def test_every_unknown_key_has_its_line() -> None:
+    assert refusal({"momentun": 0.9, "seeds": 1}).splitlines() == [
+        "unknown key 'momentun': did you mean 'momentum'?",
+        "unknown key 'seeds': did you mean 'seed'?",
+    ]
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0, 0), (1, 1), (3, 10)])
+def test_one_of_local_epochs_and_local_steps_is_zero(epochs: int, steps: int) -> None:
+    assert refusal({"local-epochs": epochs, "local-steps": steps}) == (
+        f"local-epochs = {epochs}, local-steps = {steps}: one of the two must be 0 and the other 1 or more"
+    )
+
+
+def test_steps_in_place_of_epochs() -> None:
+    config = RunConfig.load({"local-epochs": 0, "local-steps": 7})
+    assert (config.local_epochs, config.local_steps) == (0, 7)
+
+
+@pytest.mark.parametrize("scheme", ["full", "paired", "fixed:0,1"])
+def test_a_fraction_goes_with_a_random_draw_only(scheme: str) -> None:
+    text = refusal({"participation": scheme, "fraction-train": 0.5})
+    name = scheme.partition(":")[0]
+    assert text == f"fraction-train = 0.5: goes with participation uniform or md, not with {name!r}"
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "md"])
+def test_a_fraction_of_a_random_draw(scheme: str) -> None:
+    assert RunConfig.load({"participation": scheme, "fraction-train": 0.5}).fraction_train == 0.5
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["half", "", "Full", "full:1", "fixed", "fixed:", "fixed:a", "fixed:-1", "fixed:1,1", "fixed:1;2"],
+)
+def test_a_participation_that_is_none(value: str) -> None:
+    text = refusal({"participation": value})
+    assert text.startswith(f"participation = {value!r}: ")
+    assert "fixed:" in text
+    assert "\n" not in text
+
+
+def test_npz_needs_a_path() -> None:
+    assert refusal({"dataset": "npz"}) == "data-path = '': dataset npz needs the path of an .npz file"
+    assert RunConfig.load({"dataset": "npz", "data-path": "x.npz"}).data_path == "x.npz"
+
+
+# Planned, not built yet ------------------------------------------------------------------------------------
+
+PLANNED = [("strategy", name, ", ".join(REGISTRY)) for name in STRATEGIES if name not in REGISTRY] + [
+    ("time-scenario", "exponential", "F0 to F99"),
+    ("time-scenario", "trace:times.csv", "F0 to F99"),
+    ("step-heterogeneity", "1,2,3", "none"),
+]
+if "adjacency" not in IMPORTANCES:
+    PLANNED.append(("client-weights", "adjacency", "samples, uniform"))
+
+
+@pytest.mark.parametrize(("key", "value", "available"), PLANNED)
+def test_a_planned_value_says_what_there_is_now(key: str, value: str, available: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.load({key: value}).check_available()
+    assert str(caught.value) == f"{key} = {value!r}: not there yet; available now are {available}"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"strategy": name} for name in REGISTRY]
+    + [{"client-weights": "uniform"}, {"time-scenario": "F0"}]
+    + [{"participation": "fixed:0" if scheme == "fixed" else scheme} for scheme in SCHEMES],
+)
+def test_what_is_built_is_available(values: dict[str, Any]) -> None:
+    RunConfig.load(values).check_available()
+
+
+# Round trips -----------------------------------------------------------------------------------------------
+
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "strategy": st.sampled_from(STRATEGIES),
+        "lr": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+        "l2": st.floats(min_value=0, allow_infinity=False),
+        "momentum": st.floats(min_value=0, max_value=1, exclude_max=True),
+        "fedfix-interval": st.integers(1, 100),
+        "seed": st.integers(0, 2**63 - 1),
+        "batch-size": st.integers(0, 10_000),
+        "normalize": st.booleans(),
+        "results-dir": st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+        "run-name": st.from_regex(r"\A[a-z0-9äöü\" ='][a-z0-9 .='\"]*\Z"),
+    },
+)
+
+
+@given(configs)
+@settings(deadline=None)
+def test_a_config_survives_toml(values: dict[str, Any]) -> None:
+    config = RunConfig.load(values)
+    assert RunConfig.load(tomllib.loads(tomli_w.dumps(config.flat()))) == config
+
+
+@given(configs)
+@settings(deadline=None)
+def test_a_config_survives_a_message_record(values: dict[str, Any]) -> None:
+    config = RunConfig.load(values)
+    assert RunConfig.load(dict(ConfigRecord(config.flat()))) == config
+
+
+def test_a_config_is_immutable_and_hashable() -> None:
+    config = RunConfig.load()
+    with pytest.raises(ValueError, match="frozen"):
+        config.lr = 0.5  # type: ignore[misc]
+    assert hash(config) == hash(RunConfig.load())

@@ -1,0 +1,56 @@
+"""Evaluation, by hand on three rows and over more rows than one pass takes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedapp.evaluation import CHUNK, Score, evaluate
+from fedapp.models import build_model
+
+
+def test_three_rows_by_hand() -> None:
+    # softmax of (ln 3, 0) is (3/4, 1/4): losses −ln 3/4 and −ln 1/4; of (0, ln 7) for label 1: −ln 7/8
+    logits = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0], [0.0, math.log(7)]])
+    score = evaluate(nn.Identity(), {}, logits, torch.tensor([0, 1, 1]))
+    assert score.losses.tolist() == pytest.approx([math.log(4 / 3), math.log(4), math.log(8 / 7)], rel=1e-6)
+    assert score.hits.tolist() == [True, False, True]
+    # mean ln(4/3 · 4 · 8/7) / 3
+    assert score.loss == pytest.approx(math.log(128 / 21) / 3, rel=1e-6)
+    assert score.accuracy == pytest.approx(2 / 3)
+    assert score.losses.dtype == np.float64
+    assert score.hits.dtype == np.bool_
+
+
+@pytest.mark.parametrize("rows", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 77])
+def test_any_number_of_rows_equals_one_pass(rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(rows, 6, generator=generator), torch.randint(4, (rows,), generator=generator)
+    model = build_model("logistic", kind="vector", input_shape=(6,), num_classes=4, seed=3)
+    parameters = {name: 2 * value.detach() for name, value in model.named_parameters()}
+    score = evaluate(model, parameters, x, y)
+    logits = F.linear(x, parameters["1.weight"], parameters["1.bias"])
+    assert len(score.losses) == len(score.hits) == rows
+    np.testing.assert_allclose(score.losses, F.cross_entropy(logits, y, reduction="none").numpy(), rtol=1e-5)
+    assert score.accuracy == int((logits.argmax(1) == y).sum()) / rows
+
+
+def test_the_parameters_given_count_not_the_models_own() -> None:
+    model = build_model("logistic", kind="vector", input_shape=(2,), num_classes=2, seed=3)
+    zeros = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert evaluate(model, zeros, torch.ones(3, 2), torch.tensor([0, 1, 0])).loss == pytest.approx(
+        math.log(2)
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_accuracy_by_client_leaves_out_those_without_rows() -> None:
+    score = Score(np.zeros(6), np.array([True, False, True, True, True, False]))
+    # clients with rows 0-1, none, 2-4, 5
+    assert score.by_client(np.array([0, 2, 2, 5, 6])).tolist() == [0.5, 1.0, 0.0]
+    # weighted by their rows they make up the accuracy of all: (2·½ + 3·1 + 1·0) / 6
+    assert score.accuracy == pytest.approx(4 / 6)

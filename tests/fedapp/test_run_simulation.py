@@ -1,0 +1,332 @@
+"""The command line: what it reads, and that every mistake ends in one line before Ray is started."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import run_simulation
+from fedapp.config import ConfigError, RunConfig
+from fedapp.engine.ray import SimulationConfig
+from fedapp.results import RunDirectory
+from run_simulation import main, read_options
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@pytest.fixture
+def fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., str]:
+    """Run main, which must return 1 with one `error:` line before an engine is started; return the line."""
+
+    def no_engine(*_: object) -> None:
+        pytest.fail("an engine would have been started")
+
+    monkeypatch.setattr(run_simulation, "simulate", no_engine)
+    monkeypatch.setattr(run_simulation, "SequentialGrid", no_engine)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+        assert not (tmp_path / "results").exists()
+        return captured.err.removeprefix("error: ").strip()
+
+    return run
+
+
+# Reading options -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (None, {}),
+        ([], {}),
+        ([""], {}),
+        (["lr=0.1"], {"lr": 0.1}),
+        (['strategy="fedprox" proximal-mu=0.1 seed=3 normalize=true'],
+         {"strategy": "fedprox", "proximal-mu": 0.1, "seed": 3, "normalize": True}),
+        (["  lr=0.1   seed=1  "], {"lr": 0.1, "seed": 1}),
+        (["strategy='fedprox'"], {"strategy": "fedprox"}),
+        (['run-name="two words"'], {"run-name": "two words"}),
+        (['data-path="/a/b=c.npz"'], {"data-path": "/a/b=c.npz"}),
+        (["lr=0.1", "lr=0.2 seed=1"], {"lr": 0.2, "seed": 1}),  # the last one counts
+    ],
+)  # fmt: skip
+def test_key_value_pairs(texts: list[str] | None, values: dict[str, Any]) -> None:
+    read = read_options("--run-config", texts)
+    assert read == values
+    assert [type(value) for value in read.values()] == [type(value) for value in values.values()]
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [
+        (["lr"], "'lr' is not of the form key=value"),
+        (["lr 0.1"], "'lr 0.1' is not of the form key=value"),
+        (["lr="], "'lr=' is not of the form key=value"),
+        (["lr=0.1 strategy"], "'strategy' is not of the form key=value"),
+        (['run-name="a"b'], "'b' is not of the form key=value"),
+        (["strategy=fedprox"], "invalid format"),  # a string needs quotes
+        (["lr=0.1,momentum=0.9"], "invalid format"),
+        (["lr=0.1 lr=0.2"], "invalid format"),
+        (["lr=[1,2]"], "lr"),
+        (["lr=0.1", "x.toml"], "x.toml"),
+        (["none.toml"], "no such file"),
+        (["lr=0.1 none.toml"], "no such file"),
+    ],
+)
+def test_what_is_not_an_option_is_named_in_one_line(texts: list[str], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_options("--run-config", texts)
+    text = str(caught.value)
+    assert text.startswith("--run-config '")
+    assert named in text
+    assert "\n" not in text
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def test_a_toml_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.toml", 'strategy = "fedprox"\nlr = 0.5\nseed = 3\nnormalize = false\n')
+    expected = {"strategy": "fedprox", "lr": 0.5, "seed": 3, "normalize": False}
+    assert read_options("--run-config", [path]) == expected
+
+
+def test_a_toml_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "run.toml", "lr = 0.5\n")
+    assert read_options("--run-config", ["~/run.toml"]) == {"lr": 0.5}
+
+
+@pytest.mark.parametrize(
+    "content", ["lr = = 2\n", "lr\n", b"lr = '\xff'\n", "lr = [1, 2]\n", "lr = 2026-01-01\n"]
+)
+def test_a_toml_file_that_is_none(content: str | bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.toml", content)
+    with pytest.raises(ConfigError) as caught:
+        read_options("--run-config", [path])
+    assert str(caught.value).startswith(f"--run-config {path!r}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_toml_file_does_not_go_with_pairs(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.toml", "lr = 0.5\n")
+    with pytest.raises(ConfigError, match="cannot be passed alongside"):
+        read_options("--run-config", [path, "seed=1"])
+
+
+def test_the_config_of_a_run_directory_can_be_run_again(
+    tmp_path: Path, configure: Callable[..., RunConfig]
+) -> None:
+    config = configure(results_dir=str(tmp_path / "results"), strategy="fedprox", lr=0.3)
+    directory = RunDirectory(config)
+    directory.write_config(num_clients=7)
+    path = directory.path / "config.toml"
+    written = tomllib.loads(path.read_text("utf-8"))
+    assert written["num-clients"] == 7
+    assert "torch" in written["versions"]
+    assert RunConfig.load(read_options("--run-config", [str(path)])) == config
+
+
+# Mistakes, before Ray --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("learning-rate=0.1", "unknown key 'learning-rate': "),
+        ("batchsize=3", "unknown key 'batchsize': did you mean 'batch-size'?"),
+        (
+            'strategy="fedavgg"',
+            "strategy = 'fedavgg': must be one of fedavg, fedprox, spectral, async-fedavg, fedfix, fedbuff",
+        ),
+        ("lr=-1", "lr = -1: must be a number > 0"),
+        ("lr=nan", "lr = nan: must be a number > 0"),
+        ('seed="x"', "seed = 'x': must be a whole number >= 0"),
+        ("lr", "--run-config 'lr': 'lr' is not of the form key=value"),
+        ("none.toml", "--run-config 'none.toml': no such file"),
+        ("local-steps=3", "local-epochs = 1, local-steps = 3: one of the two must be 0"),
+        ('strategy="fedbuff"', "strategy = 'fedbuff': not there yet; available now are fedavg"),
+        ('model="lstm"', "model = 'lstm': lstm goes with text"),
+        ('dataset="npz"', "data-path = '': dataset npz needs the path of an .npz file"),
+        ('dataset="npz" data-path="/no/such.npz"', "data-path = '/no/such.npz': no such file"),
+        ("normalize=true", "normalize = true: dataset 'digits' has no published mean"),
+        ("min-clients=21", "min-clients = 21: there are 20 clients"),
+        (
+            'participation="fixed:20"',
+            "participation names client 20: there are 20 clients, allowed are 0 to 19",
+        ),
+        ("seed=18446744073709551616", "seed = 18446744073709551616: must be "),
+    ],
+)
+def test_a_wrong_run_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
+    assert fails("--run-config", options).startswith(line)
+    assert fails("-c", options).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            "num-supernodes=2000",
+            "num-supernodes = 2000: 'digits' has 1438 training rows, at least min-samples = 2 per client are needed",
+        ),
+        ("num-supernodes=0", "num-supernodes = 0: must be a whole number >= 1"),
+        ("num-supernodes=2.5", "num-supernodes = 2.5: must be a whole number >= 1"),
+        ("num-supernode=3", "unknown key 'num-supernode': did you mean 'num-supernodes'?"),
+        ("client-resources-num-gpus=-1", "client-resources-num-gpus = -1: must be a number >= 0"),
+        ("client-resources-num-cpus=0", "client-resources-num-cpus = 0: must be a whole number >= 1"),
+        ("init-args-num-cpus=0", "init-args-num-cpus = 0: must be a whole number >= 1"),
+        ("verbose=1", "verbose = 1: must be true or false"),
+        (
+            "num-supernodes",
+            "--federation-config 'num-supernodes': 'num-supernodes' is not of the form key=value",
+        ),
+        ("lr=0.1", "unknown key 'lr': "),
+        # num-clients is a key of config.toml, not of the federation: not to be dropped without a word
+        ("num-clients=100", "unknown key 'num-clients'"),
+    ],
+)
+def test_a_wrong_federation_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
+    assert fails("--federation-config", options).startswith(line)
+
+
+def test_num_clients_in_the_run_config_is_not_dropped_without_a_word(fails: Callable[..., str]) -> None:
+    assert fails("--run-config", "num-clients=100").startswith("unknown key 'num-clients'")
+
+
+def test_a_broken_npz(fails: Callable[..., str], broken_npz: str) -> None:
+    line = fails("-c", f'dataset="npz" data-path="{broken_npz}"')
+    assert line.startswith(f"data-path = {broken_npz!r}: is not an npz file")
+
+
+def test_the_vectorized_engine_is_not_there_yet(fails: Callable[..., str]) -> None:
+    line = fails("--engine", "vectorized")
+    assert line == "--engine vectorized: not there yet; available now are ray, sequential"
+
+
+@NO_GPU
+@pytest.mark.parametrize("federation", ["client-resources-num-gpus=0.1", "num-supernodes=3"])
+@pytest.mark.parametrize("engine", ["ray", "sequential"])
+def test_clients_on_a_gpu_that_is_not_there(engine: str, federation: str, fails: Callable[..., str]) -> None:
+    line = fails("--engine", engine, "-c", 'client-device="cuda"', "--federation-config", federation)
+    assert line == "client-device = 'cuda': this machine has no GPU; allowed are auto, cpu"
+
+
+@NO_GPU
+def test_a_server_on_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
+    assert fails("-c", 'server-device="cuda"').startswith("server-device = 'cuda': this machine has no GPU")
+
+
+@pytest.mark.parametrize("engine", ["ray", "sequential"])
+def test_a_name_that_is_taken(engine: str, fails: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "kept" / "run").mkdir(parents=True)
+    line = fails("--engine", engine, "-c", f'results-dir="{tmp_path / "kept"}" run-name="run"')
+    assert line.startswith("run-name = 'run': ")
+
+
+@pytest.mark.parametrize("run_name", ["", "run"])
+def test_a_results_dir_that_is_a_file(run_name: str, fails: Callable[..., str], tmp_path: Path) -> None:
+    path = write(tmp_path / "file", "")
+    assert fails("-c", f'results-dir="{path}" run-name="{run_name}"').startswith(f"results-dir = {path!r}: ")
+
+
+def test_two_mistakes_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-c", 'lr=-1 seed="x"']) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert sorted(line.removeprefix("error: ") for line in lines) == [
+        "lr = -1: must be a number > 0",
+        "seed = 'x': must be a whole number >= 0",
+    ]
+
+
+def test_an_unknown_option_is_argparses() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--engine", "mpi"])
+    assert caught.value.code == 2
+
+
+def test_as_a_command(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "run_simulation.py"), "--federation-config", "num-supernodes=2000"],
+        cwd=tmp_path,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    seconds = time.monotonic() - begin
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: num-supernodes = 2000: 'digits' has 1438 training rows, .*\n", done.stderr)
+    assert done.stdout == ""
+    assert seconds < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+# The simulation's config -----------------------------------------------------------------------------------
+
+
+def test_the_backend_gets_what_was_set_and_ray_decides_the_rest() -> None:
+    assert SimulationConfig.read({}).backend() == {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"logging_level": "error", "log_to_driver": False},
+    }
+    values = {
+        "num-supernodes": 100,
+        "client-resources-num-cpus": 2,
+        "client-resources-num-gpus": 0.1,
+        "init-args-num-cpus": 8,
+        "init-args-num-gpus": 1,
+        "verbose": True,
+    }
+    simulation = SimulationConfig.read(values)
+    assert simulation.num_supernodes == 100
+    assert simulation.backend() == {
+        "client_resources": {"num_cpus": 2, "num_gpus": 0.1},
+        "init_args": {"num_cpus": 8, "num_gpus": 1, "logging_level": "error", "log_to_driver": True},
+    }
+
+
+@NO_GPU
+def test_without_a_gpu_the_fraction_is_dropped_and_that_is_said(
+    configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = SimulationConfig.read({"client-resources-num-gpus": 0.1})
+    fitted = simulation.fit_to_machine(configure())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("client-resources-num-gpus = 0.1: this machine has no GPU")
+    assert fitted == SimulationConfig.read({"client-resources-num-gpus": 0.0})
+    assert simulation.client_resources_num_gpus == 0.1
+
+
+@NO_GPU
+def test_a_gpu_that_the_user_vouches_for_is_kept(configure: Callable[..., RunConfig]) -> None:
+    simulation = SimulationConfig.read({"client-resources-num-gpus": 0.1, "init-args-num-gpus": 1})
+    assert simulation.fit_to_machine(configure()) == simulation
+
+
+def test_on_the_cpu_nothing_changes(configure: Callable[..., RunConfig]) -> None:
+    simulation = SimulationConfig.read({"num-supernodes": 3})
+    assert simulation.fit_to_machine(configure(client_device="cpu")) == simulation

@@ -1,0 +1,422 @@
+"""The graph: a network computed by hand, every trap of formulas 4, invariants, and the propositions simulated."""
+
+import math
+from fractions import Fraction
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.graph import (
+    FLOOR,
+    adjacency,
+    client_weights,
+    degrees,
+    eigenvalues,
+    fit_lognormal,
+    homogeneity,
+    homogeneity_model,
+    laplacian,
+    misalignment,
+    neighbour_matrix,
+    normality,
+    proposition_3_2,
+    proposition_3_3,
+    proposition_3_4,
+    similarity_weights,
+    sparsify,
+    spectral_homogeneity,
+)
+
+Array = np.ndarray
+
+
+def unit(rows: Array) -> Array:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@st.composite
+def networks(draw: st.DrawFn, least: int = 2, signed: bool = True) -> Array:
+    """Messages of clients in a few clusters, spread from 1 down to nothing (equal messages)."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    clients, dimensions = draw(st.integers(least, 20)), draw(st.integers(1, 12))
+    centres = rng.normal(size=(draw(st.integers(1, 4)), dimensions))
+    spread = draw(st.sampled_from([0.0, 1e-9, 1e-6, 1e-3, 1.0]))
+    rows = centres[rng.integers(len(centres), size=clients)]
+    rows = rows + spread * rng.normal(size=rows.shape)
+    return unit(rows if signed else np.abs(rows) + 1e-300)
+
+
+def exact_misalignment(messages: Array) -> Array:
+    """¼‖m_i − m_j‖² of these very numbers, in fractions."""
+    rows = [[Fraction(float(value)) for value in row] for row in messages]
+    mis = np.zeros((len(rows), len(rows)))
+    for i, a in enumerate(rows):
+        for j, b in enumerate(rows[:i]):
+            mis[i, j] = mis[j, i] = float(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / 4)
+    return mis
+
+
+def symmetric_normal(rng: np.random.Generator, networks: int, C: int, mean: float, deviation: float) -> Array:
+    """Adjacency matrices (networks, C, C) with C(C−1)/2 independent normal entries each."""
+    upper = np.triu(rng.normal(mean, deviation, (networks, C, C)), 1)
+    return upper + upper.transpose(0, 2, 1)
+
+
+# By hand. Messages (1, 0), (0, 1), (3/5, 4/5): products 0, 3/5, 4/5; mis = ½(1 − ·) = 1/2, 1/5, 1/10; A = −ln mis.
+HAND = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+A01, A02, A12 = math.log(2), math.log(5), math.log(10)
+
+
+def test_three_clients_by_hand() -> None:
+    mis = misalignment(HAND)
+    np.testing.assert_allclose(mis, [[0, 0.5, 0.2], [0.5, 0, 0.1], [0.2, 0.1, 0]], rtol=1e-14)
+    A = adjacency(mis)
+    np.testing.assert_allclose(A, [[0, A01, A02], [A01, 0, A12], [A02, A12, 0]], rtol=1e-14)
+    own = [A01 + A02, A01 + A12, A02 + A12]  # ln 10, ln 20, ln 50
+    np.testing.assert_allclose(degrees(A), own, rtol=1e-14)
+    np.testing.assert_allclose(
+        laplacian(A),
+        [[own[0], -A01, -A02], [-A01, own[1], -A12], [-A02, -A12, own[2]]],
+        rtol=1e-14,
+    )
+    total = 2 * math.log(100)  # 10 · 20 · 50 = 100²
+    np.testing.assert_allclose(similarity_weights(A), A / total, rtol=1e-14)
+    np.testing.assert_allclose(client_weights(A), np.log([10, 20, 50]) / total, rtol=1e-14)
+    np.testing.assert_allclose(neighbour_matrix(A)[0], [0, A01 / own[0], A02 / own[0]], rtol=1e-14)
+    assert homogeneity(A) == pytest.approx(total / 12, rel=1e-14)  # 2 C (C−1) = 12
+    assert spectral_homogeneity(eigenvalues(laplacian(A))) == pytest.approx(total / 12, rel=1e-12)
+    fit = fit_lognormal(mis)
+    mean = (A01 + A02 + A12) / 3
+    assert fit.theta == pytest.approx(mean, rel=1e-14)
+    assert fit.phi**2 == pytest.approx(sum((a - mean) ** 2 for a in (A01, A02, A12)) / 3, rel=1e-12)
+    assert (fit.pairs, fit.floored) == (3, 0)
+
+
+def test_sparsify_by_hand() -> None:
+    # Most similar: client 0 → 2 (ln 5), 1 → 2 (ln 10), 2 → 1. Kept by either end: 0–2 and 1–2.
+    A = adjacency(misalignment(HAND))
+    np.testing.assert_array_equal(sparsify(A, 1) > 0, [[0, 0, 1], [0, 0, 1], [1, 1, 0]])
+    for k in (0, 2, 7):
+        np.testing.assert_array_equal(sparsify(A, k), A)
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-7])
+@pytest.mark.parametrize("dimensions", [3, 64])
+def test_trap_digits_survive_between_clients_that_are_alike(distance: float, dimensions: int) -> None:
+    rng = np.random.default_rng(0)
+    centres = unit(np.abs(rng.normal(size=(3, dimensions))))
+    m = unit(centres[np.arange(12) % 3] + distance * rng.normal(size=(12, dimensions)))
+    exact = exact_misalignment(m)
+    off = ~np.eye(12, dtype=bool)
+    assert np.abs(misalignment(m)[off] / exact[off] - 1).max() < 1e-11
+    # Both naive forms lose them, in float64 already, and in float32 all of them.
+    naive = (0.5 * (1 - m @ m.T))[off]
+    if distance <= 1e-5:
+        assert np.abs(naive / exact[off] - 1).max() > 1e-8
+    single = m.astype(np.float32)
+    nearest = np.flatnonzero(off.ravel())[np.argmin(exact[off])]
+    assert np.abs(0.5 * (1 - (single @ single.T)).ravel()[nearest] / exact.ravel()[nearest] - 1) > 1e-3
+
+
+def test_trap_messages_that_differ_little_from_a_common_one() -> None:
+    m = unit(np.ones((30, 50)) + 1e-6 * np.random.default_rng(1).normal(size=(30, 50)))
+    off = ~np.eye(30, dtype=bool)
+    assert np.abs(misalignment(m)[off] / exact_misalignment(m)[off] - 1).max() < 1e-11
+
+
+def test_trap_equal_data_are_tied_by_the_floor() -> None:
+    mis = misalignment(np.tile(HAND[2], (4, 1)))
+    np.testing.assert_array_equal(mis, np.zeros((4, 4)))
+    A = adjacency(mis)
+    np.testing.assert_allclose(A[~np.eye(4, dtype=bool)], -math.log(1e-12))
+    assert FLOOR == 1e-12
+    assert adjacency(mis, 1e-3)[0, 1] == pytest.approx(-math.log(1e-3))
+    np.testing.assert_allclose(client_weights(A), 0.25)
+    assert fit_lognormal(mis).floored == 6
+    assert all(math.isnan(value) for value in normality(misalignment(np.tile(HAND[2], (6, 1)))))
+
+
+def test_trap_sign_turns_alike_into_opposite() -> None:
+    # Whoever sends −m looks like the opposite: that is why the message's sign is fixed.
+    m = unit(np.array([[1.0, 2.0], [1.0, 2.1]]))
+    assert misalignment(m)[0, 1] < 1e-3
+    assert misalignment(m * [[1], [-1]])[0, 1] > 0.999
+
+
+def test_no_similarity_at_all_counts_all_alike() -> None:
+    # Opposite messages: mis = 1, −ln 1 = 0.
+    A = adjacency(misalignment([[1.0, 0.0], [-1.0, 0.0]]))
+    assert not np.signbit(A).any()
+    np.testing.assert_array_equal(A, np.zeros((2, 2)))
+    np.testing.assert_array_equal(similarity_weights(A), [[0, 0.5], [0.5, 0]])
+    np.testing.assert_array_equal(client_weights(A), [0.5, 0.5])
+    np.testing.assert_array_equal(neighbour_matrix(A), [[0, 1], [1, 0]])
+    np.testing.assert_array_equal(client_weights(np.zeros((4, 4))), np.full(4, 0.25))
+
+
+def test_one_client_is_its_own_neighbour() -> None:
+    A = adjacency(misalignment([[1.0]]))
+    assert client_weights(A) == similarity_weights(A) == neighbour_matrix(A) == laplacian(A) + 1 == 1
+    assert sparsify(A, 3) == 0
+    assert math.isnan(homogeneity(A))
+    assert math.isnan(spectral_homogeneity(eigenvalues(laplacian(A))))
+
+
+def test_a_client_tied_to_nobody_averages_the_others() -> None:
+    A = np.array([[0, 2.0, 0], [2.0, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(client_weights(A), [0.5, 0.5, 0])
+    np.testing.assert_array_equal(neighbour_matrix(A), [[0, 1, 0], [1, 0, 0], [0.5, 0.5, 0]])
+
+
+def test_sparsify_keeps_ties() -> None:
+    A = np.ones((5, 5)) - np.eye(5)
+    np.testing.assert_array_equal(sparsify(A, 1), A)
+
+
+@settings(deadline=None, max_examples=80)
+@given(networks())
+def test_misalignment_of_any_network(m: Array) -> None:
+    mis = misalignment(m)
+    np.testing.assert_array_equal(mis, mis.T)
+    np.testing.assert_array_equal(np.diagonal(mis), 0)
+    assert mis.min() >= 0
+    assert mis.max() <= 1
+    np.testing.assert_allclose(mis, exact_misalignment(m), rtol=1e-11, atol=1e-30)
+    np.testing.assert_allclose(mis, 0.5 * (1 - m @ m.T), atol=1e-14)
+
+
+@settings(deadline=None, max_examples=50)
+@given(networks(signed=False))
+def test_misalignment_of_non_negative_messages_is_at_most_half(m: Array) -> None:
+    assert misalignment(m).max() <= 0.5 + 1e-15
+
+
+@settings(deadline=None, max_examples=80)
+@given(networks(least=1), st.integers(0, 6))
+def test_laplacian_and_weights_of_any_network(m: Array, k: int) -> None:
+    A = sparsify(adjacency(misalignment(m)), k)
+    L = laplacian(A)
+    C, scale = len(A), max(1.0, float(degrees(A).max()))
+    np.testing.assert_array_equal(L, L.T)
+    np.testing.assert_allclose(L @ np.ones(C), 0, atol=1e-12 * scale)
+    spectrum = eigenvalues(L)
+    assert (np.diff(spectrum) >= 0).all()
+    assert spectrum[0] == pytest.approx(0, abs=1e-11 * scale)
+    assert spectrum.sum() == pytest.approx(np.trace(L), rel=1e-11, abs=1e-11)
+    p_ij, p, rows = similarity_weights(A), client_weights(A), neighbour_matrix(A)
+    assert p.min() >= 0
+    assert p.sum() == pytest.approx(1, abs=1e-13)
+    np.testing.assert_allclose(p_ij.sum(axis=1), p, atol=1e-14)
+    np.testing.assert_allclose(rows.sum(axis=1), 1, atol=1e-13)
+    assert rows.min() >= 0
+    np.testing.assert_allclose(p @ rows, p, atol=1e-13)  # what lemma 4.3 rests on
+    if C > 1:
+        np.testing.assert_array_equal(np.diagonal(rows), 0)
+        assert homogeneity(A) == pytest.approx(np.trace(np.diag(degrees(A))) / (2 * C * (C - 1)), rel=1e-12)
+        assert spectral_homogeneity(spectrum) == pytest.approx(homogeneity(A), rel=1e-10, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(networks(), st.integers(0, 4), st.randoms(use_true_random=False))
+def test_relabelling_clients_relabels_the_graph(m: Array, k: int, random: object) -> None:
+    mis = misalignment(m)
+    order = np.random.default_rng(random.randrange(2**32)).permutation(len(m))  # type: ignore[attr-defined]
+    np.testing.assert_allclose(misalignment(m[order]), mis[np.ix_(order, order)], rtol=1e-11)
+    other = mis[np.ix_(order, order)]
+    A, B = sparsify(adjacency(mis), k), sparsify(adjacency(other), k)
+    np.testing.assert_array_equal(B, A[np.ix_(order, order)])
+    np.testing.assert_allclose(client_weights(B), client_weights(A)[order], rtol=1e-12)
+    np.testing.assert_allclose(neighbour_matrix(B), neighbour_matrix(A)[np.ix_(order, order)], rtol=1e-12)
+    np.testing.assert_allclose(eigenvalues(laplacian(B)), eigenvalues(laplacian(A)), atol=1e-10)
+    assert homogeneity(B) == pytest.approx(homogeneity(A), rel=1e-12)
+    assert fit_lognormal(other).theta == pytest.approx(2 * homogeneity(adjacency(mis)), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(networks(least=3), st.integers(1, 5))
+def test_sparsify_keeps_the_nearest(m: Array, k: int) -> None:
+    A = adjacency(misalignment(m))
+    kept = sparsify(A, k)
+    np.testing.assert_array_equal(kept, kept.T)
+    assert ((kept == A) | (kept == 0)).all()
+    for i in range(len(A)):
+        others = np.delete(A[i], i)
+        nearest = np.sort(others)[::-1][: min(k, len(others))]
+        assert np.delete(kept[i], i)[others >= nearest[-1]].tolist() == others[others >= nearest[-1]].tolist()
+
+
+def test_one_product_gives_every_neighbour_average() -> None:
+    rng = np.random.default_rng(3)
+    A = adjacency(misalignment(unit(np.abs(rng.normal(size=(6, 4))))))
+    models = rng.normal(size=(6, 9))
+    p_ij, p = similarity_weights(A), client_weights(A)
+    loop = [sum(p_ij[i, j] * models[j] for j in range(6)) / p[i] for i in range(6)]
+    np.testing.assert_allclose(neighbour_matrix(A) @ models, loop, rtol=1e-12)
+
+
+def test_lognormal_parameters_are_found_again() -> None:
+    logs = symmetric_normal(np.random.default_rng(4), 1, 300, -3.0, 0.4)[0]
+    fit = fit_lognormal(np.exp(np.minimum(logs, 0)) * (1 - np.eye(300)))
+    assert fit.theta == pytest.approx(3.0, abs=4 * 0.4 / math.sqrt(fit.pairs))
+    assert fit.phi == pytest.approx(0.4, rel=0.02)
+
+
+def test_normality_accepts_a_lognormal_and_rejects_two_clusters() -> None:
+    rng = np.random.default_rng(5)
+    for C in (40, 41):
+        logs = symmetric_normal(rng, 1, C, -3.0, 0.4)[0]
+        result = normality(np.exp(logs) * (1 - np.eye(C)))
+        assert result.p_value > 0.5
+        assert abs(result.skewness) < 0.5
+        assert abs(result.excess_kurtosis) < 1
+        ends = rng.choice([-6.0, -1.0], (C, C))
+        clusters = np.triu(ends, 1) + np.triu(ends, 1).T + 0.1 * logs
+        assert normality(np.exp(clusters - 1) * (1 - np.eye(C))).p_value < 1e-3
+
+
+def test_normality_does_not_count_dependent_pairs_as_evidence() -> None:
+    # −ln mis = a_i + a_j: normal, but only C of the C(C−1)/2 values are free. Taken as independent they reject.
+    from scipy.stats import shapiro
+
+    rng = np.random.default_rng(6)
+    naive, ours = [], []
+    for _ in range(40):
+        a = rng.normal(3, 0.3, 40)
+        mis = np.exp(-np.add.outer(a, a)) * (1 - np.eye(40))
+        naive.append(shapiro(np.log(mis[np.triu_indices(40, 1)])).pvalue < 0.05)
+        ours.append(normality(mis).p_value < 0.05)
+    assert np.mean(naive) > 0.2
+    assert np.mean(ours) <= 0.05
+
+
+C, THETA, PHI, EPS, DELTA = 6, 3.0, 0.8, 0.05, 0.3
+
+
+def test_trap_simulation_finds_the_corrected_form_of_proposition_3_2() -> None:
+    rng = np.random.default_rng(7)
+    draws = 200_000
+    half = C * (C - 1) // 2  # a symmetric A has so many independent entries; hom is half their mean
+    before = rng.normal(THETA, PHI, (draws, half)).mean(axis=1) / 2
+    after = rng.normal(THETA * (1 - EPS), PHI * math.sqrt(1 + DELTA), (draws, half)).mean(axis=1) / 2
+    A = symmetric_normal(rng, 1, C, THETA, PHI)[0]
+    assert homogeneity(np.abs(A)) == pytest.approx(np.abs(A)[np.triu_indices(C, 1)].mean() / 2)
+    frequency = float((after < before).mean())
+    error = math.sqrt(frequency * (1 - frequency) / draws)
+    printed = proposition_3_2(THETA, PHI, C, EPS, DELTA, corrected=False)
+    corrected = proposition_3_2(THETA, PHI, C, EPS, DELTA, corrected=True)
+    assert abs(frequency - corrected) < 4 * error
+    assert printed - frequency > 40 * error
+    mean, deviation = homogeneity_model(THETA, PHI, C, corrected=True)
+    assert before.mean() == pytest.approx(mean, rel=1e-3)
+    assert before.std() == pytest.approx(deviation, rel=0.01)
+    assert homogeneity_model(THETA, PHI, C, corrected=False) == (
+        THETA / 2,
+        pytest.approx(deviation / math.sqrt(2)),
+    )
+
+
+def test_propositions_as_printed() -> None:
+    # θε/φ = 0.1875; √(30/2.3) = 3.6116; A = 0.67717.
+    root = math.sqrt(30 / 2.3)
+    cdf, density = NormalDist().cdf(0.1875 * root), NormalDist().pdf(0.1875 * root)
+    assert proposition_3_2(THETA, PHI, C, EPS, DELTA, corrected=False) == pytest.approx(cdf, rel=1e-12)
+    assert cdf == pytest.approx(0.75085, abs=1e-5)
+    size = 2.3 / 30 * 0.64 + 0.0025 * 9
+    assert proposition_3_3(THETA, PHI, C, EPS, DELTA, corrected=False) == pytest.approx(
+        (36 * size, 180 * size)
+    )
+    lower = 0.05 * 3 * 6 * (2 * cdf - 1) + 1.6 * math.sqrt(6 * 2.3 / 5) * density
+    bounds = proposition_3_4(THETA, PHI, C, EPS, DELTA, corrected=False)
+    assert bounds == pytest.approx((lower, 1.95 * 3 * 6))
+    # Large C: the approximations below the propositions.
+    assert proposition_3_4(3.0, 0.8, 2000, -0.5, 0, corrected=False) == pytest.approx((3000, 15000), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("clients", "eps", "delta"), [(2, 0.0, 0.0), (3, 0.0, 5.0), (8, 0.3, 0.0), (8, -0.4, 4.0)]
+)
+def test_spectral_deviation_is_within_the_corrected_bounds(clients: int, eps: float, delta: float) -> None:
+    rng = np.random.default_rng(8)
+    theta, phi, draws = 6.0, 1.0, 20_000
+
+    def spectra(mean: float, deviation: float) -> Array:
+        A = symmetric_normal(rng, draws, clients, mean, deviation)
+        L = A.sum(axis=2)[:, :, None] * np.eye(clients) - A
+        return np.linalg.eigvalsh(L)[:, 1:]
+
+    change = spectra(theta * (1 - eps), phi * math.sqrt(1 + delta)) - spectra(theta, phi)
+    for values, proposition in ((change**2, proposition_3_3), (np.abs(change), proposition_3_4)):
+        each = values.mean(axis=1)
+        mean, slack = float(each.mean()), 4 * float(each.std()) / math.sqrt(draws)
+        lower, upper = proposition(theta, phi, clients, eps, delta, corrected=True)
+        assert lower - slack <= mean <= upper + slack
+        printed_lower, printed_upper = proposition(theta, phi, clients, eps, delta, corrected=False)
+        assert printed_lower <= lower
+        if proposition is proposition_3_3 and clients <= 3:
+            assert mean > printed_upper + slack  # it counts ordered pairs
+
+
+@pytest.mark.parametrize("name", ["3.2", "3.3", "3.4"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"eps": 1.0},
+        {"delta": -1.0},
+        {"theta": 0.0},
+        {"phi": 0.0},
+        {"C": 1},
+        {"theta": math.nan},
+        {"eps": -math.inf},
+    ],
+)
+def test_a_proposition_names_itself_where_it_does_not_apply(name: str, change: dict[str, float]) -> None:
+    proposition = {"3.2": proposition_3_2, "3.3": proposition_3_3, "3.4": proposition_3_4}[name]
+    values = {"theta": 3.0, "phi": 0.8, "C": 5, "eps": 0.1, "delta": 0.0} | change
+    with pytest.raises(ValueError, match=f"proposition {name}"):
+        proposition(**values, corrected=True)
+
+
+def test_proposition_3_2_needs_a_positive_epsilon() -> None:
+    with pytest.raises(ValueError, match=r"proposition 3\.2.*0 < eps < 1"):
+        proposition_3_2(3.0, 0.8, 5, -0.1, 0.0, corrected=True)
+    with pytest.raises(ValueError, match=r"definition 3\.3"):
+        homogeneity_model(3.0, -1.0, 5, corrected=True)
+
+
+@pytest.mark.parametrize(
+    "messages", [[1.0, 0.0], np.zeros((0, 3)), [[np.nan, 1.0]], [[1.0, 1.0]], [[0.0, 0.0]], [[1 + 1e-5]]]
+)
+def test_bad_messages(messages: Array) -> None:
+    with pytest.raises(ValueError, match="messages: must"):
+        misalignment(messages)
+
+
+def test_messages_in_float32_are_accepted() -> None:
+    m = unit(np.random.default_rng(9).normal(size=(5, 3072))).astype(np.float32)
+    np.testing.assert_allclose(misalignment(m), exact_misalignment(m), rtol=1e-11)
+
+
+def test_bad_matrices() -> None:
+    skew = np.array([[0, 0.1], [0.2, 0]])
+    for call, name in ((adjacency, "mis"), (degrees, "A"), (eigenvalues, "L"), (homogeneity, "A")):
+        for bad in (skew, np.zeros((2, 3)), np.zeros((0, 0)), skew * np.nan):
+            with pytest.raises(ValueError, match=f"{name}: must"):
+                call(bad)
+    with pytest.raises(ValueError, match="A: must be symmetric, with a zero diagonal"):
+        laplacian(np.eye(2))
+    with pytest.raises(ValueError, match=r"A: must be finite, within \[0, inf\]"):
+        client_weights(-1 * (np.ones((2, 2)) - np.eye(2)))
+    with pytest.raises(ValueError, match=r"mis: must be finite, within \[0, 1\]"):
+        adjacency(2 * (np.ones((2, 2)) - np.eye(2)))
+    for floor in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="message-floor"):
+            adjacency(np.zeros((2, 2)), floor)
+    with pytest.raises(ValueError, match="neighbours = -1"):
+        sparsify(np.zeros((2, 2)), -1)
+    with pytest.raises(ValueError, match="needs 2 clients"):
+        fit_lognormal(np.zeros((1, 1)))
+    with pytest.raises(ValueError, match="needs 6 clients"):
+        normality(np.zeros((5, 5)))
