@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset
+from fedapp.data.message import client_message, private_message
 from fedapp.evaluation import evaluate as score
 from fedapp.local_training import LocalRule, cross_entropy, plan_batches, scheduled_lr, task_rng, train
 from fedapp.models import ModelError
@@ -25,6 +26,9 @@ from strategies import messages
 
 # Error code of a reply that says why a client can't take part (Flower's own codes are below 100).
 CANNOT_TAKE_PART = 100
+
+# Tag of the random stream of a message's noise; task streams are [seed, client, task] with tasks from 1.
+_NOISE_STREAM = 0
 
 # What torch would use by itself: on Ray, the worker's share of the cores.
 ALL_THREADS = torch.get_num_threads()
@@ -80,6 +84,26 @@ def describe(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
 
 
+@app.query("message")
+@answers_errors
+def graph_message(message: Message, context: Context) -> Message:
+    """Send the principal direction of this client's data, which places it in the graph of clients.
+
+    With ``message-epsilon`` > 0 it is made (ε, δ)-differentially private first. A node with data of its own draws
+    the noise from the operating system; one of a simulation from the run's seed, so that the run can be repeated.
+    """
+    record, config = _read_config(message)
+    data = _client_data(config, record, context)
+    direction = client_message(data.dataset, data.rows)
+    if config.message_epsilon:
+        simulated = "data-path" not in context.node_config
+        seed = [config.seed, _integer(record, messages.CLIENT), _NOISE_STREAM] if simulated else None
+        rng = np.random.default_rng(seed)
+        direction = private_message(direction, config.message_epsilon, config.message_delta, 1.0, rng)
+    arrays = ArrayRecord({messages.MESSAGE_RECORD: Array(direction)})
+    return Message(RecordDict({messages.MESSAGE_RECORD: arrays}), reply_to=message)
+
+
 @app.train()
 @answers_errors
 def train_model(message: Message, context: Context) -> Message:
@@ -112,6 +136,7 @@ def train_model(message: Message, context: Context) -> Message:
         batches.ragged(x.device),
         lr / len(batches) if config.normalize_steps else lr,
         rule,
+        neighbours=_neighbours(message, model, x.device),
     )
     metrics = MetricRecord(
         {
@@ -135,6 +160,14 @@ def evaluate_model(message: Message, context: Context) -> Message:
         {messages.NUM_EXAMPLES: num_examples, "loss": result.loss, "accuracy": result.accuracy}
     )
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+
+
+def _neighbours(message: Message, model: nn.Module, device: torch.device) -> dict[str, Tensor] | None:
+    arrays = message.content.array_records.get(messages.NEIGHBOURS)
+    if arrays is None:
+        return None
+    state = to_state(arrays, device)
+    return {name: state[name] for name, _ in model.named_parameters()}
 
 
 def to_arrays(state: dict[str, Tensor]) -> ArrayRecord:

@@ -99,8 +99,11 @@ class RunConfig(Schema):
 
     proximal_mu: NonNegative
     perturbation_beta: UnitInterval
-    message_floor: Positive
+    message_floor: Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]
     neighbours: Count
+    neighbour_memory: NonNegative
+    message_epsilon: NonNegative
+    message_delta: Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]
     aggregation_weights: Literal["time-based", "identical"]
     fedfix_interval: Positive
     buffer_size: Counting
@@ -182,13 +185,11 @@ class RunConfig(Schema):
         """Raise ConfigError if the config asks for something that is planned but not built yet."""
         planned = {
             "strategy": self.strategy not in REGISTRY,
-            "client-weights": self.client_weights == "adjacency",
             "time-scenario": not self.time_scenario.startswith("F"),
             "step-heterogeneity": self.step_heterogeneity != "none",
         }
         available = {
             "strategy": ", ".join(REGISTRY),
-            "client-weights": "samples, uniform",
             "time-scenario": "F0 to F99",
             "step-heterogeneity": "none",
         }

@@ -52,15 +52,12 @@ class RunDirectory:
 
     def write_partition(self, partition: Partition) -> None:
         """Write partition.npz: row numbers into the dataset."""
-        buffer = BytesIO()
-        np.savez_compressed(
-            buffer,
-            client_indices=partition.client_indices,
-            client_offsets=partition.client_offsets,
-            test_indices=partition.test_indices,
-            test_offsets=partition.test_offsets,
-        )
-        self._replace("partition.npz", buffer.getvalue())
+        names = ("client_indices", "client_offsets", "test_indices", "test_offsets")
+        self._write_arrays("partition.npz", {name: getattr(partition, name) for name in names})
+
+    def write_graph(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write graph.npz: messages, misalignment, adjacency, eigenvalues, and the clients they belong to."""
+        self._write_arrays("graph.npz", arrays)
 
     def write_model(self, state: Mapping[str, Tensor]) -> None:
         """Write model.safetensors by state-dict name."""
@@ -76,6 +73,11 @@ class RunDirectory:
         """Write summary.json."""
         content = {key: _finite(value) for key, value in summary.items()}
         self._replace("summary.json", (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+    def _write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        buffer = BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        self._replace(name, buffer.getvalue())
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f".{name}.tmp"

@@ -96,7 +96,7 @@ def run(
     """
     config = experiment.config
     recorder = Recorder(experiment, engine_of(grid), directory or RunDirectory(config))
-    strategy = build_strategy(config, recorder, stopped)
+    strategy = recorder.strategy = build_strategy(config, recorder, stopped)
     recorder.begin()
     status = "failed"
     try:
@@ -154,6 +154,8 @@ class Recorder:
         self.tracker = make_tracker(self.config, self.directory.path)
         self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
         self.last: dict[str, float] = {}
+        self.strategy: SynchronousStrategy | None = None
+        self._graph_of: tuple[int, ...] = ()
         self._test: tuple[Tensor, Tensor] | None = None
 
     def begin(self) -> None:
@@ -193,8 +195,15 @@ class Recorder:
             self.directory.append_metrics(record)
             self.tracker.log(record)
             self.directory.write_model(to_state(progress.arrays, torch.device("cpu")))
+            self._write_graph()
             self._write_summary("running")
         self.display.update(progress)
+
+    def _write_graph(self) -> None:
+        graph = self.strategy.graph if self.strategy else None
+        if graph is not None and graph.clients != self._graph_of:
+            self.directory.write_graph(graph.snapshot())
+            self._graph_of = graph.clients
 
     def end(self, status: str) -> None:
         """Write the closing summary and the figures, and show them."""

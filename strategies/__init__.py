@@ -10,12 +10,22 @@ A library of its own: Flower ``Strategy`` subclasses for any Flower app, which n
 
 from strategies.fedavg import FedAvg
 from strategies.fedprox import FedProx
+from strategies.spectral import Spectral
 from strategies.synchronous import Progress, SynchronousConfig, SynchronousStrategy
 
 # Name in the run config → class. Contract tests run over every entry.
 REGISTRY: dict[str, type[SynchronousStrategy]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "spectral": Spectral,
 }
 
-__all__ = ["REGISTRY", "FedAvg", "FedProx", "Progress", "SynchronousConfig", "SynchronousStrategy"]
+__all__ = [
+    "REGISTRY",
+    "FedAvg",
+    "FedProx",
+    "Progress",
+    "Spectral",
+    "SynchronousConfig",
+    "SynchronousStrategy",
+]

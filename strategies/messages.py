@@ -13,11 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 ARRAYS: Final = "arrays"
 CONFIG: Final = "config"
 METRICS: Final = "metrics"
+NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
+MESSAGE_RECORD: Final = "message"  # one array (d,): what places a client in the graph
 
 # Message types.
 TRAIN: Final = MessageType.TRAIN
 EVALUATE: Final = MessageType.EVALUATE
 DESCRIBE: Final = f"{MessageType.QUERY}.describe"
+MESSAGE: Final = f"{MessageType.QUERY}.message"
 
 # Fields of `config`, from the server.
 SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1
@@ -41,10 +44,20 @@ BYTES_UP: Final = "bytes-up"
 
 
 def request(
-    message_type: str, node_id: int, config: ConfigRecord, *, ttl: float, arrays: ArrayRecord | None = None
+    message_type: str,
+    node_id: int,
+    config: ConfigRecord,
+    *,
+    ttl: float,
+    arrays: ArrayRecord | None = None,
+    neighbours: ArrayRecord | None = None,
 ) -> Message:
     """Build a message to one node; ``ttl`` in seconds."""
-    content = RecordDict({CONFIG: config} if arrays is None else {ARRAYS: arrays, CONFIG: config})
+    content = RecordDict({CONFIG: config})
+    if arrays is not None:
+        content[ARRAYS] = arrays
+    if neighbours is not None:
+        content[NEIGHBOURS] = neighbours
     return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
 
 

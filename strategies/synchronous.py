@@ -9,19 +9,22 @@ no valid reply keeps the model.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.client_graph import ClientGraph
 from strategies.clock import RESOLUTION, Clock, VirtualClock, WallClock
 from strategies.exchange import exchange, never
+from strategies.graph import FLOOR
 from strategies.roster import Client, Roster
 from strategies.time_scenario import fixed_task_times
 from strategies.weights import Participation, Weights, importances
@@ -41,7 +44,7 @@ class SynchronousConfig:
     Parameters
     ----------
     client_weights : str
-        Importances p_i: ``samples`` or ``uniform``.
+        Importances p_i: ``samples``, ``uniform``, or ``adjacency``: how alike a client's data are to the others'.
     participation, fraction_train : str, float
         Who takes part in a round: see ``strategies.weights.Participation``.
     seed : int
@@ -56,6 +59,8 @@ class SynchronousConfig:
         In virtual time, how long a client's task takes; a round takes as long as its slowest participant.
     min_clients : int
         Clients to wait for before the first round.
+    message_floor, neighbours : float, int
+        Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
     """
 
     client_weights: str = "samples"
@@ -67,6 +72,8 @@ class SynchronousConfig:
     time_budget: float = 0.0
     time_scenario: str = "F80"
     min_clients: int = 1
+    message_floor: float = FLOOR
+    neighbours: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ class _Round:
     model: Vector
     clients: list[Client]
     weights: list[float]
+    requests: list[Metadata]
     bytes_down: int
-    requests: list[Message] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -121,7 +128,7 @@ class SynchronousStrategy(Strategy):
         observer: Observer | None = None,
         stopped: Callable[[], bool] = never,
     ) -> None:
-        self.config = config or self.Config()
+        self.config = self._adapt(config or self.Config())
         self.participation = Participation.parse(self.config.participation, self.config.fraction_train)
         fixed_task_times(self.config.time_scenario, 1)  # checks the name
         if self.config.eval_every < 1:
@@ -131,6 +138,10 @@ class SynchronousStrategy(Strategy):
         self.stopped = stopped
         self.timeout = 3600.0
         self.roster = Roster(self.config.min_clients, self.timeout, stopped)
+        self.graph: ClientGraph | None = None
+        if self.config.client_weights == "adjacency":
+            self.graph = ClientGraph(self.config.message_floor, self.config.neighbours)
+        self.clients: list[Client] = []
         self._round: _Round | None = None
 
     # ---- What an algorithm fills in -------------------------------------------------------------------------
@@ -143,37 +154,54 @@ class SynchronousStrategy(Strategy):
         """Return the message fields that tell clients the algorithm's local step."""
         return {}
 
+    def companions(
+        self, participants: Sequence[Client], layout: Layout, model: Vector
+    ) -> Iterator[ArrayRecord]:
+        """Yield a second model for each participant, sent beside w̄; by default none."""
+        return iter(())
+
+    def received(self, client: Client, local_model: Vector) -> None:
+        """Take note of a valid local model (D,), before it is aggregated."""
+
+    def _adapt(self, config: SynchronousConfig) -> SynchronousConfig:
+        """Return the config with what the algorithm demands."""
+        return config
+
     # ---- Flower's hooks -------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the participants of a round and build their requests, in the order of the clients."""
-        clients = self.roster.refresh(grid, config)
+        self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return []
         rng = np.random.default_rng([self.config.seed, _PARTICIPATION_STREAM, server_round])
         draw = self._participation_among(clients).draw(self._importances(clients), rng)
         participants = [clients[position] for position in draw.clients]
         layout = Layout.of(arrays)
-        self._round = _Round(
-            layout=layout,
-            model=layout.to_vector(arrays),
-            clients=participants,
-            weights=list(draw.weights),
-            bytes_down=len(participants) * messages.num_bytes(arrays),
-        )
-        self._round.requests = [
+        model = layout.to_vector(arrays)
+        companions = chain(self.companions(participants, layout, model), repeat(None))
+        requests = [
             messages.request(
                 messages.TRAIN,
                 client.node_id,
                 self._train_config(server_round, client, config),
                 ttl=self.timeout,
                 arrays=arrays,
+                neighbours=companion,
             )
-            for client in participants
+            for client, companion in zip(participants, companions, strict=False)
         ]
-        return self._round.requests
+        self._round = _Round(
+            layout=layout,
+            model=model,
+            clients=participants,
+            weights=list(draw.weights),
+            requests=[request.metadata for request in requests],
+            bytes_down=sum(messages.num_bytes(r) for m in requests for r in m.content.array_records.values()),
+        )
+        return requests
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -183,15 +211,17 @@ class SynchronousStrategy(Strategy):
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
         # Not by src_node_id: an error that the SuperLink reports carries its own.
-        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in current.requests}
+        asked = {request.message_id: request.dst_node_id for request in current.requests}
         by_node = {asked.get(r.metadata.reply_to_message_id, 0): r for r in replies}
         weights = self._weights_of(current, by_node)
         total = np.zeros_like(current.model)
         kept, loss, loss_weight, bytes_up = 0.0, 0.0, 0.0, 0
         for client, weight in zip(current.clients, weights, strict=True):
-            delta = self._delta(current, client, by_node.get(client.node_id))
+            delta = self._local_model(current, client, by_node.get(client.node_id))
             if delta is None:
                 continue
+            self.received(client, delta)
+            delta -= current.model
             reply = by_node[client.node_id]
             total += weight * delta
             kept += weight
@@ -231,13 +261,13 @@ class SynchronousStrategy(Strategy):
                 ttl=self.timeout,
                 arrays=arrays,
             )
-            for client in self.roster.clients
+            for client in self.clients
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""
         by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
-        clients = [client for client in self.roster.clients if client.node_id in by_node]
+        clients = [client for client in self.clients if client.node_id in by_node]
         if not clients:
             return None
         weights = self._importances(_sized(clients, by_node))
@@ -346,7 +376,16 @@ class SynchronousStrategy(Strategy):
         }
         return ConfigRecord({**config, **fields})
 
+    def _take_part(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+        """Look who is there; with a graph, who is in it."""
+        clients = self.roster.refresh(grid, config)
+        if self.graph is None or not clients:
+            return clients
+        return self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
+
     def _importances(self, clients: list[Client]) -> Weights:
+        if self.graph is not None:
+            return self.graph.weights(clients)
         sizes = [client.num_examples for client in clients]
         if any(size is None for size in sizes):
             # Sizes come with the replies; until then all count the same (strategies/roster.py).
@@ -378,8 +417,8 @@ class SynchronousStrategy(Strategy):
         sizes = [client.num_examples or 0 for client in _sized(current.clients, replies)]
         return [size / sum(sizes) for size in sizes] if any(sizes) else current.weights
 
-    def _delta(self, current: _Round, client: Client, reply: Message | None) -> Vector | None:
-        """Δ_i of a valid reply; None, with the reason kept, of any other."""
+    def _local_model(self, current: _Round, client: Client, reply: Message | None) -> Vector | None:
+        """Return w_i of a valid reply; None, with the reason kept, of any other."""
         try:
             if reply is None:
                 raise ArraysMismatchError("no reply before the deadline")
@@ -387,12 +426,10 @@ class SynchronousStrategy(Strategy):
                 raise ArraysMismatchError(messages.reason_of(reply))
             if messages.ARRAYS not in reply.content.array_records:
                 raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
-            delta = current.layout.to_vector(reply.content.array_records[messages.ARRAYS])
+            return current.layout.to_vector(reply.content.array_records[messages.ARRAYS])
         except ArraysMismatchError as error:
             current.failures[client.index] = str(error)
             return None
-        delta -= current.model
-        return delta
 
     def _log_failures(self, server_round: int, current: _Round) -> None:
         """Name every client left out, in one line per reason."""
@@ -407,8 +444,8 @@ class SynchronousStrategy(Strategy):
         """Virtual seconds of the round under way; 0 on a wall clock, which passes by itself."""
         if isinstance(self.clock, WallClock) or self._round is None or not self._round.clients:
             return 0.0
-        times = fixed_task_times(self.config.time_scenario, len(self.roster.clients))
-        position = {client.node_id: i for i, client in enumerate(self.roster.clients)}
+        times = fixed_task_times(self.config.time_scenario, len(self.clients))
+        position = {client.node_id: i for i, client in enumerate(self.clients)}
         return float(max(times[position[client.node_id]] for client in self._round.clients))
 
     def _fits_budget(self) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Weights = NDArray[np.float64]
 
-IMPORTANCES = ("samples", "uniform")
+IMPORTANCES = ("samples", "uniform")  # and `adjacency`, which needs a graph: strategies/client_graph.py
 SCHEMES = ("full", "uniform", "md", "paired", "fixed")
 
 

@@ -19,7 +19,7 @@ from fedapp.report import as_number, read_metrics
 
 Array = NDArray[Any]
 
-_TEST, _TRAIN, _INK, _GRID = "#0072B2", "#D55E00", "#333333", "#E3E3E3"
+TEST, TRAIN, INK, _GRID = "#0072B2", "#D55E00", "#333333", "#E3E3E3"
 # Paul Tol's "muted" scheme: told apart under the common forms of colour blindness.
 _CLASSES = ["#332288", "#88CCEE", "#44AA99", "#117733", "#999933"]
 _CLASSES += ["#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB"]
@@ -27,7 +27,7 @@ _MARKED_POINTS = 25  # up to here each evaluation gets a marker
 _LOG_RATIO = 50.0  # a loss that spans more is drawn on a log axis
 _BAR_CLIENTS = 60
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
-_STEPS = [1, 2, 2.5, 5, 10]
+STEPS = [1, 2, 2.5, 5, 10]
 
 
 def draw_curves(run_dir: Path) -> Path:
@@ -43,7 +43,7 @@ def draw_curves(run_dir: Path) -> Path:
         key: np.array([as_number(record.get(key)) for record in records], dtype=np.float64)
         for key in ("aggregation", "time", "loss", "accuracy", "train-loss")
     }
-    figure = _figure(5.4, _from_config(run_dir, "strategy", "dataset", "model", "num-clients"))
+    figure = new_figure(5.4, _from_config(run_dir, "strategy", "dataset", "model", "num-clients"))
     grid = figure.subplots(2, 2, sharey="col")
     virtual = bool(records) and records[-1].get("clock") == "virtual"
     x_labels = {"aggregation": "server round", "time": "virtual time" if virtual else "seconds"}
@@ -54,10 +54,10 @@ def draw_curves(run_dir: Path) -> Path:
         accuracy.set_ylabel("accuracy")
         for axes in (loss, accuracy):
             axes.set_xlabel(label)
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=key == "aggregation", steps=_STEPS))
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=key == "aggregation", steps=STEPS))
     if np.isfinite(columns["train-loss"]).any():
         grid[0, 0].legend(frameon=False, fontsize=9)
-    return _save(figure, run_dir / "curves.png")
+    return save(figure, run_dir / "curves.png")
 
 
 def draw_partition(run_dir: Path, labels: Array, num_classes: int) -> Path:
@@ -81,18 +81,18 @@ def draw_partition(run_dir: Path, labels: Array, num_classes: int) -> Path:
     title = f"{source}: " * bool(source) + f"{len(sizes):,} clients, {sizes.sum():,} samples"
     spread = f"samples per client: median {np.median(sizes):,.9g}, min {sizes.min():,}, max {sizes.max():,}"
     as_bars = len(counts) <= _BAR_CLIENTS and num_classes <= len(_CLASSES)
-    figure = _figure(4.4 if as_bars else 5.6, f"{title}\n{spread}")
+    figure = new_figure(4.4 if as_bars else 5.6, f"{title}\n{spread}")
     (_stacked_bars if as_bars else _heat_map)(figure, counts)
-    return _save(figure, run_dir / "partition.png")
+    return save(figure, run_dir / "partition.png")
 
 
 def _curves(axes: Axes, x: Array, series: Mapping[str, Array]) -> None:
-    _style(axes)
+    style_axes(axes)
     right = np.max(x, where=np.isfinite(x), initial=0) or 1
     axes.set_xlim(0, right)
     shown = {name: np.where(np.isfinite(x) & np.isfinite(y), y, np.nan) for name, y in series.items()}
     for name, y in shown.items():
-        color, width = (_TEST, 1.8) if name == "test" else (_TRAIN, 1.0)
+        color, width = (TEST, 1.8) if name == "test" else (TRAIN, 1.0)
         axes.plot(x, y, color=color, lw=width, label=name)
         missing = np.pad(np.isnan(y), 1, constant_values=True)
         # A line can't show a value that stands alone between missing ones.
@@ -109,11 +109,11 @@ def _mark_last(axes: Axes, x: Array, y: Array, right: float) -> None:
     finite = np.flatnonzero(np.isfinite(y))
     if not finite.size:
         axes.tick_params(left=False, labelleft=False, grid_alpha=0)
-        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=_INK, fontsize=9)
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=INK, fontsize=9)
         return
     end = (x[finite[-1]], y[finite[-1]])
-    axes.plot(*end, "o", color=_TEST, ms=5, clip_on=False, zorder=4)
-    style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": _TEST}
+    axes.plot(*end, "o", color=TEST, ms=5, clip_on=False, zorder=4)
+    style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": TEST}
     axes.annotate(f"{end[1]:.4g}", end, (7, 0), va="center", fontsize=9, fontweight="bold", **style)
     if finite[-1] < len(y) - 1:
         axes.axvspan(end[0], right, color="#F2F2F2", zorder=0)
@@ -122,7 +122,7 @@ def _mark_last(axes: Axes, x: Array, y: Array, right: float) -> None:
 
 def _stacked_bars(figure: Figure, counts: Array) -> None:
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     axes.grid(False, axis="x")
     bottoms = np.cumsum(counts, axis=1) - counts
     for label, color in enumerate(_CLASSES[: counts.shape[1]]):
@@ -139,17 +139,17 @@ def _heat_map(figure: Figure, counts: Array) -> None:
     every = -(-len(counts) // _HEAT_CLIENTS)
     shown = counts[::every]
     edges = np.arange(len(shown) + 1) * every - 0.5
-    top.stairs(shown.sum(axis=1), edges, fill=True, color=_TEST)
+    top.stairs(shown.sum(axis=1), edges, fill=True, color=TEST)
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, shown.max()))
     image = heat.pcolormesh(edges, np.arange(counts.shape[1] + 1) - 0.5, shown.T, cmap="Blues", norm=norm)
-    _style(top)
-    _style(heat)
+    style_axes(top)
+    style_axes(heat)
     top.set(ylabel="samples", ylim=(0, None))
     heat.set(xlabel="client" + f" (one in {every} shown)" * (every > 1), ylabel="class")
-    heat.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=_STEPS))
-    heat.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=_STEPS))
+    heat.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=STEPS))
+    heat.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=STEPS))
     bar = figure.colorbar(image, ax=heat, pad=0.02, ticks=MaxNLocator(5, integer=True), label="samples")
-    bar.ax.tick_params(labelsize=9, colors=_INK)
+    bar.ax.tick_params(labelsize=9, colors=INK)
     bar.outline.set_visible(False)
 
 
@@ -169,22 +169,22 @@ def _from_config(run_dir: Path, *keys: str) -> str:
     return ", ".join(f"{config[key]}" + " clients" * (key == "num-clients") for key in keys if key in config)
 
 
-def _figure(height: float, title: str) -> Figure:
+def new_figure(height: float, title: str) -> Figure:
     figure = Figure(figsize=(8, height), dpi=150, facecolor="white")
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    figure.suptitle(title, fontsize=11, color=_INK)
+    figure.suptitle(title, fontsize=11, color=INK)
     return figure
 
 
-def _style(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     axes.grid(True, color=_GRID, lw=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(labelsize=9, colors=_INK, length=3)
+    axes.tick_params(labelsize=9, colors=INK, length=3)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     # 256 colours are enough for these figures and make the file a third as large.

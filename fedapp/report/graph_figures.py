@@ -12,14 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from fedapp.report.figures import _INK, _STEPS, _TEST, _TRAIN, Array, _figure, _save, _style
+from fedapp.report.figures import INK, STEPS, TEST, TRAIN, Array, new_figure, save, style_axes
 
 _LEAST = 1e-12  # misalignments are drawn from here up, as they are floored in the graph
 _HEAT_CELLS, _HEAT_CLIENTS = (
     28_000,
     120,
 )  # of all heat maps; of each: more can't be seen and make the file large
-_LINES = [_TEST, _TRAIN, "#117733", "#882255", "#999933", "#332288"]
+_LINES = [TEST, TRAIN, "#117733", "#882255", "#999933", "#332288"]
 _MAX_COLUMNS, _MAX_ROWS = 6, 3
 _WIDE = 4  # up to so many columns text has room
 
@@ -103,11 +103,11 @@ def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
     wide = len(cells[0])
     if wide > 1:
         side = 0.8 * 8 / wide  # inches
-        figure = _figure(0.9 + len(cells) * (side + 1.7), title)
+        figure = new_figure(0.9 + len(cells) * (side + 1.7), title)
         grid = figure.subplots(2 * len(cells), wide, squeeze=False, height_ratios=[side, 1.3] * len(cells))
         heats, histograms = grid[::2], grid[1::2]
     else:  # side by side
-        figure = _figure(0.9 + 3.2 * len(cells), title)
+        figure = new_figure(0.9 + 3.2 * len(cells), title)
         grid = figure.subplots(len(cells), 2, squeeze=False, width_ratios=[1, 1.2])
         heats, histograms = grid[:, :1], grid[:, 1:]
     values = np.concatenate([_pairs(panel) for row in cells for cell in row for panel in cell])
@@ -125,7 +125,7 @@ def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
                 below.set_axis_off()
                 continue
             image = _heat(heat, cell[0], norm, most)
-            heat.set_title(_setting(cell[0], wide), fontsize=9, color=_INK)
+            heat.set_title(_setting(cell[0], wide), fontsize=9, color=INK)
             _histogram(below, cell, edges, wide)
         heats[row, 0].set_ylabel("client")
         histograms[row, 0].set_ylabel("density")
@@ -134,10 +134,10 @@ def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
     if image is not None:
         bar = figure.colorbar(image, ax=heats.ravel().tolist(), pad=0.01, aspect=40)
         _plain_log(bar.ax.yaxis, max(low, high * 1e-4), high)
-        bar.ax.tick_params(labelsize=8, colors=_INK)
+        bar.ax.tick_params(labelsize=8, colors=INK)
         bar.set_label("misalignment", fontsize=9)
         bar.outline.set_visible(False)
-    return _save(figure, folder / "graph-misalignment.png")
+    return save(figure, folder / "graph-misalignment.png")
 
 
 def _heat(axes: Axes, panel: GraphPanel, norm: LogNorm, most: int) -> Any:
@@ -150,30 +150,30 @@ def _heat(axes: Axes, panel: GraphPanel, norm: LogNorm, most: int) -> Any:
     image = axes.pcolormesh(edges, edges, np.clip(shown, norm.vmin, norm.vmax), cmap=cmap, norm=norm)
     axes.set_aspect("equal")
     axes.invert_yaxis()
-    axes.tick_params(labelsize=8, colors=_INK, length=2)
+    axes.tick_params(labelsize=8, colors=INK, length=2)
     axes.spines[:].set_visible(False)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(4, integer=True, steps=_STEPS))
+        axis.set_major_locator(MaxNLocator(4, integer=True, steps=STEPS))
     return image
 
 
 def _histogram(axes: Axes, cell: list[GraphPanel], edges: Array, wide: int) -> None:
     """Draw the density of ln mis, for which the lognormal is a bell."""
-    _style(axes)
+    style_axes(axes)
     logs = np.log(np.concatenate([_pairs(panel) for panel in cell]))
     counts = np.histogram(logs, np.log(edges))[0] / max(1, len(logs)) / np.diff(np.log(edges))
-    axes.stairs(counts, edges, fill=True, color=_TEST, alpha=0.45)
+    axes.stairs(counts, edges, fill=True, color=TEST, alpha=0.45)
     theta, phi = (float(np.mean([getattr(panel, key) for panel in cell])) for key in ("theta", "phi"))
     if math.isfinite(theta) and phi > 0:
         x = np.linspace(np.log(edges[0]), np.log(edges[-1]), 200)
         axes.plot(
-            np.exp(x), np.exp(-(((x + theta) / phi) ** 2) / 2) / (phi * math.sqrt(2 * math.pi)), color=_TRAIN
+            np.exp(x), np.exp(-(((x + theta) / phi) ** 2) / 2) / (phi * math.sqrt(2 * math.pi)), color=TRAIN
         )
         style: dict[str, Any] = {
             "transform": axes.transAxes,
             "fontsize": 8 if wide <= _WIDE else 6,
             "va": "top",
-            "color": _TRAIN,
+            "color": TRAIN,
         }
         left = -theta > (np.log(edges[0]) + np.log(edges[-1])) / 2  # the bell is on the right
         x_text, side = (0.03, "left") if left else (0.98, "right")
@@ -181,12 +181,12 @@ def _histogram(axes: Axes, cell: list[GraphPanel], edges: Array, wide: int) -> N
     axes.set_xscale("log")
     axes.set_xlim(edges[0], edges[-1])
     _plain_log(axes.xaxis, edges[0], edges[-1], 5 if wide <= _WIDE else 3)
-    axes.yaxis.set_major_locator(MaxNLocator(3, steps=_STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(3, steps=STEPS))
     axes.tick_params(labelsize=8)
 
 
 def _spectra(folder: Path, cells: Cells, title: str) -> Path:
-    figure = _figure(1.0 + 2.1 * len(cells), title)
+    figure = new_figure(1.0 + 2.1 * len(cells), title)
     grid = figure.subplots(len(cells), len(cells[0]), squeeze=False, sharex=True, sharey=True)
     spectra = [panel.eigenvalues[1:] for row in cells for cell in row for panel in cell]
     values = np.concatenate(spectra) if spectra else np.zeros(0)
@@ -198,28 +198,28 @@ def _spectra(folder: Path, cells: Cells, title: str) -> Path:
             if not cell:
                 axes.set_axis_off()
                 continue
-            _style(axes)
-            axes.set_title(_setting(cell[0], len(cells[0])), fontsize=9, color=_INK)
+            style_axes(axes)
+            axes.set_title(_setting(cell[0], len(cells[0])), fontsize=9, color=INK)
             spectrum = np.concatenate([panel.eigenvalues[1:] for panel in cell])
             share = np.histogram(np.clip(spectrum, 0, None), edges)[0] / max(1, len(spectrum))
-            axes.stairs(share, edges, fill=True, color=_TEST)
+            axes.stairs(share, edges, fill=True, color=TEST)
             if len(spectrum):
-                axes.axvline(spectrum.mean(), color=_TRAIN, lw=1.2, label="mean")
-            axes.xaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
-            axes.yaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+                axes.axvline(spectrum.mean(), color=TRAIN, lw=1.2, label="mean")
+            axes.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
+            axes.yaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
         grid[row, 0].set_ylabel("share")
     for axes in grid[-1]:
         axes.set_xlabel("λ₂ and above")
     handles, labels = next((h for h in (a.get_legend_handles_labels() for a in grid.flat) if h[0]), ([], []))
     if handles:
         figure.legend(handles, labels, frameon=False, fontsize=8, loc="upper right")
-    return _save(figure, folder / "graph-spectrum.png")
+    return save(figure, folder / "graph-spectrum.png")
 
 
 def _homogeneities(folder: Path, cells: Cells, title: str) -> Path:
-    figure = _figure(4.2, title)
+    figure = new_figure(4.2, title)
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     for row, color in zip(cells, _LINES, strict=False):
         points = [(cell[0].class_imbalance, [p.homogeneity for p in cell]) for cell in row if cell]
         points = [(x, [y for y in ys if math.isfinite(y)]) for x, ys in points]
@@ -241,7 +241,7 @@ def _homogeneities(folder: Path, cells: Cells, title: str) -> Path:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="class imbalance κ⁻¹", ylabel="homogeneity", ylim=(0, None))
     axes.legend(frameon=False, fontsize=9)
-    return _save(figure, folder / "graph-homogeneity.png")
+    return save(figure, folder / "graph-homogeneity.png")
 
 
 def _pairs(panel: GraphPanel) -> Array:

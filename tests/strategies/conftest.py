@@ -43,8 +43,12 @@ def client_app(*, describes: bool = True) -> ClientApp:
         for name, array in received.items():
             start = array.numpy()
             w = start.astype(np.float64)
+            beta, u = config.get(messages.BETA, 1.0), 0.0
+            if beta < 1:
+                u = message.content.array_records["neighbours"][name].numpy().astype(np.float64)
             for _ in range(config.get("local-steps", 1)):
-                w = w - lr * (client["curvature"] * (w - client["centre"]) + alpha * (w - start))
+                at = beta * w + (1 - beta) * u
+                w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start))
             trained[name] = np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums
         loss = _loss(client, received)
         metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
@@ -60,6 +64,16 @@ def client_app(*, describes: bool = True) -> ClientApp:
         return Message(
             _misbehave(client.get("fault-evaluate"), RecordDict({"metrics": metrics})), reply_to=message
         )
+
+    @app.query("message")
+    def graph_message(message: Message, context: Context) -> Message:
+        client = context.node_config
+        direction = np.array(client.get("direction", [1.0, client["centre"]]))
+        direction = direction / np.linalg.norm(direction)
+        content = RecordDict({"message": ArrayRecord({"m": Array(direction)})})
+        if client.get("fault-message") == "raise":
+            raise RuntimeError("no data")
+        return Message(content, reply_to=message)
 
     if describes:
 

@@ -1,0 +1,136 @@
+"""The graph of the clients that are there: the handshake for their messages, and what follows from them.
+
+Used by the spectral method and by any strategy whose clients are weighted by ``adjacency``.
+Source: papers/003_4ba4febf91704f25.txt, algorithm 2, lines 1-8; the maths is in strategies/graph.py.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from flwr.app import ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from strategies import graph, messages
+from strategies.arrays import Vector
+from strategies.exchange import exchange, never
+from strategies.roster import Client
+
+log = logging.getLogger("flwr.strategies")
+
+
+class ClientGraph:
+    """Messages of the clients, and their graph; a client that sends no valid message takes no part.
+
+    Parameters
+    ----------
+    floor : float
+        ε, the least misalignment: clients with equal data have none, and its logarithm is infinite.
+    neighbours : int
+        Edges kept to each client's most similar ones; 0: all.
+
+    Attributes
+    ----------
+    clients : tuple of int
+        Indices of the C clients of the graph, ascending: the order of all arrays below.
+    messages : Matrix
+        (C, d), unit vectors.
+    misalignment, adjacency : Matrix
+        (C, C).
+    """
+
+    def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
+        self.floor = floor
+        self.neighbours = neighbours
+        self._known: dict[int, Vector] = {}  # by node id
+        self._silent: set[int] = set()
+        self.clients: tuple[int, ...] = ()
+        self.messages = self.misalignment = self.adjacency = np.empty((0, 0))
+
+    def refresh(
+        self,
+        grid: Grid,
+        clients: Sequence[Client],
+        config: ConfigRecord,
+        timeout: float,
+        stopped: Callable[[], bool] = never,
+    ) -> list[Client]:
+        """Ask the clients that are new for their messages; return those that are in the graph.
+
+        Raises
+        ------
+        RuntimeError
+            If no client sent a valid message.
+        """
+        new = [c for c in clients if c.node_id not in self._known and c.node_id not in self._silent]
+        if new:
+            requests = [
+                messages.request(
+                    messages.MESSAGE,
+                    client.node_id,
+                    ConfigRecord({**config, messages.CLIENT: client.index}),
+                    ttl=timeout,
+                )
+                for client in new
+            ]
+            replies = exchange(grid, requests, timeout, stopped)
+            if stopped():
+                return []
+            for client in new:
+                self._take(client, replies.get(client.node_id))
+        members = [client for client in clients if client.node_id in self._known]
+        if not members:
+            raise RuntimeError("no client sent a message to place it in the graph; the log names the reasons")
+        if new or tuple(client.index for client in members) != self.clients:
+            self._build(members)
+        return members
+
+    def weights(self, clients: Sequence[Client]) -> Vector:
+        """Return p_i of some of the graph's clients, summing to 1 over them."""
+        share = dict(zip(self.clients, graph.client_weights(self.adjacency), strict=True))
+        chosen = np.array([share[client.index] for client in clients])
+        return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return the graph's arrays by name, the Laplacian's eigenvalues among them."""
+        return {
+            "clients": np.array(self.clients),
+            "messages": self.messages,
+            "misalignment": self.misalignment,
+            "adjacency": self.adjacency,
+            "eigenvalues": graph.eigenvalues(graph.laplacian(self.adjacency)),
+        }
+
+    def _take(self, client: Client, reply: Message | None) -> None:
+        try:
+            self._known[client.node_id] = self._read(reply)
+        except ValueError as error:
+            self._silent.add(client.node_id)
+            log.warning("client %d (node %d) takes no part: %s", client.index, client.node_id, error)
+
+    def _read(self, reply: Message | None) -> Vector:
+        if reply is None:
+            raise ValueError("it didn't answer the request for its message")
+        if reply.has_error():
+            raise ValueError(messages.reason_of(reply))
+        record = reply.content.array_records.get(messages.MESSAGE_RECORD)
+        if record is None or len(record) != 1:
+            raise ValueError(f"its reply needs a record {messages.MESSAGE_RECORD!r} of one array")
+        try:
+            vector = np.asarray(next(iter(record.values())).numpy(), dtype=np.float64)
+        except Exception as error:  # whatever bytes a client sends must not stop the server
+            raise ValueError(f"its message can't be read: {error}") from error
+        known = next(iter(self._known.values()), vector)
+        norm = np.linalg.norm(vector)
+        if vector.ndim != 1 or vector.shape != known.shape or not (np.isfinite(norm) and norm > 0):
+            raise ValueError(
+                f"its message must be a finite vector of shape {known.shape}, not zero; it has shape {vector.shape}"
+            )
+        return np.asarray(vector / norm)
+
+    def _build(self, members: Sequence[Client]) -> None:
+        self.clients = tuple(client.index for client in members)
+        self.messages = np.stack([self._known[client.node_id] for client in members])
+        self.misalignment = graph.misalignment(self.messages)
+        self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, self.floor), self.neighbours)
+        log.info("graph of %d clients, homogeneity %.4f", len(members), graph.homogeneity(self.adjacency))

@@ -1,0 +1,160 @@
+"""The spectral-graph perturbed method.
+
+papers/003_4ba4febf91704f25.txt, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij says
+how alike the data of i and j are, p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
+
+    server, round t:         u_t^i = (1/p_i) Σ_j p_ij w_{t−1,E}^j                       eq. 4.6
+    client i, from w ← w̄_t:  w̃ = β w + (1−β) u_t^i,   w ← w − γ g_i(w̃)                 E times
+    server:                  w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+
+The gradient is taken at w̃, the step at w. β = 1 is FedAvg with adjacency weights, exactly. A client that doesn't take
+part in a round keeps its last local model; before its first one, the initial global model.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from strategies import graph, messages
+from strategies.arrays import Layout, Vector
+from strategies.roster import Client
+from strategies.synchronous import SynchronousConfig, SynchronousStrategy
+
+# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64.
+BLOCK = 1 << 26
+
+
+@dataclass(frozen=True)
+class SpectralConfig(SynchronousConfig):
+    """Parameters of the spectral method; its weights p_i are always ``adjacency``, whose p_ij it needs.
+
+    Parameters
+    ----------
+    perturbation_beta : float
+        β in [0, 1]: how much of the gradient's point is the client's own model.
+    neighbour_memory : float
+        GiB that the last local models may take in memory; beyond, they live in a memory-mapped file.
+    """
+
+    client_weights: str = "adjacency"
+    perturbation_beta: float = 0.5
+    neighbour_memory: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.perturbation_beta <= 1:
+            raise ValueError(f"perturbation-beta = {self.perturbation_beta}: must be in [0, 1]")
+
+
+def server_rule(model: Vector, update: Vector) -> Vector:
+    """w̄_{t+1} = w̄_t + Σ p_i Δ_i, as FedAvg's."""
+    return model + update
+
+
+def neighbour_average(
+    rows: NDArray[np.float64], models: NDArray[np.float32], order: Sequence[int]
+) -> NDArray[np.float32]:
+    """u = (p_ij / p_i) W for some clients: one matrix product, in float64, by blocks of columns (eq. 4.6).
+
+    Parameters
+    ----------
+    rows : array (L, C)
+        Rows of the row-stochastic neighbour matrix.
+    models : array (M, D), M ≥ C
+        Last local models; ``order`` (C) names the rows of it that the columns of ``rows`` stand for.
+    """
+    average = np.empty((len(rows), models.shape[1]), dtype=np.float32)
+    width = max(1, BLOCK // (8 * len(order)))
+    for start in range(0, models.shape[1], width):
+        block = models[order, start : start + width].astype(np.float64)
+        average[:, start : start + width] = rows @ block
+    return average
+
+
+class Spectral(SynchronousStrategy):
+    """The spectral-graph perturbed method (papers/003_4ba4febf91704f25.txt, algorithm 2)."""
+
+    Config: ClassVar[type[SynchronousConfig]] = SpectralConfig
+    config: SpectralConfig
+    _models: "LocalModels | None" = None
+
+    def _adapt(self, config: SynchronousConfig) -> SynchronousConfig:
+        return replace(config, client_weights="adjacency")
+
+    def server_rule(self, model: Vector, update: Vector) -> Vector:
+        """Move by the weighted mean of the clients' updates."""
+        return server_rule(model, update)
+
+    def local_rule(self) -> dict[str, float]:
+        """Tell clients β, unless it is 1: then the step is FedAvg's."""
+        return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
+
+    def companions(
+        self, participants: Sequence[Client], layout: Layout, model: Vector
+    ) -> Iterator[ArrayRecord]:
+        """Yield u_t^i of each participant."""
+        if not self._perturbs or self.graph is None:
+            return
+        if self._models is None:
+            self._models = LocalModels(model, len(self.graph.clients), self.config.neighbour_memory)
+        order = [self._models.row(index) for index in self.graph.clients]
+        position = {index: i for i, index in enumerate(self.graph.clients)}
+        rows = graph.neighbour_matrix(self.graph.adjacency)[[position[c.index] for c in participants]]
+        # A few clients at a time: their averages in float64 take no more than a block.
+        step = max(1, BLOCK // (8 * len(model)))
+        for start in range(0, len(rows), step):
+            for average in neighbour_average(rows[start : start + step], self._models.matrix, order):
+                yield layout.to_record(average.astype(np.float64))
+
+    def received(self, client: Client, local_model: Vector) -> None:
+        """Keep the client's last local model w_{t,E}^i."""
+        if self._models is not None:
+            self._models.matrix[self._models.row(client.index)] = local_model
+
+    @property
+    def _perturbs(self) -> bool:
+        return self.config.perturbation_beta < 1
+
+
+class LocalModels:
+    """The C × D float32 matrix of last local models, in memory or, beyond a limit, in a temporary file.
+
+    Parameters
+    ----------
+    initial : Vector
+        What the row of a client holds before its first local model, shape (D,).
+    num_clients : int
+        C; clients that join later get rows of their own.
+    limit : float
+        GiB.
+    """
+
+    def __init__(self, initial: Vector, num_clients: int, limit: float) -> None:
+        self.initial = initial
+        self.limit = limit
+        self._rows: dict[int, int] = {}
+        self.matrix = self._allocate(num_clients)
+        self.matrix[:] = initial
+
+    def row(self, client: int) -> int:
+        """Return a client's row, making one if it has none."""
+        row = self._rows.setdefault(client, len(self._rows))
+        if row >= len(self.matrix):
+            known, self.matrix = self.matrix, self._allocate(row + 1)
+            self.matrix[: len(known)] = known
+            self.matrix[len(known) :] = self.initial
+        return row
+
+    def _allocate(self, num_rows: int) -> NDArray[np.float32]:
+        shape = (num_rows, len(self.initial))
+        if 4 * shape[0] * shape[1] <= self.limit * 2**30:
+            return np.empty(shape, dtype=np.float32)
+        with tempfile.TemporaryFile(
+            prefix="spectral-"
+        ) as file:  # the map keeps it open, nothing stays behind
+            file.truncate(4 * shape[0] * shape[1])
+            return np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
