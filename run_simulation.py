@@ -8,17 +8,13 @@ The options and their syntax are those of ``flwr run``, and the result is the sa
 """
 
 import argparse
-import re
 import sys
-from pathlib import Path
 
-import click
 from flwr.app import Context
-from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, server_app
-from fedapp.config import ConfigError, RunConfig, Value
+from fedapp.config import ConfigError, RunConfig, read_options
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.results import RunDirectory
@@ -53,32 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
 
             simulate(app, client_app.app, simulation)
         return 130 if stop.is_set() else 0
-
-
-def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
-    """Read ``key=value`` pairs as ``flwr run`` does, or one TOML file.
-
-    Raises
-    ------
-    ConfigError
-        If a text is neither.
-    """
-    for text in texts or []:
-        if not text.endswith(".toml") and (
-            rest := re.sub(r"""\S+?=('[^']*'|"[^"]*"|\S+)""", "", text).strip()
-        ):
-            raise ConfigError(f"{name} {text!r}: {rest!r} is not of the form key=value")
-        if text.endswith(".toml") and not Path(text).expanduser().is_file():
-            raise ConfigError(f"{name} {text!r}: no such file")
-    try:
-        values: dict[str, Value] = parse_config_args(texts)
-    except (click.ClickException, ValueError) as error:
-        message = error.message if isinstance(error, click.ClickException) else error
-        raise ConfigError(f"{name} {' '.join(texts or [])!r}: {message}") from None
-    if name == "--run-config" and texts and texts[0].endswith(".toml"):
-        # The config.toml of a run directory holds these beside the run config.
-        return {k: v for k, v in values.items() if k != "num-clients" and not k.startswith("versions.")}
-    return values
 
 
 def _parser() -> argparse.ArgumentParser:

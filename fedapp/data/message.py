@@ -6,7 +6,6 @@ client's data matrix X (n × d), neither centred nor scaled: its top right singu
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -19,15 +18,14 @@ Vector = NDArray[np.float64]
 Embed = Callable[[Array], Array]
 
 _BLOCK = 2**18  # numbers converted to float64 at a time: 2 MiB, which stay in the processor's cache
-_STEPS = 200  # vectors of length d held at most
+_BASIS = 12  # vectors of length d that ARPACK holds
 
 
 def principal_direction(x: Array, rows: IntArray | None = None, embed: Embed | None = None) -> Vector:
     """Return the top right singular vector m, float64 (d,), ‖m‖ = 1, of a data matrix (003, below definition 3.2).
 
-    By Lanczos' method on XᵀX, which is never formed, fully reorthogonalised, from a fixed start vector of positive
-    entries. The same rows give the same m to about 1e-10, unless the two largest singular values nearly agree; if
-    they do agree, m is the start vector's projection on their space (which has no negative entry if X has none).
+    By ARPACK on XᵀX, which is never formed, from a fixed start vector of positive entries: the same rows give the
+    same m to about 1e-10, unless the two largest singular values nearly agree. X ≥ 0 has m ≥ 0.
 
     Of ±m the one with Σ_j m_j ≥ 0 is taken; where that sum is 0 (up to 1e-9), the one whose entry of largest
     magnitude (of such entries, up to 1e-9, the first) is positive. For X ≥ 0 it is the Perron vector.
@@ -54,38 +52,42 @@ def principal_direction(x: Array, rows: IntArray | None = None, embed: Embed | N
             part = x[chosen if rows is None else rows[chosen]]
             yield np.asarray(embed(part) if embed else part.reshape(len(part), size), dtype=np.float64)
 
+    def squared(v: Vector) -> Vector:
+        product = np.zeros(len(v))
+        for part in blocks():
+            product += (part @ v) @ part
+        return product
+
     with np.errstate(over="ignore", invalid="ignore"):
-        m = _lanczos(lambda v: sum((part @ v) @ part for part in blocks()), next(blocks()).shape[1])
+        m = _top_eigenvector(squared, next(blocks()).shape[1])
+        # Of X ≥ 0, |m| is a top vector too (Perron); it differs from ±m only by rounding or where two values agree.
+        if m.min() < 0 < m.max() and np.abs(m) @ squared(np.abs(m)) >= (1 - 1e-12) * (m @ squared(m)):
+            m = np.abs(m)
     key = m.sum()
     if abs(key) <= 1e-9:
         key = m[np.argmax(np.abs(m) >= np.abs(m).max() - 1e-9)]
     return m if key > 0 else 0.0 - m
 
 
-def _lanczos(multiply: Callable[[Vector], Any], dimensions: int) -> Vector:
+def _top_eigenvector(multiply: Callable[[Vector], Vector], dimensions: int) -> Vector:
     """Return the unit eigenvector of the largest eigenvalue of a positive semidefinite operator on R^d."""
-    from scipy.linalg import eigh_tridiagonal
+    from scipy.sparse.linalg import LinearOperator, eigsh
 
-    basis = np.empty((min(_STEPS, dimensions), dimensions))
-    diagonal, beside = np.zeros((2, len(basis)))  # of the operator in that basis, which is tridiagonal
-    q = 1 + np.random.default_rng(0).random(dimensions)
-    for step in range(len(basis)):
-        basis[step] = q / np.linalg.norm(q)
-        q = np.asarray(multiply(basis[step]))
-        if not np.isfinite(q).all():
+    def checked(v: Vector) -> Vector:
+        product = np.asarray(multiply(v.ravel()))
+        if not np.isfinite(product).all():
             raise DataError("a client's message needs finite data, and not too large to be squared")
-        diagonal[step] = basis[step] @ q
-        for _ in range(2):
-            q = q - basis[: step + 1].T @ (basis[: step + 1] @ q)
-        values, vectors = eigh_tridiagonal(diagonal[: step + 1], beside[:step])
-        if values[-1] <= 0:
-            raise DataError("a client's message needs data: all values are zero")
-        gap = values[-1] - values[-2] if step else values[-1]
-        beside[step] = np.linalg.norm(q)
-        if beside[step] * abs(vectors[-1, -1]) <= max(1e-13 * gap, np.finfo(float).eps * values[-1]):
-            break
-    m: Vector = vectors[:, -1] @ basis[: step + 1]
-    return np.asarray(m / np.linalg.norm(m))
+        return product
+
+    start = 1 + np.random.default_rng(0).random(dimensions)
+    if not checked(start).any():
+        raise DataError("a client's message needs data: all values are zero")
+    if dimensions == 1:
+        return np.ones(1)
+    operator = LinearOperator((dimensions, dimensions), matvec=checked, dtype=np.float64)
+    _, vectors = eigsh(operator, k=1, which="LA", v0=start, ncv=min(dimensions, _BASIS))
+    m: Vector = vectors[:, 0] / np.linalg.norm(vectors[:, 0])
+    return m
 
 
 def client_message(dataset: Dataset, rows: IntArray) -> Vector:

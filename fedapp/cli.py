@@ -1,0 +1,145 @@
+"""The command ``fedapp``: what one does around runs."""
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fedapp import federation
+from fedapp.config import ConfigError, RunConfig, read_options
+from fedapp.data import DataError
+from fedapp.data.message import client_message
+from strategies import graph
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+
+
+@app.callback()
+def commands() -> None:
+    """Tools around federated runs."""
+
+
+@app.command("graph")
+def graph_command(
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="keys of the run config: 'KEY=VALUE …' or a TOML file"),
+    ] = None,
+    num_clients: Annotated[int, typer.Option(min=2, help="C, clients of the federation")] = 100,
+    class_imbalance: Annotated[str, typer.Option(help="values of κ⁻¹, comma-separated")] = "0,1,10,100",
+    data_imbalance: Annotated[str, typer.Option(help="values of φ², comma-separated")] = "0,1",
+    seeds: Annotated[int, typer.Option(min=1, help="repetitions, with seeds from the run config's on")] = 1,
+    out: Annotated[Path, typer.Option(help="folder for graph.npz of each setting, and the figures")] = Path(
+        "results/graph"
+    ),
+) -> None:
+    """Graphs of clients over a grid of class and data imbalance: figures 3.3 to 3.5 of 003.
+
+    Prints homogeneity and the fitted lognormal (θ, φ) of the misalignments, writes graph.npz for each setting and
+    draws the misalignments, the Laplacian's spectrum and the homogeneity.
+    """
+    from fedapp.report.graph_figures import GraphPanel, draw_graph  # matplotlib is slow to import
+
+    try:
+        given = read_options("--run-config", run_config)
+        grid = list(itertools.product(_numbers(data_imbalance), _numbers(class_imbalance), range(seeds)))
+        configs = [
+            RunConfig.load(
+                {
+                    **given,
+                    "partitioner": "label-quantity-skew",
+                    "class-imbalance": kappa,
+                    "data-imbalance": phi,
+                    "seed": int(given.get("seed", 0)) + repetition,
+                }
+            )
+            for phi, kappa, repetition in grid
+        ]
+        panels, table = [], _table(configs[0], num_clients)
+        for config in track(configs, description="graphs", transient=True):
+            arrays = graph_arrays(config, num_clients)
+            folder = (
+                out / f"class-{config.class_imbalance:g}-data-{config.data_imbalance:g}-seed-{config.seed}"
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(folder / "graph.npz", **arrays)  # type: ignore[arg-type]
+            homogeneity = graph.homogeneity(arrays["adjacency"])
+            fit = graph.fit_lognormal(arrays["misalignment"], config.message_floor)
+            panels.append(
+                GraphPanel(
+                    config.class_imbalance,
+                    config.data_imbalance,
+                    arrays["misalignment"],
+                    arrays["eigenvalues"],
+                    homogeneity,
+                    fit.theta,
+                    fit.phi,
+                )
+            )
+            table.add_row(
+                f"{config.class_imbalance:g}",
+                f"{config.data_imbalance:g}",
+                str(config.seed),
+                f"{homogeneity:.4f}",
+                f"{fit.theta:.4f}",
+                f"{fit.phi:.4f}",
+                *_normality(arrays["misalignment"], config.message_floor),
+            )
+        figures = draw_graph(out, panels, f"{configs[0].dataset}, {num_clients} clients")
+    except (ConfigError, DataError) as error:
+        raise SystemExit(f"error: {error}") from None
+    Console().print(table)
+    for path in figures:
+        print(path.absolute())
+
+
+def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
+    """Return the graph of a partition, as a run would have it: messages (C, d), and (C, C) arrays from them."""
+    dataset = federation.dataset_of(config, num_clients)
+    partition = federation.partition_of(config, num_clients)
+    vectors = np.stack([client_message(dataset, partition.client(i)) for i in range(num_clients)])
+    mis = graph.misalignment(vectors)
+    adjacency = graph.sparsify(graph.adjacency(mis, config.message_floor), config.neighbours)
+    return {
+        "clients": np.arange(num_clients),
+        "messages": vectors,
+        "misalignment": mis,
+        "adjacency": adjacency,
+        "eigenvalues": graph.eigenvalues(graph.laplacian(adjacency)),
+    }
+
+
+def _normality(mis: np.ndarray, floor: float) -> tuple[str, str]:
+    if len(mis) < 6:
+        return "-", "-"
+    test = graph.normality(mis, floor)
+    return f"{test.p_value:.2g}", f"{test.skewness:+.2f}"
+
+
+def _table(config: RunConfig, num_clients: int) -> Table:
+    title = f"{config.dataset}, {num_clients} clients: misalignment ~ lognormal(−θ, φ²)"
+    table = Table(title=title)
+    for name in ("κ⁻¹", "data φ²", "seed", "homogeneity", "θ", "φ", "normal: p", "skew"):
+        table.add_column(name, justify="right")
+    return table
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r}: must be numbers with commas between them") from None
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
