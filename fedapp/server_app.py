@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -19,10 +20,11 @@ from fedapp.models import ModelError
 from fedapp.report import read_metrics
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker, make_tracker
-from strategies import REGISTRY, Progress, SynchronousStrategy, messages
+from strategies import REGISTRY, AsynchronousStrategy, FederatedStrategy, Progress, messages
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.roster import wait_for_nodes
+from strategies.time_scenario import TimeScenario
 from strategies.weights import Participation
 
 log = logging.getLogger("flwr.fedapp")
@@ -56,6 +58,10 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     config.check_available()
     try:
         Participation.parse(config.participation, config.fraction_train).check(num_clients)
+        TimeScenario(config.time_scenario, num_clients, config.seed)
+        strategy = build_strategy(config)
+        if isinstance(strategy, AsynchronousStrategy):
+            strategy.check(num_clients)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.min_clients > num_clients:
@@ -115,8 +121,8 @@ def run(
 
 
 def build_strategy(
-    config: RunConfig, observer: Callable[[Progress], None], stopped: Callable[[], bool] = never
-) -> SynchronousStrategy:
+    config: RunConfig, observer: Callable[[Progress], None] | None = None, stopped: Callable[[], bool] = never
+) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
     strategy = REGISTRY[config.strategy]
     values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
@@ -154,9 +160,10 @@ class Recorder:
         self.tracker = make_tracker(self.config, self.directory.path)
         self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
         self.last: dict[str, float] = {}
-        self.strategy: SynchronousStrategy | None = None
+        self.strategy: FederatedStrategy | None = None
         self._graph_of: tuple[int, ...] = ()
         self._test: tuple[Tensor, Tensor] | None = None
+        self._training: tuple[Tensor, Tensor] | None = None
 
     def begin(self) -> None:
         """Write what is known before the first round."""
@@ -177,7 +184,21 @@ class Recorder:
         metrics = MetricRecord({"loss": score.loss, "accuracy": score.accuracy})
         if self.config.test_on == "unseen-clients":
             metrics["accuracy-std"] = float(score.by_client(partition.test_offsets).std())
+        if isinstance(self.strategy, AsynchronousStrategy) and self.engine != "deployment":
+            metrics[messages.CLIENT_LOSSES] = self._client_losses(arrays)
         return metrics
+
+    def _client_losses(self, arrays: ArrayRecord) -> list[float]:
+        """Return f_i(w) of every client of a simulation, whose data are all here."""
+        experiment, partition = self.experiment, self.experiment.partition
+        if self._training is None:
+            self._training = federation.to_tensors(
+                experiment.dataset, partition.client_indices, self.config.normalize, experiment.device
+            )
+        model = experiment.model.to(experiment.device)
+        score = evaluate(model, to_state(arrays, experiment.device), *self._training)
+        sums = np.add.reduceat(score.losses, partition.client_offsets[:-1])
+        return (sums / partition.sizes).tolist()  # type: ignore[no-any-return]
 
     def __call__(self, progress: Progress) -> None:
         """Take note of an aggregation; an evaluated one is written."""
@@ -192,7 +213,9 @@ class Recorder:
                 **progress.metrics,
                 **self.totals,
             }
-            self.directory.append_metrics(record)
+            self.directory.append_metrics(
+                {**record, **({"clients": progress.clients} if progress.clients else {})}
+            )
             self.tracker.log(record)
             self.directory.write_model(to_state(progress.arrays, torch.device("cpu")))
             self._write_graph()

@@ -8,24 +8,39 @@ A library of its own: Flower ``Strategy`` subclasses for any Flower app, which n
     result = strategy.start(grid, initial_arrays, num_rounds=50)
 """
 
+from strategies.async_fedavg import AsyncFedAvg
+from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy
+from strategies.base import FederatedStrategy, Progress, StrategyConfig
 from strategies.fedavg import FedAvg
+from strategies.fedbuff import FedBuff
+from strategies.fedfix import FedFix
 from strategies.fedprox import FedProx
 from strategies.spectral import Spectral
-from strategies.synchronous import Progress, SynchronousConfig, SynchronousStrategy
+from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
 # Name in the run config → class. Contract tests run over every entry.
-REGISTRY: dict[str, type[SynchronousStrategy]] = {
+REGISTRY: dict[str, type[FederatedStrategy]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "spectral": Spectral,
+    "async-fedavg": AsyncFedAvg,
+    "fedfix": FedFix,
+    "fedbuff": FedBuff,
 }
 
 __all__ = [
     "REGISTRY",
+    "AsyncFedAvg",
+    "AsynchronousConfig",
+    "AsynchronousStrategy",
     "FedAvg",
+    "FedBuff",
+    "FedFix",
     "FedProx",
+    "FederatedStrategy",
     "Progress",
     "Spectral",
+    "StrategyConfig",
     "SynchronousConfig",
     "SynchronousStrategy",
 ]

@@ -36,6 +36,17 @@ class Layout:
         """D, the number of values."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
+    @property
+    def narrow(self) -> np.dtype:
+        """The narrowest dtype that holds every value of a model exactly, for keeping vectors."""
+        return np.result_type(*self.dtypes) if self.dtypes else np.dtype(np.float64)
+
+    def rounded(self, vector: Vector) -> Vector:
+        """Return a (D,) vector as it is after ``to_record``: rounded to the arrays' dtypes."""
+        if len(set(self.dtypes)) == 1 and self.narrow.kind == "f":
+            return vector.astype(self.narrow).astype(np.float64)
+        return self.to_vector(self.to_record(vector))
+
     def to_vector(self, record: ArrayRecord) -> Vector:
         """Flatten a record of this layout to float64, shape (D,).
 

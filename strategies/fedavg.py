@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.arrays import Vector
+from strategies.base import StrategyConfig
 from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
 
@@ -27,7 +28,7 @@ def server_rule(model: Vector, update: Vector) -> Vector:
 class FedAvg(SynchronousStrategy):
     """FedAvg (papers/000_eaef941d18240f45.txt, algorithm 1)."""
 
-    Config: ClassVar[type[SynchronousConfig]] = FedAvgConfig
+    Config: ClassVar[type[StrategyConfig]] = FedAvgConfig
 
     def server_rule(self, model: Vector, update: Vector) -> Vector:
         """Move by the weighted mean of the clients' updates."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from strategies import messages
 from strategies.arrays import Vector
+from strategies.base import StrategyConfig
 from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
 
@@ -42,7 +43,7 @@ def server_rule(model: Vector, update: Vector) -> Vector:
 class FedProx(SynchronousStrategy):
     """FedProx (papers/000_eaef941d18240f45.txt, eq. 4)."""
 
-    Config: ClassVar[type[SynchronousConfig]] = FedProxConfig
+    Config: ClassVar[type[StrategyConfig]] = FedProxConfig
     config: FedProxConfig
 
     def server_rule(self, model: Vector, update: Vector) -> Vector:

@@ -36,6 +36,9 @@ NUM_PARTITIONS: Final = "num-partitions"
 TRAIN_LOSS: Final = "train-loss"
 NUM_STEPS: Final = "num-steps"
 
+# What an evaluation may tell a strategy beside its metrics: f_i(w) of all clients, by index.
+CLIENT_LOSSES: Final = "client-losses"
+
 # Metrics that a strategy reports about an aggregation.
 PARTICIPANTS: Final = "participants"
 FAILURES: Final = "failures"

@@ -123,11 +123,13 @@ class Roster:
         # Those without a partition id come last, so that they take nobody's place.
         for partition, node_id, metrics in sorted(described, key=lambda e: (e[0] is None, e[0] or 0, e[1])):
             index = self._free_index() if partition is None else partition
-            if index in taken:
+            if taken.get(index) in node_ids:
                 log.warning(
                     "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
                 )
                 continue
+            if index in taken:  # restarted, while the SuperLink still takes its former self for online
+                log.warning("client %d is node %d now, no longer node %d", index, node_id, taken[index])
             taken[index] = node_id
             num_examples = messages.whole(metrics.get(messages.NUM_EXAMPLES))
             self._by_node[node_id] = Client(node_id, index, num_examples, metrics)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from strategies import graph, messages
 from strategies.arrays import Layout, Vector
+from strategies.base import StrategyConfig
 from strategies.roster import Client
 from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
@@ -78,11 +79,11 @@ def neighbour_average(
 class Spectral(SynchronousStrategy):
     """The spectral-graph perturbed method (papers/003_4ba4febf91704f25.txt, algorithm 2)."""
 
-    Config: ClassVar[type[SynchronousConfig]] = SpectralConfig
+    Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig
     _models: "LocalModels | None" = None
 
-    def _adapt(self, config: SynchronousConfig) -> SynchronousConfig:
+    def _adapt(self, config: StrategyConfig) -> StrategyConfig:
         return replace(config, client_weights="adjacency")
 
     def server_rule(self, model: Vector, update: Vector) -> Vector:

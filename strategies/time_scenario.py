@@ -1,40 +1,101 @@
-"""How long a client's task takes, in virtual time.
+"""How long clients' tasks take, in virtual time.
 
 Source: papers/002_840aee1ee8a82ff9.txt, section 5.1.
 """
 
+import csv
 import re
+from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-_FIXED = re.compile(r"F(\d{1,2}|100)")
+ALLOWED = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+
+# Tag of the random stream of task times, beside the seed, the client and the task.
+_TIMES_STREAM = 2
 
 
-def fixed_task_times(scenario: str, num_clients: int) -> np.ndarray:
-    """Task times τ_i of scenario ``F-X``, in seconds.
+class TimeScenario:
+    """Task times T_i of a federation, and their means τ_i, in seconds.
 
-    Evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); ``F0``: all 1.
+    ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1.
+    ``exponential``: T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is
+    named after a colon. ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and
+    from the first again when they are used up.
 
     Parameters
     ----------
-    scenario : str
-        ``"F0"`` to ``"F99"``.
+    name : str
+        One of these.
     num_clients : int
-        C, the number of clients.
+        C.
+    seed : int
+        Fixes the draws of ``exponential``.
 
-    Returns
-    -------
-    np.ndarray
-        Shape (C,), float64, in (0, 1].
+    Attributes
+    ----------
+    means : array (C,)
+        τ_i > 0.
 
     Raises
     ------
     ValueError
-        If ``scenario`` is none of these.
+        If the scenario is none of these, or the file isn't as it should be.
     """
-    match = _FIXED.fullmatch(scenario)
-    if match is None or int(match[1]) > 99:
-        raise ValueError(f"time-scenario = {scenario!r}: allowed are F0 to F99")
-    if num_clients == 1:
-        return np.ones(1)
-    return np.linspace(1 - int(match[1]) / 100, 1.0, num_clients)
+
+    def __init__(self, name: str, num_clients: int, seed: int = 0) -> None:
+        kind, _, argument = name.partition(":")
+        self.seed = seed
+        self.drawn = kind == "exponential"
+        self.trace: list[list[float]] = []
+        if kind == "trace":
+            self.trace = _read_trace(Path(argument).expanduser(), num_clients)
+            self.means = np.array([np.mean(times) for times in self.trace])
+        else:
+            self.means = _spaced((argument or "F80") if self.drawn else name, num_clients, name)
+
+    def task_time(self, client: int, task: int) -> float:
+        """Return the seconds that task number ``task`` (from 1) of client ``client`` takes."""
+        if client >= len(self.means):  # joined later than the scenario was laid out: as slow as the slowest
+            return float(self.means.max())
+        if self.trace:
+            return self.trace[client][(task - 1) % len(self.trace[client])]
+        if self.drawn:
+            rng = np.random.default_rng([self.seed, _TIMES_STREAM, client, task])
+            return float(rng.exponential(self.means[client]))
+        return float(self.means[client])
+
+
+def _spaced(fixed: str, num_clients: int, name: str) -> NDArray[np.float64]:
+    match = re.fullmatch(r"F(\d{1,2})", fixed)
+    if match is None:
+        raise ValueError(f"time-scenario = {name!r}: allowed are {ALLOWED}")
+    return np.linspace(1 - int(match[1]) / 100, 1.0, num_clients) if num_clients > 1 else np.ones(1)
+
+
+def _read_trace(path: Path, num_clients: int) -> list[list[float]]:
+    def wrong(reason: str) -> ValueError:
+        return ValueError(f"time-scenario = 'trace:{path}': {reason}")
+
+    times: dict[int, list[float]] = defaultdict(list)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong(f"can't be read ({error})") from None
+    for number, row in enumerate(rows, start=1):
+        if number == 1 and [cell.strip() for cell in row] == ["client", "seconds"]:
+            continue
+        try:
+            client, seconds = int(row[0]), float(row[1])
+            sensible = len(row) == 2 and client >= 0 and 0 < seconds < float("inf")
+        except (ValueError, IndexError):
+            sensible = False
+        if not sensible:
+            raise wrong(f"row {number} is {','.join(row)!r}, must be client,seconds with seconds > 0")
+        times[client].append(seconds)
+    if missing := [client for client in range(num_clients) if client not in times]:
+        raise wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
+    return [times[client] for client in range(num_clients)]

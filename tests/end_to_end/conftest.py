@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 TIMEOUT = 240  # seconds; a run takes about 15
@@ -109,7 +110,7 @@ def flower(repository: Path, flower_home: Path) -> Callable[..., subprocess.Comp
         return subprocess.run(
             command,
             cwd=repository,
-            env=flower_environment(flower_home) | environment,
+            env=environment_of(flower_home) | environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -127,13 +128,37 @@ def start_flower(flower_home: Path) -> Callable[..., subprocess.Popen[bytes]]:
         log = (flower_home / f"{'-'.join(arguments[:1])}-{len(processes_of(flower_home))}.log").open("wb")
         command = [str(Path(sys.executable).parent / arguments[0]), *arguments[1:]]
         return subprocess.Popen(
-            command, cwd=flower_home, env=flower_environment(flower_home), stdout=log, stderr=log
+            command, cwd=flower_home, env=environment_of(flower_home), stdout=log, stderr=log
         )
 
     return start
 
 
-def flower_environment(home: Path) -> dict[str, str]:
+@pytest.fixture
+def flower_environment(flower_home: Path) -> dict[str, str]:
+    """The environment of Flower's commands, with the test's FLWR_HOME."""
+    return environment_of(flower_home)
+
+
+@pytest.fixture
+def wait_for_superlink() -> Callable[[int], None]:
+    """Wait until the SuperLink on a port answers."""
+
+    def wait(port: int) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < deadline, "the SuperLink didn't start"
+            time.sleep(0.2)
+
+    return wait
+
+
+def environment_of(home: Path) -> dict[str, str]:
     """Flower finds its other commands on the PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "FLWR_HOME": str(home), "PATH": path}

@@ -1,9 +1,7 @@
 """The same app under ``flwr run`` and on real SuperNodes: same config keys, same result."""
 
 import json
-import time
 
-import httpx
 import safetensors.numpy
 
 
@@ -29,14 +27,14 @@ def test_flwr_run_gives_the_same_bits_as_run_simulation(
 
 
 def test_deployed_supernodes_give_the_same_bits_as_a_simulation(
-    flower, start_flower, flower_home, unused_ports, pairs, simulate, tmp_path
+    flower, start_flower, wait_for_superlink, flower_home, unused_ports, pairs, simulate, tmp_path
 ):
     superlink, *nodes = unused_ports(3)
     (flower_home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{superlink}"\ninsecure = true\n'
     )
     start_flower("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(superlink))
-    wait_for_health(superlink)
+    wait_for_superlink(superlink)
     for partition, port in enumerate(nodes):
         start_flower(
             "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{superlink}", "--port", str(port),
@@ -51,15 +49,3 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(
     other = simulate({"num-server-rounds": 2}, federation="num-supernodes=2", engine="sequential")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == other.model
     assert len(safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")) == 4
-
-
-def wait_for_health(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        assert time.monotonic() < deadline, "the SuperLink didn't start"
-        time.sleep(0.2)

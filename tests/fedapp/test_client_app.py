@@ -43,6 +43,7 @@ def ask(
     node_config: dict[str, Any] = NODE,
     *,
     config: Any = None,
+    neighbours: ArrayRecord | None = None,
     **fields: Any,
 ) -> Message:
     """Send the app one request as the strategies do, and return its reply."""
@@ -56,8 +57,9 @@ def ask(
             **(config or {}),
         }
     )
-    arrays = None if kind == messages.DESCRIBE else to_arrays(experiment.model.state_dict())
-    request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays)
+    queried = kind in (messages.DESCRIBE, messages.MESSAGE)
+    arrays = None if queried else to_arrays(experiment.model.state_dict())
+    request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays, neighbours=neighbours)
     context = Context(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
     return app(request, context)
 
@@ -116,10 +118,53 @@ def test_a_reply_goes_back_to_who_asked(experiment: Experiment) -> None:
     assert reply.metadata.message_type == messages.DESCRIBE
 
 
+# Message ---------------------------------------------------------------------------------------------------
+
+
+def direction(reply: Message) -> np.ndarray:
+    assert reply.has_content(), reply.error.reason
+    (array,) = reply.content.array_records[messages.MESSAGE_RECORD].values()
+    return array.numpy()
+
+
+def test_the_message_is_the_principal_direction_of_the_clients_training_rows(experiment: Experiment) -> None:
+    rows = experiment.partition.client(2)
+    pixels = np.asarray(experiment.dataset.x)[rows].reshape(len(rows), 64).astype(np.float64)
+    m = direction(ask(messages.MESSAGE, experiment))
+    assert (m.shape, m.dtype) == ((64,), np.float64)
+    first = np.linalg.svd(pixels)[2][0]
+    np.testing.assert_allclose(m, first * np.sign(first.sum()), atol=1e-10)
+    other = direction(ask(messages.MESSAGE, experiment, {"partition-id": 3, "num-partitions": CLIENTS}))
+    assert np.linalg.norm(m - other) > 0.01
+
+
+def test_the_noise_of_a_message_can_be_repeated_and_is_each_clients_own(experiment: Experiment) -> None:
+    clean = direction(ask(messages.MESSAGE, experiment))
+    noisy = direction(ask(messages.MESSAGE, experiment, message_epsilon=8.0))
+    assert np.linalg.norm(noisy) == pytest.approx(1, abs=1e-12)
+    # σ = .97 for (8, 1e-5) and sensitivity 2: in 64 dimensions noise of length about 8 drowns the message of length 1
+    assert np.linalg.norm(noisy - clean) > 0.5
+    assert np.array_equal(direction(ask(messages.MESSAGE, experiment, message_epsilon=8.0)), noisy)
+    for other in ({"seed": 1}, {"client": 3}, {"message_delta": 1e-9}, {"message_epsilon": 7.0}):
+        reply = ask(messages.MESSAGE, experiment, **{"message_epsilon": 8.0, **other})
+        assert not np.array_equal(direction(reply), noisy)
+
+
+def test_a_node_of_its_own_draws_noise_that_the_server_cannot_repeat(
+    npz_experiment: Experiment, save_npz: Callable[..., str]
+) -> None:
+    node = {"data-path": save_npz("node.npz")}
+    assert np.array_equal(*(direction(ask(messages.MESSAGE, npz_experiment, node)) for _ in "ab"))
+    one, two = (direction(ask(messages.MESSAGE, npz_experiment, node, message_epsilon=8.0)) for _ in "ab")
+    assert not np.array_equal(one, two)
+
+
 # Train -----------------------------------------------------------------------------------------------------
 
 
-def directly(experiment: Experiment, config: RunConfig, rule: LocalRule, server_round: int = 1) -> Any:
+def directly(
+    experiment: Experiment, config: RunConfig, rule: LocalRule, server_round: int = 1, **more: Any
+) -> Any:
     """What the reply should be: local training called without Flower."""
     rows = experiment.partition.client(2)
     x, y = federation.to_tensors(experiment.dataset, rows, config.normalize, CPU)
@@ -130,7 +175,7 @@ def directly(experiment: Experiment, config: RunConfig, rule: LocalRule, server_
     lr = scheduled_lr(config.lr, config.lr_schedule, server_round, config.num_server_rounds)
     start = {name: value.detach().clone() for name, value in experiment.model.named_parameters()}
     lr = lr / len(batches) if config.normalize_steps else lr
-    state, loss = train(cross_entropy(experiment.model), start, x, y, batches.ragged(), lr, rule)
+    state, loss = train(cross_entropy(experiment.model), start, x, y, batches.ragged(), lr, rule, **more)
     return {name: value.numpy() for name, value in state.items()}, float(loss), len(batches), len(rows)
 
 
@@ -161,6 +206,28 @@ def test_training_equals_local_training(
     metrics = dict(reply.content.metric_records[messages.METRICS])
     assert metrics == {"num-examples": examples, "num-steps": steps, "train-loss": loss}
     assert not same(state, trained_start(experiment))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_training_at_a_point_between_the_own_model_and_the_neighbours(
+    beta: float, configure: Callable[..., RunConfig]
+) -> None:
+    config = configure(model="logistic", local_epochs=0, local_steps=4, batch_size=10, l2=0.1)
+    experiment = prepare(config, CLIENTS)
+    rng = np.random.default_rng(0)
+    u = {
+        name: torch.tensor(rng.normal(size=value.shape), dtype=torch.float32)
+        for name, value in experiment.model.named_parameters()
+    }
+    reply = ask(messages.TRAIN, experiment, neighbours=to_arrays(u), beta=beta)
+    state, loss, steps, examples = directly(experiment, config, LocalRule(beta=beta, l2=0.1), neighbours=u)
+    assert same(trained(reply), state)
+    metrics = dict(reply.content.metric_records[messages.METRICS])
+    assert metrics == {"num-examples": examples, "num-steps": steps, "train-loss": loss}
+    # without β in the message u counts for nothing: the run config's perturbation-beta is the server's
+    plain = trained(ask(messages.TRAIN, experiment, perturbation_beta=beta))
+    assert same(trained(ask(messages.TRAIN, experiment, neighbours=to_arrays(u))), plain)
+    assert not same(plain, state)
 
 
 def trained_start(experiment: Experiment) -> dict[str, np.ndarray]:
@@ -282,7 +349,7 @@ def test_a_file_of_its_own_can_be_divided_too(
 
 # Errors are replies ----------------------------------------------------------------------------------------
 
-KINDS = (messages.DESCRIBE, messages.TRAIN, messages.EVALUATE)
+KINDS = (messages.DESCRIBE, messages.MESSAGE, messages.TRAIN, messages.EVALUATE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -349,7 +416,7 @@ def test_data_that_do_not_fit_the_servers_model(
 
 
 @NO_GPU
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [messages.DESCRIBE, messages.TRAIN, messages.EVALUATE])
 def test_a_gpu_that_is_not_there(kind: str, experiment: Experiment) -> None:
     text = reason(ask(kind, experiment, client_device="cuda"))
     assert text == "client-device = 'cuda': this client has no GPU; allowed are auto, cpu"

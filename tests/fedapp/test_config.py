@@ -14,7 +14,7 @@ from fedapp.config import ConfigError, RunConfig, defaults
 from fedapp.data import DATASETS, PARTITIONERS, TEST_ON
 from fedapp.models import INITS, MODELS
 from strategies import REGISTRY
-from strategies.weights import IMPORTANCES, SCHEMES
+from strategies.weights import SCHEMES
 
 KEYS = RunConfig.key_names()
 
@@ -48,14 +48,19 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "time-budget": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 3]),
     "round-timeout": (POSITIVE, NO_POSITIVE, [1, 0.5]),
     "min-clients": (COUNTING, NO_COUNTING, [1, 20]),
-    "client-weights": (one_of("samples", "uniform", "adjacency"), ["", "sample", 0], ["samples", "uniform"]),
+    "client-weights": (
+        one_of("samples", "uniform", "adjacency"), ["", "sample", 0], ["samples", "uniform", "adjacency"],
+    ),
     "participation": ("a text", NO_TEXT, ["full", "md", "fixed:0,3"]),
     "fraction-train": ("a number in (0, 1]", [0, *NO_UNIT], [1e-6, 0.5, 1, 1.0]),
     "client-evaluation": ("true or false", NO_FLAG, [True, False]),
     "proximal-mu": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.0, 10]),
     "perturbation-beta": ("a number in [0, 1]", NO_UNIT, [0, 0.5, 1]),
-    "message-floor": (POSITIVE, NO_POSITIVE, [1e-300, 1]),
+    "message-floor": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-300, 0.5]),
     "neighbours": (COUNT, NO_COUNT, [0, 5]),
+    "neighbour-memory": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 16]),
+    "message-epsilon": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.1, 8]),
+    "message-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),
     "aggregation-weights": (one_of("time-based", "identical"), ["time", "", 1], ["time-based", "identical"]),
     "fedfix-interval": (POSITIVE, NO_POSITIVE, [0.5, 2]),
     "buffer-size": (COUNTING, NO_COUNTING, [1, 10]),
@@ -256,8 +261,6 @@ PLANNED = [("strategy", name, ", ".join(REGISTRY)) for name in STRATEGIES if nam
     ("time-scenario", "trace:times.csv", "F0 to F99"),
     ("step-heterogeneity", "1,2,3", "none"),
 ]
-if "adjacency" not in IMPORTANCES:
-    PLANNED.append(("client-weights", "adjacency", "samples, uniform"))
 
 
 @pytest.mark.parametrize(("key", "value", "available"), PLANNED)
@@ -270,7 +273,8 @@ def test_a_planned_value_says_what_there_is_now(key: str, value: str, available:
 @pytest.mark.parametrize(
     "values",
     [{"strategy": name} for name in REGISTRY]
-    + [{"client-weights": "uniform"}, {"time-scenario": "F0"}]
+    + [{"client-weights": name} for name in ("samples", "uniform", "adjacency")]
+    + [{"time-scenario": "F0"}]
     + [{"participation": "fixed:0" if scheme == "fixed" else scheme} for scheme in SCHEMES],
 )
 def test_what_is_built_is_available(values: dict[str, Any]) -> None:

@@ -42,7 +42,6 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
     ("values", "kind", "start"),
     [
         ({"strategy": "fedbuff"}, ConfigError, "strategy = 'fedbuff': not there yet; available now are fedavg"),
-        ({"client_weights": "adjacency"}, ConfigError, "client-weights = 'adjacency': not there yet"),
         ({"time_scenario": "exponential"}, ConfigError, "time-scenario = 'exponential': not there yet"),
         ({"step_heterogeneity": "1,2"}, ConfigError, "step-heterogeneity = '1,2': not there yet"),
         (
@@ -163,6 +162,28 @@ def test_fedprox_gets_its_pull(configure: Callable[..., RunConfig]) -> None:
     strategy = build_strategy(configure(strategy="fedprox", proximal_mu=0.7), lambda progress: None)
     assert strategy.local_rule() == {"alpha": 0.7}
     assert build_strategy(configure(proximal_mu=0.7), lambda progress: None).local_rule() == {}
+
+
+def test_the_spectral_method_gets_its_parameters(configure: Callable[..., RunConfig]) -> None:
+    config = configure(
+        strategy="spectral", perturbation_beta=0.25, message_floor=1e-6, neighbours=3, neighbour_memory=0.5
+    )
+    strategy = build_strategy(config, lambda progress: None)
+    assert strategy.local_rule() == {"beta": 0.25}
+    assert strategy.config.neighbour_memory == 0.5
+    assert strategy.config.client_weights == "adjacency"  # whatever the run config says
+    assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)
+    at_one = build_strategy(configure(strategy="spectral", perturbation_beta=1.0), lambda progress: None)
+    assert at_one.local_rule() == {}
+    assert at_one.graph is not None
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_adjacency_weights_for_the_baselines(name: str, configure: Callable[..., RunConfig]) -> None:
+    config = configure(strategy=name, client_weights="adjacency", message_floor=1e-6, neighbours=3)
+    strategy = build_strategy(prepare(config, 5).config, lambda progress: None)
+    assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)
+    assert build_strategy(configure(strategy=name), lambda progress: None).graph is None
 
 
 def test_engines_are_told_apart() -> None:

@@ -69,10 +69,7 @@ def client_app(*, describes: bool = True) -> ClientApp:
     def graph_message(message: Message, context: Context) -> Message:
         client = context.node_config
         direction = np.array(client.get("direction", [1.0, client["centre"]]))
-        direction = direction / np.linalg.norm(direction)
-        content = RecordDict({"message": ArrayRecord({"m": Array(direction)})})
-        if client.get("fault-message") == "raise":
-            raise RuntimeError("no data")
+        content = _spoilt_message(client.get("fault-message"), direction / np.linalg.norm(direction))
         return Message(content, reply_to=message)
 
     if describes:
@@ -132,12 +129,45 @@ def _misbehave(fault: str | None, content: RecordDict) -> RecordDict:
     return content
 
 
+def _spoilt_message(fault: str | None, direction: np.ndarray) -> RecordDict:
+    """Return the reply with a client's message, spoilt in the way that ``fault`` names."""
+    good, bad = (
+        Array(direction),
+        {
+            "shape": np.ones(len(direction) + 1),
+            "matrix": direction[None],
+            "scalar": np.array(1.0),
+            "empty": np.empty(0),
+            "zeros": 0 * direction,
+            "nan": np.append(direction[1:], np.nan),
+            "inf": np.append(direction[1:], -np.inf),
+            "text": np.array(["left", "right"]),
+            "long": 8 * direction,
+            "tiny": np.linspace(1, 3, len(direction)) * 1e-161,  # its squares have lost their digits
+        },
+    )
+    if fault == "raise":
+        raise RuntimeError("no data")
+    if fault == "no-record":
+        return RecordDict()
+    records = {
+        "no-array": ArrayRecord(),
+        "two-arrays": ArrayRecord({"m": good, "n": good}),
+        "bytes": ArrayRecord({"m": Array(good.dtype, good.shape, good.stype, b"\x93NUMPY torn")}),
+        "npz": ArrayRecord({"m": Array(good.dtype, good.shape, good.stype, _npz_bytes())}),
+        "stype": ArrayRecord({"m": Array(good.dtype, good.shape, "pickle", good.data)}),
+    }
+    if fault in records:
+        return RecordDict({"message": records[fault]})
+    return RecordDict({"message": ArrayRecord({"m": Array(bad[fault]) if fault else good})})
+
+
 # ---- The grid ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Node:
-    """A SuperNode: its context, and how the network treats it: faults by message category, and slow replies."""
+    """A SuperNode: its context, and what the network does to it: faults by category or type of message, delays."""
 
     context: Context
     present: bool = True
@@ -221,7 +251,7 @@ class InProcessGrid(Grid):
             assert message.metadata.ttl > 0
             node = self.nodes[message.metadata.dst_node_id]
             category = message.metadata.message_type.partition(".")[0]
-            how = node.transport.get(category)
+            how = node.transport.get(message.metadata.message_type, node.transport.get(category))
             if how == "unstorable":
                 continue
             ids.append(message.metadata.message_id)
@@ -303,8 +333,10 @@ def federation() -> Federation:
         seed: int = 0,
         describes: bool = True,
         num_partitions: int | None = None,
+        directions: Iterable[Iterable[float]] | None = None,
     ) -> InProcessGrid:
         centres, sizes = list(centres), list(sizes)
+        directions = None if directions is None else list(directions)
         curvatures = [1.0] * len(centres) if curvatures is None else list(curvatures)
         rng = random.Random(seed)
         ids = [rng.getrandbits(63) for _ in centres] if node_ids is None else list(node_ids)
@@ -313,6 +345,8 @@ def federation() -> Federation:
             config: dict[str, Any] = {"partition-id": i, "curvature": a, "centre": c, "num-examples": n}
             if num_partitions is not None:
                 config["num-partitions"] = num_partitions
+            if directions is not None:
+                config["direction"] = list(directions[i])
             nodes.append(Node(Context(RUN_ID, ids[i], config, RecordDict(), {})))
         return InProcessGrid(client_app(describes=describes), nodes, seed)
 
@@ -320,11 +354,22 @@ def federation() -> Federation:
 
 
 @pytest.fixture
+def tied() -> list[list[float]]:
+    """Messages of three clients, whose graph has whole numbers.
+
+    Their products are 0, 1/2, 3/4, so mis = 1/2, 1/4, 1/8 and A = ln 2 · (1, 2, 3) for the pairs 01, 02, 12. The
+    degrees are ln 2 · (3, 4, 5), hence p = (3, 4, 5) / 12, and p_ij / p_i has the rows (0, 1/3, 2/3), (1/4, 0, 3/4)
+    and (2/5, 3/5, 0).
+    """
+    return [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.75, 3**0.5 / 4]]
+
+
+@pytest.fixture
 def add_node() -> Callable[..., Node]:
     """Connect one more node to a grid: like that of another partition, under a new id and partition."""
 
-    def add(grid: InProcessGrid, like: int, partition: int, node_id: int) -> Node:
-        config = {**grid.node(like).context.node_config, "partition-id": partition}
+    def add(grid: InProcessGrid, like: int, partition: int, node_id: int, **more: Any) -> Node:
+        config = {**grid.node(like).context.node_config, "partition-id": partition, **more}
         grid.nodes[node_id] = Node(Context(RUN_ID, node_id, config, RecordDict(), {}))
         return grid.nodes[node_id]
 

@@ -70,11 +70,19 @@ def test_three_rounds_move_a_model_of_the_same_layout(name: str, run: Callable[.
 def test_approaches_the_minimum_of_the_federated_objective(
     name: str, federation: Make, train_config: Make
 ) -> None:
-    # Σ p_i (w − c_i) = 0 at c̄ = (1·3 + 2·2 − 5·1) / 8 = .25; equal curvatures, so no method is led astray.
-    result = REGISTRY[name]().start(
+    # Σ p_i (w − c_i) = 0 at c̄ = Σ p_i c_i, for the p_i that the strategy weighs by; equal curvatures, so no method is
+    # led astray. By samples it is (1·3 + 2·2 − 5·1) / 8 = .25. By the graph of the messages (1, 3), (1, 2), (1, −1):
+    # m_iᵀ m_j = 7/√50, −2/√20, −1/√10; A = 5.293, .323, .418; p = (.465, .473, .062), and c̄ = 2.28095.
+    strategy = REGISTRY[name]()
+    result = strategy.start(
         federation(), ArrayRecord({"w": Array(np.array([1.0]))}), num_rounds=40, train_config=train_config()
     )
-    assert result.arrays["w"].numpy() == pytest.approx([0.25], abs=1e-6)
+    if strategy.graph is None:
+        expected, p = 0.25, np.array([1, 2, 5]) / 8
+    else:
+        expected, p = 2.28095, strategy.graph.weights(strategy.clients)
+    assert p @ [3.0, 2.0, -1.0] == pytest.approx(expected, abs=1e-5)
+    assert result.arrays["w"].numpy() == pytest.approx([p @ [3.0, 2.0, -1.0]], abs=1e-6)
 
 
 def test_is_deterministic_whatever_the_node_ids_and_the_order_of_replies(

@@ -1,0 +1,559 @@
+"""The event loop of the asynchronous strategies.
+
+papers/002_840aee1ee8a82ff9.txt, algorithm 1 and eq. 6. Clients work at their own speed on the model they were sent:
+
+    θ^{n+1} = θ^n + η_g Σ_{i ∈ S_n} d_i Δ_i(ρ_i(n)),    Δ_i = trained model − the model that client was *sent*
+
+S_n are the clients whose work arrived since the last aggregation; the new model goes only to them. A scheme says
+*when* to aggregate and with *which* d_i, and is a subclass with two methods. For the weight it tells how many
+aggregations pass from one contribution of client i to the next, P_i: then d_i = p_i P_i makes every client count
+p_i in the long run ("time-based"), while the same d for all ("identical") favours the fast.
+
+Two clocks. In virtual time arrivals follow from the time scenario alone: a task is handed out as soon as it is
+known, so that all workers stay busy, and the clock jumps to the next arrival that is due and waits for that one
+reply. Due times within 1e-9 s are equal, and equal ones are taken in client order. In real time, replies count
+when they come, and τ_i is the running mean of what was observed.
+
+Nothing stalls the loop: every task has a deadline and its message a time to live. An error, a silent loss or an
+invalid model is a miss, named in the log; after ``MAX_MISSES`` in a row the client is dropped from p, and asked again
+later. A late reply to a task that was given up is never pulled, and none is counted twice.
+"""
+
+import heapq
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from strategies import messages
+from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, mean_and_spread
+from strategies.clock import RESOLUTION, WallClock
+from strategies.roster import Client
+from strategies.server_optimizer import make_optimizer
+
+log = logging.getLogger("flwr.strategies")
+
+Times = NDArray[np.float64]
+
+MAX_MISSES = 3  # in a row: the client is dropped from p
+RETRY_AFTER = 10.0  # task times until a dropped client is asked again
+REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
+SHORTEST_DEADLINE = 60.0  # real seconds that a task is given at least, when ``timeout`` allows
+SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for replies
+
+
+@dataclass(frozen=True)
+class AsynchronousConfig(StrategyConfig):
+    """What every asynchronous strategy can be told.
+
+    Parameters
+    ----------
+    aggregation_weights : str
+        ``time-based`` (unbiased) or ``identical``.
+    server_lr : float
+        η_g.
+    server_optimizer : str
+        ``sgd``, ``momentum`` or ``adam``: see ``strategies.server_optimizer``.
+    """
+
+    aggregation_weights: str = "time-based"
+    server_lr: float = 1.0
+    server_optimizer: str = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.aggregation_weights not in ("time-based", "identical"):
+            raise ValueError(
+                f"aggregation-weights = {self.aggregation_weights!r}: allowed are time-based, identical"
+            )
+
+
+@dataclass
+class Member:
+    """What the loop knows of a client."""
+
+    client: Client
+    tasks: int = 0  # handed out so far
+    misses: int = 0  # in a row
+    dropped: bool = False
+    contributions: int = 0
+    weight: float = 0.0  # Σ d_i of its contributions
+    observed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and number of real task times
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task under way: the model it started from, and when (clock seconds) it was sent and is due or given up."""
+
+    member: Member
+    version: int
+    base: NDArray[Any]  # the model as sent (D,), shared by the clients that got the same
+    message_id: str
+    sent: float
+    due: float
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A client's work that has arrived: Δ_i against the model it was sent, and how old that model is."""
+
+    member: Member
+    delta: Vector
+    version: int
+    metrics: MetricRecord
+    num_bytes: int
+
+
+class Agenda:
+    """Items by due time; those due within ``RESOLUTION`` of each other are equal and come in client order."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._count = 0  # breaks ties that remain, first come first served
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, due: float, client: int, item: Any) -> None:
+        """Add an item."""
+        heapq.heappush(self._heap, (due, client, self._count, item))
+        self._count += 1
+
+    def next_due(self) -> float:
+        """Return the earliest due time, infinity if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def pop(self) -> tuple[float, Any]:
+        """Remove and return the next item and its due time."""
+        equal = [heapq.heappop(self._heap)]
+        while self._heap and self._heap[0][0] <= equal[0][0] + RESOLUTION:
+            equal.append(heapq.heappop(self._heap))
+        first = min(equal, key=lambda entry: (entry[1], entry[2]))
+        for entry in equal:
+            if entry is not first:
+                heapq.heappush(self._heap, entry)
+        return first[0], first[3]
+
+
+class AsynchronousStrategy(FederatedStrategy):
+    """The event loop; a scheme fills in ``ready`` or ``interval``, and ``periods``.
+
+    The parameters are those of ``strategies.base.FederatedStrategy``; ``num_rounds`` of ``start`` are aggregations.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = AsynchronousConfig
+    config: AsynchronousConfig
+
+    # ---- What a scheme fills in -----------------------------------------------------------------------------
+
+    #: Seconds between two aggregations; None: when ``ready`` says so.
+    interval: float | None = None
+
+    def ready(self, arrived: int) -> bool:
+        """Tell whether to aggregate, now that ``arrived`` contributions wait."""
+        return False
+
+    def periods(self, times: Times) -> Times:
+        """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,)."""
+        raise NotImplementedError
+
+    def identical_weight(self, num_clients: int) -> float:
+        """Return d for ``aggregation_weights = "identical"``."""
+        return 1.0
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if the scheme can't work with so many clients."""
+
+    # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: there are no rounds."""
+        raise NotImplementedError(f"{type(self).__name__} has no rounds: call its own start()")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuse: there are no rounds."""
+        raise NotImplementedError(f"{type(self).__name__} has no rounds: call its own start()")
+
+    # ---- The loop -------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run until ``num_rounds`` aggregations are done, or the time budget is spent.
+
+        Parameters
+        ----------
+        timeout : float
+            Real seconds after which a task is given up; also the time to live of its message. In real time a task is
+            given up earlier, after five times the client's usual time, but not within ``SHORTEST_DEADLINE``.
+
+        Returns
+        -------
+        Result
+            The final model, and the metrics by aggregation.
+        """
+        self._set_timeout(timeout)
+        self.summary()
+        self._grid, self._total, self._evaluate_fn = grid, num_rounds, evaluate_fn
+        self._train = ConfigRecord() if train_config is None else train_config
+        self._evaluate = self._train if evaluate_config is None else evaluate_config
+        self._layout = Layout.of(initial_arrays)
+        self._model = self._layout.to_vector(initial_arrays)
+        self._sent = self._model.astype(self._layout.narrow)
+        self._optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
+        self._result = Result(arrays=initial_arrays)
+        self.aggregations = 0
+        self.members: dict[int, Member] = {}
+        self._pending: dict[str, Task] = {}
+        self._agenda = Agenda()  # tasks by due time (virtual) or deadline (real); members to ask again
+        self._buffer: list[Contribution] = []
+        self._since = _Since()
+        self._weights: dict[int, float] | None = None
+        self._real = WallClock()
+        self._looked = 0.0
+        self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
+        self._look(first=True)
+        step = self._step_real if isinstance(self.clock, WallClock) else self._step_virtual
+        while self.aggregations < num_rounds and not self.stopped() and step():
+            pass
+        if self._since.unevaluated:
+            self._report_evaluation(self._since.metrics())
+        self._log_objective()
+        return self._result
+
+    def _step_virtual(self) -> bool:
+        """Take the next event in virtual time; False at the end of the time budget."""
+        arrival, tick = self._agenda.next_due(), self._next_tick()
+        now = min(arrival, tick)
+        if now == float("inf"):
+            raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
+        if self._beyond_budget(now):
+            return False
+        if arrival > tick + RESOLUTION:
+            self.clock.wait_until(tick)
+            self._aggregate()
+            return True
+        due, item = self._agenda.pop()
+        if isinstance(item, Member):
+            self.clock.wait_until(due)
+            self._hand_out([item])
+            return True
+        reply = self._await(item)
+        if not self.stopped():
+            self.clock.wait_until(due)
+            self._arrive(item, reply)
+        return True
+
+    def _step_real(self) -> bool:
+        """Take what has come in real time; False at the end of the time budget."""
+        if self._beyond_budget(self.clock.now()):
+            return False
+        came = [m for m in self._grid.pull_messages(list(self._pending)) if self._pending_task(m) is not None]
+        tasks = [(task, m) for m in came if (task := self._pending_task(m)) is not None]
+        for task, reply in sorted(tasks, key=lambda pair: pair[0].member.client.index):
+            if self.aggregations < self._total:
+                self._arrive(task, reply)
+        now = self.clock.now()
+        while self._agenda.next_due() <= now:
+            _, item = self._agenda.pop()
+            if isinstance(item, Member):
+                self._hand_out([item])
+            elif item.message_id in self._pending:
+                self._arrive(item, None)
+        if self._next_tick() <= now and self.aggregations < self._total:
+            self._aggregate()
+        if self._real.now() - self._looked > REFRESH_EVERY:
+            self._look()
+        if not came:
+            pause = min(max(0.05 * float(self._times().min()), SHORTEST_POLL), LONGEST_POLL)
+            self.clock.wait_until(min(now + pause, self._next_tick(), self._agenda.next_due()))
+        return True
+
+    def _next_tick(self) -> float:
+        """Clock time of the next aggregation by the clock, (n+1) Δt."""
+        return float("inf") if self.interval is None else (self.aggregations + 1) * self.interval
+
+    def _beyond_budget(self, time: float) -> bool:
+        return bool(self.config.time_budget) and time > self.config.time_budget + RESOLUTION
+
+    # ---- Tasks ------------------------------------------------------------------------------------------------
+
+    def _look(self, *, first: bool = False) -> None:
+        """Look who is there; hand the model to those who are new, or back."""
+        self._looked = self._real.now()
+        self.clients = self._take_part(self._grid, self._train)
+        if first:
+            self.check(len(self.clients))
+        fresh = []
+        for client in self.clients:
+            member = self.members.get(client.index)
+            if member is None:
+                member = self.members[client.index] = Member(client)
+            elif member.client.node_id == client.node_id:
+                continue
+            elif member.dropped:
+                log.warning("client %d is back, as node %d", client.index, client.node_id)
+            member.client, member.misses, member.dropped = client, 0, False
+            # A task that its former node was given will not be answered.
+            for task in [task for task in self._pending.values() if task.member is member]:
+                del self._pending[task.message_id]
+            fresh.append(member)
+        if fresh:
+            self._weights = None
+            self._hand_out(fresh)
+
+    def _hand_out(self, members: Sequence[Member]) -> None:
+        """Send the global model to clients, as one task each."""
+        now, requests = self.clock.now(), []
+        for member in members:
+            member.tasks += 1
+            config = self._train_config(member.client, self.aggregations + 1, member.tasks, self._train)
+            requests.append(
+                messages.request(
+                    messages.TRAIN,
+                    member.client.node_id,
+                    config,
+                    ttl=self.timeout,
+                    arrays=self._result.arrays,
+                )
+            )
+        pushed = set(self._grid.push_messages(requests))
+        self._since.bytes_down += len(requests) * messages.num_bytes(self._result.arrays)
+        for member, request in zip(members, requests, strict=True):
+            message_id = request.metadata.message_id
+            due = now + self._expected_time(member)
+            task = Task(member, self.aggregations, self._sent, message_id, now, due)
+            if message_id in pushed:
+                self._pending[message_id] = task
+            self._agenda.push(due, member.client.index, task)
+
+    def _expected_time(self, member: Member) -> float:
+        """Clock seconds until a task handed out now is due: its virtual time, or in real time its deadline."""
+        if not isinstance(self.clock, WallClock):
+            return self._task_time(member.client, member.tasks)
+        total, number = member.observed
+        usual = 5 * total / number if number else float("inf")
+        return min(self.timeout, max(usual, SHORTEST_DEADLINE) if number else self.timeout)
+
+    def _await(self, task: Task) -> Message | None:
+        """Wait, in real time, for the reply to one task; None if it doesn't come."""
+        if task.message_id not in self._pending:
+            return None  # it couldn't be sent, or its node is gone
+        clock = WallClock()
+        while not self.stopped() and clock.now() < self.timeout:
+            for reply in self._grid.pull_messages([task.message_id]):
+                return reply
+            clock.wait_until(clock.now() + min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL))
+        return None
+
+    def _pending_task(self, reply: Message) -> Task | None:
+        return self._pending.get(reply.metadata.reply_to_message_id)
+
+    def _arrive(self, task: Task, reply: Message | None) -> None:
+        """Take a reply, or its absence, into account."""
+        if self._pending.pop(task.message_id, None) is None and reply is not None:
+            return
+        member = task.member
+        try:
+            delta = self._read_model(self._layout, reply)
+        except ArraysMismatchError as error:
+            self._miss(member, str(error))
+            return
+        delta -= task.base
+        if member.dropped:
+            log.warning("client %d answers again and counts again", member.client.index)
+        if member.dropped or isinstance(self.clock, WallClock):
+            self._weights = None  # p, or an estimate of τ_i, has changed
+        member.misses, member.dropped = 0, False
+        member.observed[0] += self.clock.now() - task.sent
+        member.observed[1] += 1
+        assert reply is not None
+        num_bytes = sum(messages.num_bytes(record) for record in reply.content.array_records.values())
+        self._buffer.append(Contribution(member, delta, task.version, messages.metrics_of(reply), num_bytes))
+        if self.ready(len(self._buffer)):
+            self._aggregate()
+
+    def _miss(self, member: Member, reason: str) -> None:
+        self._since.failures += 1
+        member.misses += 1
+        index = member.client.index
+        log.warning("client %d (node %d), task %d: %s", index, member.client.node_id, member.tasks, reason)
+        if member.misses < MAX_MISSES:
+            self._hand_out([member])
+            return
+        if not member.dropped:
+            log.warning("client %d is dropped after %d misses in a row, the others share its weight",
+                        index, member.misses)  # fmt: skip
+            member.dropped, self._weights = True, None
+        pause = RETRY_AFTER * float(self._time_of(member))
+        self._agenda.push(self.clock.now() + pause, index, member)
+
+    # ---- Aggregation -------------------------------------------------------------------------------------------
+
+    def _aggregate(self) -> None:
+        """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model."""
+        contributions = sorted(self._buffer, key=lambda c: c.member.client.index)
+        self._buffer = []
+        total = np.zeros_like(self._model)
+        for contribution in contributions:
+            contribution.member.contributions += 1
+        for contribution in contributions:
+            weight = self.aggregation_weights()[contribution.member.client.index]
+            contribution.member.weight += weight
+            total += weight * contribution.delta
+        if contributions:
+            moved = self._optimizer.step(self._model, total)
+            self._result.arrays = self._layout.to_record(moved)
+            self._model = self._layout.rounded(moved)
+            self._sent = self._model.astype(self._layout.narrow)
+        self._since.take(contributions, self.aggregations)
+        self.aggregations += 1
+        done = self.aggregations >= self._total
+        if contributions and not done:
+            self._hand_out([contribution.member for contribution in contributions])
+        if done or self.aggregations % self.config.eval_every == 0:
+            self._report_evaluation(self._since.metrics())
+        else:
+            self._report(self.aggregations, self._result, None, MetricRecord(), evaluate=False)
+
+    def aggregation_weights(self) -> dict[int, float]:
+        """Return d_i of every client that counts, by index; a dropped client that contributes again has its own."""
+        if self._weights is None:
+            counting = self._counting()
+            p = self._importances([member.client for member in counting])
+            d = p * self.periods(self._times())
+            if self.config.aggregation_weights == "identical":
+                d = np.full(len(p), self.identical_weight(len(p)))
+            self._weights = {m.client.index: float(w) for m, w in zip(counting, d, strict=True)}
+        return self._weights
+
+    def _counting(self) -> list[Member]:
+        return [self.members[index] for index in sorted(self.members) if not self.members[index].dropped]
+
+    def _times(self) -> Times:
+        """τ_i of the clients that count, in seconds (C,)."""
+        return np.array([self._time_of(member) for member in self._counting()])
+
+    def _time_of(self, member: Member) -> float:
+        """τ_i: the scenario's mean, or the mean of what was observed; before the first answer that of the others."""
+        if not isinstance(self.clock, WallClock):
+            return self._mean_task_time(member.client)
+        total, number = member.observed
+        if number:
+            return total / number
+        others = [m.observed[0] / m.observed[1] for m in self.members.values() if m.observed[1]]
+        return float(np.mean(others)) if others else 1.0
+
+    # ---- Diagnostics ---------------------------------------------------------------------------------------------
+
+    def expected_shares(self) -> dict[int, float]:
+        """Return q̃_i by client index: the share of the objective that client i has in the long run."""
+        counting = self._counting()
+        weights = self.aggregation_weights()
+        q = np.array([weights[m.client.index] for m in counting]) / self.periods(self._times())
+        return {m.client.index: float(share) for m, share in zip(counting, q / q.sum(), strict=True)}
+
+    def importance(self) -> dict[int, float]:
+        """Return p_i by client index."""
+        counting = self._counting()
+        p = self._importances([member.client for member in counting])
+        return {m.client.index: float(share) for m, share in zip(counting, p, strict=True)}
+
+    def _report_evaluation(self, metrics: MetricRecord) -> None:
+        self._since = _Since()
+        p, q, d = self.importance(), self.expected_shares(), self.aggregation_weights()
+        indices = list(range(max(self.members) + 1))
+        members = [self.members.get(index) for index in indices]
+        given = sum(member.weight for member in self.members.values())
+        metrics["weights-distance"] = 0.5 * sum(abs(p[index] - q[index]) for index in p)
+        self._result.train_metrics_clientapp[self.aggregations] = metrics
+        metrics = self._evaluate_on_clients(
+            self.aggregations, self._result, self._evaluate, self._grid, metrics
+        )
+        self._report(
+            self.aggregations,
+            self._result,
+            self._evaluate_fn,
+            metrics,
+            evaluate=True,
+            clients={
+                "participation": [float(m.contributions) if m else 0.0 for m in members],
+                "weight": [d.get(index, 0.0) for index in indices],
+                "task-time": [self._time_of(m) if m else 0.0 for m in members],
+                "importance": [p.get(index, 0.0) for index in indices],
+                "expected-share": [q.get(index, 0.0) for index in indices],
+                "observed-share": [m.weight / given if m and given else 0.0 for m in members],
+            },
+        )
+
+    def _losses(self, losses: object) -> dict[str, float]:
+        """Add the surrogate loss Σ q̃_i f_i, which the run really minimises, and its spread."""
+        known = super()._losses(losses)
+        if known and isinstance(losses, list) and self.members:
+            known.update(mean_and_spread("surrogate-loss", self.expected_shares(), losses))
+        return known
+
+    def _log_objective(self) -> None:
+        """Say which objective the run minimised, if it wasn't the federated one."""
+        if not self.members or self.stopped():
+            return
+        p, q = self.importance(), self.expected_shares()
+        distance = 0.5 * sum(abs(p[index] - q[index]) for index in p)
+        if distance > 1e-6:
+            most = max(p, key=lambda index: q[index] - p[index])
+            log.warning(
+                "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
+                "(½ Σ |q_i − p_i|); client %d counted most in excess, %.4f for %.4f",
+                distance, most, q[most], p[most],
+            )  # fmt: skip
+
+
+class _Since:
+    """What happened since the last evaluation."""
+
+    def __init__(self) -> None:
+        self.staleness: list[int] = []
+        self.losses: list[float] = []
+        self.bytes_up = self.bytes_down = self.failures = 0
+        self.unevaluated = False
+
+    def take(self, contributions: Sequence[Contribution], aggregation: int) -> None:
+        self.unevaluated = True
+        for contribution in contributions:
+            self.staleness.append(aggregation - contribution.version)
+            self.bytes_up += contribution.num_bytes
+            if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
+                self.losses.append(loss)
+
+    def metrics(self) -> MetricRecord:
+        metrics = MetricRecord(
+            {
+                "contributions": len(self.staleness),
+                messages.FAILURES: self.failures,
+                messages.BYTES_DOWN: self.bytes_down,
+                messages.BYTES_UP: self.bytes_up,
+            }
+        )
+        if self.staleness:
+            metrics["staleness-mean"] = float(np.mean(self.staleness))
+            metrics["staleness-max"] = max(self.staleness)
+        if self.losses:
+            metrics[messages.TRAIN_LOSS] = float(np.mean(self.losses))
+        return metrics

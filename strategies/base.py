@@ -1,0 +1,302 @@
+"""What all strategies share: the handshake, importances, evaluation, and telling an observer how the run goes."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies import messages
+from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.client_graph import ClientGraph
+from strategies.clock import Clock, VirtualClock
+from strategies.exchange import exchange, never
+from strategies.graph import FLOOR
+from strategies.roster import Client, Roster
+from strategies.time_scenario import TimeScenario
+from strategies.weights import Weights, importances
+
+log = logging.getLogger("flwr.strategies")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """What every strategy can be told.
+
+    Parameters
+    ----------
+    client_weights : str
+        Importances p_i: ``samples``, ``uniform``, or ``adjacency``: how alike a client's data are to the others'.
+    seed : int
+        Fixes the draws of participants and of task times.
+    eval_every : int
+        Aggregations between two evaluations; the first and the last model are always evaluated.
+    client_evaluation : bool
+        Evaluate on the clients too, weighted by p_i.
+    time_budget : float
+        Stop before the clock passes this time (seconds); 0: no limit.
+    time_scenario : str
+        In virtual time, how long a client's task takes: see ``strategies.time_scenario.TimeScenario``.
+    min_clients : int
+        Clients to wait for before the first task.
+    message_floor, neighbours : float, int
+        Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
+    """
+
+    client_weights: str = "samples"
+    seed: int = 0
+    eval_every: int = 1
+    client_evaluation: bool = False
+    time_budget: float = 0.0
+    time_scenario: str = "F80"
+    min_clients: int = 1
+    message_floor: float = FLOOR
+    neighbours: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer is told after the initial evaluation (aggregation 0) and after every aggregation.
+
+    Attributes
+    ----------
+    aggregation : int
+        Number of aggregations so far.
+    time : float
+        Seconds of the run's clock.
+    arrays : ArrayRecord
+        The global model.
+    metrics : mapping of str to float
+        Of this aggregation and, if ``evaluated``, of the evaluation.
+    evaluated : bool
+        Whether the model was evaluated.
+    clients : mapping of str to list
+        At evaluations, what a strategy knows of each client, by index.
+    """
+
+    aggregation: int
+    time: float
+    arrays: ArrayRecord
+    metrics: Mapping[str, float]
+    evaluated: bool
+    clients: Mapping[str, list[float]] = field(default_factory=dict)
+
+
+Observer = Callable[[Progress], None]
+
+
+class FederatedStrategy(Strategy):
+    """Base of the synchronous and the asynchronous loop.
+
+    Parameters
+    ----------
+    config : StrategyConfig
+        The algorithm's own frozen config.
+    clock : Clock
+        ``VirtualClock`` (default) or ``WallClock``.
+    observer : callable
+        Called with a ``Progress`` after every aggregation.
+    stopped : callable
+        Asked at every poll; True ends the run with the last complete aggregation.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = StrategyConfig
+    config: StrategyConfig
+
+    def __init__(
+        self,
+        config: StrategyConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
+        self.config = self._adapt(config or self.Config())
+        if self.config.eval_every < 1:
+            raise ValueError(f"eval-every = {self.config.eval_every}: must be 1 or more")
+        if not self.config.time_scenario.startswith("trace:"):
+            TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
+        self.clock = clock or VirtualClock()
+        self.observer = observer
+        self.stopped = stopped
+        self.timeout = 3600.0
+        self.roster = Roster(self.config.min_clients, self.timeout, stopped)
+        self.graph: ClientGraph | None = None
+        if self.config.client_weights == "adjacency":
+            self.graph = ClientGraph(self.config.message_floor, self.config.neighbours)
+        self.clients: list[Client] = []
+        self._scenario: TimeScenario | None = None
+        self._places: dict[int, int] = {}
+
+    def local_rule(self) -> dict[str, float]:
+        """Return the message fields that tell clients the algorithm's local step."""
+        return {}
+
+    def _adapt(self, config: StrategyConfig) -> StrategyConfig:
+        """Return the config with what the algorithm demands."""
+        return config
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every client to evaluate the model, if ``client_evaluation`` says so."""
+        if not self.config.client_evaluation:
+            return []
+        return [
+            messages.request(
+                messages.EVALUATE,
+                client.node_id,
+                ConfigRecord({**config, messages.SERVER_ROUND: server_round, messages.CLIENT: client.index}),
+                ttl=self.timeout,
+                arrays=arrays,
+            )
+            for client in self.clients
+        ]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""
+        by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
+        clients = [client for client in self.clients if client.node_id in by_node]
+        if not clients:
+            return None
+        weights = self._importances(sized_by_replies(clients, by_node))
+        sums: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        for client, weight in zip(clients, weights.tolist(), strict=True):
+            for key, value in messages.metrics_of(by_node[client.node_id]).items():
+                if isinstance(value, int | float) and key != messages.NUM_EXAMPLES:
+                    sums[key] = sums.get(key, 0.0) + weight * value
+                    totals[key] = totals.get(key, 0.0) + weight
+        return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
+
+    def summary(self) -> None:
+        """Log the strategy and its config."""
+        log.info("%s: %s", type(self).__name__, self.config)
+
+    def _evaluate_on_clients(
+        self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
+    ) -> MetricRecord:
+        requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
+        if not requests:
+            return metrics
+        replies = exchange(grid, requests, self.timeout, self.stopped)
+        averages = self.aggregate_evaluate(aggregation, list(replies.values()))
+        if averages is None:
+            return metrics
+        result.evaluate_metrics_clientapp[aggregation] = averages
+        return MetricRecord({**metrics, **{f"client-{key}": value for key, value in averages.items()}})
+
+    def _report(
+        self,
+        aggregation: int,
+        result: Result,
+        evaluate_fn: EvaluateFn | None,
+        metrics: MetricRecord,
+        *,
+        evaluate: bool,
+        clients: Mapping[str, list[float]] | None = None,
+    ) -> None:
+        collected = dict(metrics)
+        if evaluate and evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
+            result.evaluate_metrics_serverapp[aggregation] = evaluated
+            collected.update(evaluated)
+            collected.update(self._losses(collected.pop(messages.CLIENT_LOSSES, None)))
+        if self.observer:
+            scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
+            self.observer(
+                Progress(aggregation, self.clock.now(), result.arrays, scalars, evaluate, clients or {})
+            )
+
+    def _losses(self, losses: object) -> dict[str, float]:
+        """Federated loss Σ p_i f_i and its spread, from the f_i by client index, if the evaluation tells them."""
+        if not isinstance(losses, list) or not self.clients:
+            return {}
+        weights = dict(zip((c.index for c in self.clients), self._importances(self.clients), strict=True))
+        return mean_and_spread("federated-loss", weights, losses)
+
+    def _set_timeout(self, timeout: float) -> None:
+        self.timeout = self.roster.timeout = timeout
+
+    def _train_config(
+        self, client: Client, server_round: int, task: int, config: ConfigRecord
+    ) -> ConfigRecord:
+        own = config.copy()  # the caller's stays as it is
+        own[messages.SERVER_ROUND] = server_round
+        own[messages.CLIENT] = client.index
+        own[messages.TASK] = task
+        for key, value in self.local_rule().items():
+            own[key] = value
+        return own
+
+    def _task_time(self, client: Client, task: int) -> float:
+        """Virtual seconds of a task."""
+        return self._times_of().task_time(self._place(client), task)
+
+    def _mean_task_time(self, client: Client) -> float:
+        """τ_i in virtual time, seconds."""
+        means = self._times_of().means
+        return float(means[min(self._place(client), len(means) - 1)])
+
+    def _times_of(self) -> TimeScenario:
+        if self._scenario is None:
+            self._scenario = TimeScenario(self.config.time_scenario, len(self.clients), self.config.seed)
+            self._places = {member.index: place for place, member in enumerate(self.clients)}
+        return self._scenario
+
+    def _place(self, client: Client) -> int:
+        """Clients are the scenario's in the order of their indices at the start; later ones follow."""
+        return self._places.setdefault(client.index, len(self._places))
+
+    def _take_part(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+        """Look who is there; with a graph, who is in it."""
+        clients = self.roster.refresh(grid, config)
+        if self.graph is None or not clients:
+            return clients
+        return self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
+
+    def _importances(self, clients: list[Client]) -> Weights:
+        if self.graph is not None:
+            return self.graph.weights(clients)
+        sizes = [client.num_examples for client in clients]
+        if any(size is None for size in sizes):
+            # Sizes come with the replies; until then all count the same (strategies/roster.py).
+            return importances("uniform", [1] * len(clients))
+        return importances(self.config.client_weights, [size or 0 for size in sizes])
+
+    def _read_model(self, layout: Layout, reply: Message | None) -> Vector:
+        """Return the model of a valid reply, shape (D,); raise ArraysMismatchError with the reason for any other."""
+        if reply is None:
+            raise ArraysMismatchError("no reply before the deadline")
+        if reply.has_error():
+            raise ArraysMismatchError(messages.reason_of(reply))
+        if messages.ARRAYS not in reply.content.array_records:
+            raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
+        return layout.to_vector(reply.content.array_records[messages.ARRAYS])
+
+
+def sized_by_replies(clients: list[Client], replies: Mapping[int, Message]) -> list[Client]:
+    """Fill in the number of examples, where the handshake didn't tell, from the clients' replies."""
+    sized = []
+    for client in clients:
+        reply = replies.get(client.node_id)
+        if client.num_examples is None and reply is not None and reply.has_content():
+            number = messages.whole(messages.metrics_of(reply).get(messages.NUM_EXAMPLES))
+            client = replace(client, num_examples=number)
+        sized.append(client)
+    return sized
+
+
+def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
+    """Weighted mean and standard deviation over clients; ``weights`` by client index, ``values`` in that order."""
+    known = {index: weight for index, weight in weights.items() if index < len(values)}
+    total = sum(known.values())
+    if total <= 0:
+        return {}
+    mean = sum(weight * values[index] for index, weight in known.items()) / total
+    variance = sum(weight * (values[index] - mean) ** 2 for index, weight in known.items()) / total
+    return {name: mean, f"{name}-std": variance**0.5}

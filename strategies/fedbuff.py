@@ -1,0 +1,105 @@
+"""FedBuff: a new model when m contributions have arrived.
+
+J. Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022; as in
+papers/002_840aee1ee8a82ff9.txt, section 4.5:
+
+    identical    d_i = 1/m
+    time-based   d_i = p_i / (share of the aggregations that client i contributes to)
+
+A client waits in the buffer until it is full, so its cycle isn't its task time and the share has no closed form. In
+virtual time the schedule follows from the task times alone: it is played through beforehand, and the shares are
+those of the very run. In real time they are those observed so far. With m = C and equal τ it is synchronous FedAvg,
+exactly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.asynchronous import Agenda, AsynchronousConfig, AsynchronousStrategy, Times
+from strategies.base import StrategyConfig
+from strategies.clock import WallClock
+
+# Aggregations that are played through; longer runs take these for all.
+HORIZON = 20_000
+
+
+@dataclass(frozen=True)
+class FedBuffConfig(AsynchronousConfig):
+    """Parameters of FedBuff.
+
+    Parameters
+    ----------
+    buffer_size : int
+        m ≥ 1, contributions per aggregation, at most the number of clients.
+    """
+
+    buffer_size: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer-size = {self.buffer_size}: must be 1 or more")
+
+
+def participation_counts(
+    task_time: Callable[[int, int], float], num_clients: int, buffer_size: int, num_aggregations: int
+) -> np.ndarray:
+    """Play the schedule through; return how many aggregations each client contributes to, shape (C,).
+
+    ``task_time(i, k)`` is the seconds of task k (from 1) of client i.
+    """
+    agenda, tasks = Agenda(), np.zeros(num_clients, dtype=np.int64)
+    counts = np.zeros(num_clients, dtype=np.int64)
+
+    def hand_out(client: int, now: float) -> None:
+        tasks[client] += 1
+        agenda.push(now + task_time(client, int(tasks[client])), client, client)
+
+    for client in range(num_clients):
+        hand_out(client, 0.0)
+    for _ in range(num_aggregations):
+        arrived = [agenda.pop() for _ in range(buffer_size)]
+        for client in sorted(client for _, client in arrived):
+            counts[client] += 1
+            hand_out(client, arrived[-1][0])
+    return counts
+
+
+class FedBuff(AsynchronousStrategy):
+    """FedBuff (papers/002_840aee1ee8a82ff9.txt, section 4.5)."""
+
+    Config: ClassVar[type[StrategyConfig]] = FedBuffConfig
+    config: FedBuffConfig
+
+    def ready(self, arrived: int) -> bool:
+        """When the buffer is full; with fewer clients left than that, when all have arrived."""
+        return arrived >= min(self.config.buffer_size, len(self._counting()))
+
+    def identical_weight(self, num_clients: int) -> float:
+        """1/m."""
+        return 1 / min(self.config.buffer_size, num_clients)
+
+    def check(self, num_clients: int) -> None:
+        """A buffer larger than the federation would never fill."""
+        if self.config.buffer_size > num_clients:
+            raise ValueError(
+                f"buffer-size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
+            )
+
+    def periods(self, times: Times) -> Times:
+        """Aggregations per contribution: expected in virtual time, observed so far in real time."""
+        counting = self._counting()
+        m = min(self.config.buffer_size, len(counting))
+        if isinstance(self.clock, WallClock):
+            number = max(self.aggregations + 1, 1)
+            counts = np.array([max(member.contributions, 1) for member in counting])
+        else:
+            number = min(self._total, HORIZON)
+            counts = participation_counts(
+                lambda i, task: self._task_time(counting[i].client, task), len(counting), m, number
+            )
+            counts = np.maximum(counts, 1)  # one that never contributes has any weight
+        return np.asarray(number / counts)

@@ -1,0 +1,59 @@
+"""FedFix: a new model every Δt seconds, from what arrived since.
+
+papers/002_840aee1ee8a82ff9.txt, section 4.4:
+
+    d_i = ⌈τ_i / Δt⌉ p_i        eq. 40
+
+A client that returns inside an interval is handed the new model at its end, so that its cycle is ⌈τ_i/Δt⌉ Δt. An
+interval in which nothing arrived leaves the model as it is. With Δt ≥ max τ_i it is synchronous FedAvg, exactly.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy, Times
+from strategies.base import StrategyConfig
+
+
+@dataclass(frozen=True)
+class FedFixConfig(AsynchronousConfig):
+    """Parameters of FedFix; its weights are time-based.
+
+    Parameters
+    ----------
+    fedfix_interval : float
+        Δt > 0, seconds.
+    """
+
+    fedfix_interval: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.fedfix_interval > 0:
+            raise ValueError(f"fedfix-interval = {self.fedfix_interval}: must be above 0")
+        if self.aggregation_weights != "time-based":
+            raise ValueError(
+                f"aggregation-weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
+            )
+
+
+def periods(times: Times, interval: float) -> Times:
+    """P_i = ⌈τ_i / Δt⌉, where a ratio within a relative 1e-9 above a whole number is that number (0.6 / 0.2 is 3)."""
+    return np.maximum(np.ceil(times / interval * (1 - 1e-9)), 1.0)
+
+
+class FedFix(AsynchronousStrategy):
+    """FedFix (papers/002_840aee1ee8a82ff9.txt, eq. 40)."""
+
+    Config: ClassVar[type[StrategyConfig]] = FedFixConfig
+    config: FedFixConfig
+
+    @property
+    def interval(self) -> float:  # type: ignore[override]
+        """Δt."""
+        return self.config.fedfix_interval
+
+    def periods(self, times: Times) -> Times:
+        """Count the intervals of a client's task."""
+        return periods(times, self.config.fedfix_interval)
