@@ -72,6 +72,7 @@ class AsynchronousConfig(StrategyConfig):
             raise ValueError(
                 f"aggregation-weights = {self.aggregation_weights!r}: allowed are time-based, identical"
             )
+        make_optimizer(self.server_optimizer, self.server_lr)  # checks the name
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Member:
     tasks: int = 0  # handed out so far
     misses: int = 0  # in a row
     dropped: bool = False
+    task: str = ""  # message id of its task under way
     contributions: int = 0
     weight: float = 0.0  # Σ d_i of its contributions
     observed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and number of real task times
@@ -89,14 +91,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Task:
-    """A task under way: the model it started from, and when (clock seconds) it was sent and is due or given up."""
+    """A task under way: the model it started from, and when (clock seconds) it was sent; lost if it couldn't be."""
 
     member: Member
     version: int
     base: NDArray[Any]  # the model as sent (D,), shared by the clients that got the same
     message_id: str
     sent: float
-    due: float
+    lost: bool
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self.aggregations = 0
         self.members: dict[int, Member] = {}
         self._pending: dict[str, Task] = {}
-        self._agenda = Agenda()  # tasks by due time (virtual) or deadline (real); members to ask again
+        self._agenda = Agenda()  # ids of tasks by due time (virtual) or deadline (real); members to ask again
         self._buffer: list[Contribution] = []
         self._since = _Since()
         self._weights: dict[int, float] | None = None
@@ -254,20 +256,24 @@ class AsynchronousStrategy(FederatedStrategy):
         if isinstance(item, Member):
             self.clock.wait_until(due)
             self._hand_out([item])
-            return True
-        reply = self._await(item)
-        if not self.stopped():
-            self.clock.wait_until(due)
-            self._arrive(item, reply)
+        elif (task := self._pending.get(item)) is not None:
+            reply = self._await(task)
+            if not self.stopped():
+                self.clock.wait_until(due)
+                self._arrive(task, reply)
         return True
 
     def _step_real(self) -> bool:
         """Take what has come in real time; False at the end of the time budget."""
         if self._beyond_budget(self.clock.now()):
             return False
-        came = [m for m in self._grid.pull_messages(list(self._pending)) if self._pending_task(m) is not None]
-        tasks = [(task, m) for m in came if (task := self._pending_task(m)) is not None]
-        for task, reply in sorted(tasks, key=lambda pair: pair[0].member.client.index):
+        waiting = [message_id for message_id, task in self._pending.items() if not task.lost]
+        came = [
+            (task, reply)
+            for reply in self._grid.pull_messages(waiting)
+            if (task := self._pending.get(reply.metadata.reply_to_message_id)) is not None
+        ]
+        for task, reply in sorted(came, key=lambda pair: pair[0].member.client.index):
             if self.aggregations < self._total:
                 self._arrive(task, reply)
         now = self.clock.now()
@@ -275,8 +281,8 @@ class AsynchronousStrategy(FederatedStrategy):
             _, item = self._agenda.pop()
             if isinstance(item, Member):
                 self._hand_out([item])
-            elif item.message_id in self._pending:
-                self._arrive(item, None)
+            elif (late := self._pending.get(item)) is not None:
+                self._arrive(late, None)
         if self._next_tick() <= now and self.aggregations < self._total:
             self._aggregate()
         if self._real.now() - self._looked > REFRESH_EVERY:
@@ -311,17 +317,16 @@ class AsynchronousStrategy(FederatedStrategy):
             elif member.dropped:
                 log.warning("client %d is back, as node %d", client.index, client.node_id)
             member.client, member.misses, member.dropped = client, 0, False
-            # A task that its former node was given will not be answered.
-            for task in [task for task in self._pending.values() if task.member is member]:
-                del self._pending[task.message_id]
+            self._pending.pop(member.task, None)  # its former node will not answer
             fresh.append(member)
         if fresh:
             self._weights = None
             self._hand_out(fresh)
 
     def _hand_out(self, members: Sequence[Member]) -> None:
-        """Send the global model to clients, as one task each."""
-        now, requests = self.clock.now(), []
+        """Send the global model to clients that have no task, as one task each."""
+        members = [member for member in members if member.task not in self._pending]
+        requests = []
         for member in members:
             member.tasks += 1
             config = self._train_config(member.client, self.aggregations + 1, member.tasks, self._train)
@@ -336,13 +341,14 @@ class AsynchronousStrategy(FederatedStrategy):
             )
         pushed = set(self._grid.push_messages(requests))
         self._since.bytes_down += len(requests) * messages.num_bytes(self._result.arrays)
+        now = self.clock.now()
         for member, request in zip(members, requests, strict=True):
             message_id = request.metadata.message_id
-            due = now + self._expected_time(member)
-            task = Task(member, self.aggregations, self._sent, message_id, now, due)
-            if message_id in pushed:
-                self._pending[message_id] = task
-            self._agenda.push(due, member.client.index, task)
+            lost = message_id not in pushed
+            self._pending[message_id] = Task(member, self.aggregations, self._sent, message_id, now, lost)
+            member.task = message_id
+            due = now if lost and isinstance(self.clock, WallClock) else now + self._expected_time(member)
+            self._agenda.push(due, member.client.index, message_id)
 
     def _expected_time(self, member: Member) -> float:
         """Clock seconds until a task handed out now is due: its virtual time, or in real time its deadline."""
@@ -354,22 +360,16 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _await(self, task: Task) -> Message | None:
         """Wait, in real time, for the reply to one task; None if it doesn't come."""
-        if task.message_id not in self._pending:
-            return None  # it couldn't be sent, or its node is gone
         clock = WallClock()
-        while not self.stopped() and clock.now() < self.timeout:
+        while not (self.stopped() or task.lost) and clock.now() < self.timeout:
             for reply in self._grid.pull_messages([task.message_id]):
                 return reply
             clock.wait_until(clock.now() + min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL))
         return None
 
-    def _pending_task(self, reply: Message) -> Task | None:
-        return self._pending.get(reply.metadata.reply_to_message_id)
-
     def _arrive(self, task: Task, reply: Message | None) -> None:
         """Take a reply, or its absence, into account."""
-        if self._pending.pop(task.message_id, None) is None and reply is not None:
-            return
+        del self._pending[task.message_id]
         member = task.member
         try:
             delta = self._read_model(self._layout, reply)

@@ -36,6 +36,7 @@ class FedFixConfig(AsynchronousConfig):
             raise ValueError(
                 f"aggregation-weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
             )
+        super().__post_init__()
 
 
 def periods(times: Times, interval: float) -> Times:

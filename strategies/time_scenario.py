@@ -81,12 +81,13 @@ def _read_trace(path: Path, num_clients: int) -> list[list[float]]:
 
     times: dict[int, list[float]] = defaultdict(list)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise wrong(f"can't be read ({error})") from None
-    for number, row in enumerate(rows, start=1):
-        if number == 1 and [cell.strip() for cell in row] == ["client", "seconds"]:
+    for at, (number, row) in enumerate(rows):
+        if at == 0 and [cell.strip() for cell in row] == ["client", "seconds"]:
             continue
         try:
             client, seconds = int(row[0]), float(row[1])

@@ -1,0 +1,289 @@
+"""When each asynchronous scheme aggregates and with which weights, without a loop; and the agenda of due times."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import AsyncFedAvg, FedBuff, FedFix, async_fedavg, fedfix
+from strategies.asynchronous import Agenda
+from strategies.fedbuff import participation_counts
+
+Make = Callable[..., Any]
+
+# ---- The agenda -------------------------------------------------------------------------------------------------
+
+
+def drain(agenda: Agenda) -> list[tuple[float, Any]]:
+    return [agenda.pop() for _ in range(len(agenda))]
+
+
+def test_items_come_by_due_time() -> None:
+    agenda = Agenda()
+    for due, client, item in [(2.0, 0, "late"), (0.5, 2, "first"), (1.0, 1, "then")]:
+        agenda.push(due, client, item)
+    assert agenda.next_due() == 0.5
+    assert drain(agenda) == [(0.5, "first"), (1.0, "then"), (2.0, "late")]
+    assert agenda.next_due() == float("inf")
+    assert len(agenda) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_due_times_come_in_client_order_whatever_the_order_of_pushing(seed: int) -> None:
+    # .1 + .2 is a bit more than .3; half a nanosecond is equal too, two nanoseconds aren't.
+    entries = [(0.3, 3), (0.1 + 0.2, 1), (0.3 + 5e-10, 0), (0.3, 2), (0.3 + 2e-9, 4), (0.3 - 2e-9, 5)]
+    random.Random(seed).shuffle(entries)
+    agenda = Agenda()
+    for due, client in entries:
+        agenda.push(due, client, client)
+    assert [client for _, client in drain(agenda)] == [5, 0, 1, 2, 3, 4]
+
+
+def test_two_items_of_one_client_that_are_due_at_once_come_first_in_first_out() -> None:
+    agenda = Agenda()
+    for item in "abc":
+        agenda.push(1.0, 7, item)
+    assert [item for _, item in drain(agenda)] == ["a", "b", "c"]
+
+
+# A grid of half nanoseconds makes ties, near ties and chains of near ties.
+ENTRIES = st.lists(st.tuples(st.integers(0, 8).map(lambda k: 1 + k * 5e-10), st.integers(0, 9)), max_size=15)
+
+
+@settings(deadline=None)
+@given(entries=ENTRIES, wait=st.lists(st.integers(0, 3), max_size=15), data=st.data())
+def test_no_item_is_ever_lost_or_given_twice(
+    entries: list[tuple[float, int]], wait: list[int], data: st.DataObject
+) -> None:
+    agenda, given_out = Agenda(), []
+    for number, (due, client) in enumerate(entries):
+        agenda.push(due, client, number)
+        for _ in range(min(wait[number] if number < len(wait) else 0, len(agenda))):  # pops in between
+            given_out.append(agenda.pop())
+    given_out += drain(agenda)
+    assert sorted(item for _, item in given_out) == list(range(len(entries)))
+    assert all(due == entries[item][0] for due, item in given_out)
+
+
+@settings(deadline=None)
+@given(entries=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), unique_by=lambda e: e[1]), data=st.data())
+def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(
+    entries: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(entries))
+    orders = []
+    for some in (entries, shuffled):
+        agenda = Agenda()
+        for step, client in some:
+            agenda.push(1 + step * 5e-10, client, client)
+        orders.append(drain(agenda))
+    assert orders[0] == orders[1]
+    # No item comes before one that is due more than a nanosecond earlier.
+    times = [due for due, _ in orders[0]]
+    assert all(later > earlier - 1.0001e-9 for i, earlier in enumerate(times) for later in times[i:])
+
+
+# ---- Periods P_i: aggregations from one contribution of a client to its next -----------------------------------------
+
+
+def test_async_fedavg_counts_everyones_arrivals_by_hand() -> None:
+    # Σ 1/τ = 1/.5 + 1/1 + 1/2 = 3.5: P = 3.5 τ = (1.75, 3.5, 7). In 2 s there are 4 + 2 + 1 = 7 arrivals.
+    assert async_fedavg.periods(np.array([0.5, 1.0, 2.0])).tolist() == [1.75, 3.5, 7.0]
+    assert async_fedavg.periods(np.array([0.3])).tolist() == [1.0]  # exactly: the limit of local SGD
+
+
+def test_fedfix_counts_intervals_by_hand() -> None:
+    # ⌈.2/.5⌉, ⌈.5/.5⌉, ⌈.51/.5⌉, ⌈1/.5⌉, ⌈1.2/.5⌉
+    times = np.array([0.2, 0.5, 0.51, 1.0, 1.2])
+    assert fedfix.periods(times, 0.5).tolist() == [1.0, 1.0, 2.0, 2.0, 3.0]
+
+
+def test_a_whole_ratio_is_not_rounded_up() -> None:
+    assert 0.6 / 0.2 < 3 < (0.1 + 0.2) / 0.1  # 2.9999999999999996 and 3.0000000000000004: the trap
+    assert fedfix.periods(np.array([0.6]), 0.2).tolist() == [3.0]
+    assert fedfix.periods(np.array([0.1 + 0.2]), 0.1).tolist() == [3.0]
+    assert fedfix.periods(np.array([0.6 * (1 + 5e-10)]), 0.2).tolist() == [3.0]  # within a relative 1e-9
+    assert fedfix.periods(np.array([0.6 * (1 + 2e-9)]), 0.2).tolist() == [4.0]  # and no further
+    assert fedfix.periods(np.array([1e-12]), 0.5).tolist() == [1.0]  # never none
+
+
+@settings(deadline=None)
+@given(interval=st.floats(1e-3, 1e3), whole=st.integers(1, 10_000), part=st.floats(0.001, 0.999))
+def test_fedfix_periods_of_any_ratio(interval: float, whole: int, part: float) -> None:
+    assert fedfix.periods(np.array([whole * interval, (whole + part) * interval]), interval).tolist() == [
+        whole,
+        whole + 1,
+    ]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20).map(np.array))
+def test_async_periods_share_out_every_arrival(times: np.ndarray) -> None:
+    periods = async_fedavg.periods(times)
+    assert (1 / periods).sum() == pytest.approx(1)  # every aggregation is by one client
+    np.testing.assert_allclose(periods, times * (1 / times).sum(), rtol=1e-12)  # eq. 36
+
+
+# ---- FedBuff's schedule ---------------------------------------------------------------------------------------------
+
+
+def test_participation_counts_by_hand() -> None:
+    # C = 3, τ = (1, 2, 3), m = 2. "0@1": client 0 arrives at 1.
+    #   0@1 1@2        → aggregation 1 at 2, 0 and 1 again: due 3 and 4
+    #   2@3 comes with 0@3, in client order 0, 2 → 2 at 3: due 0@4, 2@6
+    #   0@4 1@4        → 3 at 4: due 0@5, 1@6
+    #   0@5 1@6        → 4 at 6 (1@6 before 2@6): due 0@7, 1@8
+    #   2@6 0@7        → 5 at 7: due 0@8, 2@10
+    #   0@8 1@8        → 6 at 8: due 0@9, 1@10
+    taus = [1.0, 2.0, 3.0]
+    expected = [[0, 0, 0], [1, 1, 0], [2, 1, 1], [3, 2, 1], [4, 3, 1], [5, 3, 2], [6, 4, 2]]
+    for number, counts in enumerate(expected):
+        assert participation_counts(lambda i, _: taus[i], 3, 2, number).tolist() == counts
+
+
+def test_participation_counts_take_the_time_of_each_task() -> None:
+    # m = 1, C = 2: client 0 takes 1, 5, 5, …; client 1 always 2. Arrivals: 0@1, 1@2, 1@4, 0@6 and 1@6, 1@8.
+    asked = []
+
+    def seconds(client: int, task: int) -> float:
+        asked.append((client, task))
+        return 2.0 if client else (1.0 if task == 1 else 5.0)
+
+    assert [participation_counts(seconds, 2, 1, n).tolist() for n in (1, 2, 3, 4, 5, 6)] == [
+        [1, 0], [1, 1], [1, 2], [2, 2], [2, 3], [2, 4],
+    ]  # fmt: skip
+    asked.clear()
+    participation_counts(seconds, 2, 1, 3)
+    assert sorted(asked) == [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]  # each task once, from 1
+
+
+@settings(deadline=None)
+@given(data=st.data(), taus=st.lists(st.floats(0.01, 10), min_size=1, max_size=8), number=st.integers(0, 40))
+def test_every_aggregation_has_m_contributions(data: st.DataObject, taus: list[float], number: int) -> None:
+    m = data.draw(st.integers(1, len(taus)))
+    counts = participation_counts(lambda i, _: taus[i], len(taus), m, number)
+    assert counts.sum() == m * number
+    assert counts.max(initial=0) <= number  # a client is in an aggregation once
+    if m == len(taus):
+        assert (counts == number).all()
+
+
+# ---- When ---------------------------------------------------------------------------------------------------------
+
+
+def test_async_fedavg_aggregates_at_every_arrival() -> None:
+    assert [AsyncFedAvg().ready(n) for n in (0, 1, 2)] == [False, True, True]
+    assert AsyncFedAvg().interval is None
+
+
+def test_fedfix_aggregates_by_the_clock_only() -> None:
+    strategy = FedFix(FedFix.Config(fedfix_interval=0.25))
+    assert strategy.interval == 0.25
+    assert not any(strategy.ready(n) for n in (0, 1, 1000))
+
+
+# ---- Weights and shares as the strategies report them ------------------------------------------------------------------
+
+SHARES = {  # C = 3, sizes 1, 2, 5: p = (.125, .25, .625); F80: τ = (.2, .6, 1)
+    # Σ 1/τ = 5 + 5/3 + 1 = 23/3; d = 23/3 τ p = 23/3 (.025, .15, .625)
+    ("async", "time-based"): ([0.575 / 3, 1.15, 14.375 / 3], [0.125, 0.25, 0.625]),
+    # q ∝ 1/τ = (5, 5/3, 1) = (15, 5, 3) / 3
+    ("async", "identical"): ([1, 1, 1], [15 / 23, 5 / 23, 3 / 23]),
+    # ⌈τ / .5⌉ = (1, 2, 2)
+    ("fedfix", "time-based"): ([0.125, 0.5, 1.25], [0.125, 0.25, 0.625]),
+    # m = 2. 0@.2 1@.6 → .6; 0@.8 2@1 → 1; 1@1.2 and 0@1.2 → 1.2; 0@1.4 1@1.8 → 1.8; 0@2 2@2 → 2; 0@2.2 1@2.4 → 2.4.
+    # In 6 aggregations: counts (6, 4, 2), P = (1, 1.5, 3), d = (.125, .375, 1.875).
+    ("fedbuff", "time-based"): ([0.125, 0.375, 1.875], [0.125, 0.25, 0.625]),
+    # d = 1/2, q ∝ counts (6, 4, 2)
+    ("fedbuff", "identical"): ([0.5, 0.5, 0.5], [1 / 2, 1 / 3, 1 / 6]),
+}
+
+
+def make(scheme: str, weights: str, **options: Any) -> Any:
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "async": (AsyncFedAvg, {}),
+        "fedfix": (FedFix, {"fedfix_interval": 0.5}),
+        "fedbuff": (FedBuff, {"buffer_size": 2}),
+    }
+    kind, own = kinds[scheme]
+    return kind(kind.Config(aggregation_weights=weights, **own, **options))
+
+
+@pytest.mark.parametrize(("scheme", "weights"), SHARES)
+def test_weights_and_expected_shares_by_hand(
+    federation: Make, model: Make, train_config: Make, scheme: str, weights: str
+) -> None:
+    strategy = make(scheme, weights)
+    strategy.start(federation(), model(1.0), num_rounds=6, train_config=train_config(1, 0.01))
+    d, q = SHARES[scheme, weights]
+    assert strategy.aggregation_weights() == pytest.approx(dict(enumerate(d)), rel=1e-12)
+    assert strategy.expected_shares() == pytest.approx(dict(enumerate(q)), rel=1e-12)
+    assert strategy.importance() == {0: 0.125, 1: 0.25, 2: 0.625}
+
+
+@pytest.mark.parametrize("scenario", ["F80", "F0", "F33", "exponential", "exponential:F0"])
+@pytest.mark.parametrize("kind", ["samples", "uniform"])
+@pytest.mark.parametrize("scheme", ["async", "fedfix", "fedbuff"])
+def test_time_based_weights_are_unbiased(
+    federation: Make, model: Make, train_config: Make, scheme: str, kind: str, scenario: str
+) -> None:
+    strategy = make(scheme, "time-based", client_weights=kind, time_scenario=scenario)
+    grid = federation([0.0] * 5, [1, 2, 3, 4, 10])
+    strategy.start(grid, model(1.0), num_rounds=60, train_config=train_config(1, 0.01))
+    p = [0.05, 0.1, 0.15, 0.2, 0.5] if kind == "samples" else [0.2] * 5
+    if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see test_asynchronous.py
+        assert list(strategy.expected_shares().values()) == pytest.approx(p, rel=1e-9)
+    assert list(strategy.importance().values()) == pytest.approx(p, rel=1e-12)
+
+
+# ---- Configs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
+def test_other_weights_are_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"^aggregation-weights = 'fair': allowed are time-based, identical$"):
+        kind.Config(aggregation_weights="fair")
+
+
+@pytest.mark.parametrize("weights", ["identical", "fair"])
+def test_fedfix_has_time_based_weights_only(weights: str) -> None:
+    with pytest.raises(ValueError, match=rf"aggregation-weights = '{weights}': fedfix has time-based weights"):
+        FedFix.Config(aggregation_weights=weights)
+
+
+@pytest.mark.parametrize("interval", [0.0, -0.5, float("nan")])
+def test_an_interval_must_be_above_zero(interval: float) -> None:
+    with pytest.raises(ValueError, match=rf"^fedfix-interval = {interval}: must be above 0$"):
+        FedFix.Config(fedfix_interval=interval)
+
+
+def test_a_buffer_of_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^buffer-size = 0: must be 1 or more$"):
+        FedBuff.Config(buffer_size=0)
+
+
+def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
+    federation: Make, model: Make, train_config: Make
+) -> None:
+    grid = federation()
+    with pytest.raises(ValueError, match=r"^buffer-size = 4: there are 3 clients, must be at most that$"):
+        FedBuff(FedBuff.Config(buffer_size=4)).start(grid, model(1.0), train_config=train_config())
+    assert grid.asked() == []
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
+def test_an_unknown_server_optimizer_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"^server-optimizer = 'lamb': allowed are sgd, momentum, adam$"):
+        kind(kind.Config(server_optimizer="lamb"))
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
+def test_flowers_round_hooks_are_refused(kind: Any, federation: Make, model: Make, train_config: Make) -> None:
+    with pytest.raises(NotImplementedError, match="has no rounds"):
+        kind().configure_train(1, model(1.0), train_config(), federation())
+    with pytest.raises(NotImplementedError, match="has no rounds"):
+        kind().aggregate_train(1, [])
