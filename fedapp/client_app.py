@@ -20,7 +20,15 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset
 from fedapp.data.message import client_message, private_message
 from fedapp.evaluation import evaluate as score
-from fedapp.local_training import LocalRule, cross_entropy, plan_batches, scheduled_lr, task_rng, train
+from fedapp.local_training import (
+    LocalRule,
+    cross_entropy,
+    gradient_of,
+    plan_batches,
+    scheduled_lr,
+    task_rng,
+    train,
+)  # fmt: skip
 from fedapp.models import ModelError
 from strategies import messages
 
@@ -109,9 +117,12 @@ def graph_message(message: Message, context: Context) -> Message:
 def train_model(message: Message, context: Context) -> Message:
     """Train the model in the message on this client's data."""
     record, config = _read_config(message)
-    model, state, x, y, num_examples = _load(message, record, config, context)
+    data, device = _client_data(config, record, context), _device(config)
+    x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
+    model = _model(record, config, data, device)
+    state = to_state(message.content.array_records[messages.ARRAYS], device)
     batches = plan_batches(
-        num_examples,
+        len(data.rows),
         batch_size=config.batch_size,
         epochs=config.local_epochs,
         steps=config.local_steps,
@@ -127,20 +138,20 @@ def train_model(message: Message, context: Context) -> Message:
         l2=config.l2,
         clip_norm=config.clip_norm,
     )
-    start = {name: state[name] for name, _ in model.named_parameters()}
     trained, loss = train(
         cross_entropy(model),
-        start,
+        {name: state[name] for name, _ in model.named_parameters()},
         x,
         y,
-        batches.ragged(x.device),
+        batches.ragged(device),
         lr / len(batches) if config.normalize_steps else lr,
         rule,
-        neighbours=_neighbours(message, model, x.device),
+        neighbours=_neighbours(message, model, device),
+        gradient=gradient_of(model),
     )
     metrics = MetricRecord(
         {
-            messages.NUM_EXAMPLES: num_examples,
+            messages.NUM_EXAMPLES: len(data.rows),
             messages.NUM_STEPS: len(batches),
             messages.TRAIN_LOSS: float(loss),
         }
@@ -154,10 +165,12 @@ def train_model(message: Message, context: Context) -> Message:
 def evaluate_model(message: Message, context: Context) -> Message:
     """Score the model in the message on this client's data."""
     record, config = _read_config(message)
-    model, state, x, y, num_examples = _load(message, record, config, context)
-    result = score(model, state, x, y)
+    data, device = _client_data(config, record, context), _device(config)
+    x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
+    state = to_state(message.content.array_records[messages.ARRAYS], device)
+    result = score(_model(record, config, data, device), state, x, y)
     metrics = MetricRecord(
-        {messages.NUM_EXAMPLES: num_examples, "loss": result.loss, "accuracy": result.accuracy}
+        {messages.NUM_EXAMPLES: len(data.rows), "loss": result.loss, "accuracy": result.accuracy}
     )
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
 
@@ -190,15 +203,9 @@ def _read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
     return record, config
 
 
-def _load(
-    message: Message, record: ConfigRecord, config: RunConfig, context: Context
-) -> tuple[nn.Module, dict[str, Tensor], Tensor, Tensor, int]:
-    data = _client_data(config, record, context)
-    device = _device(config)
-    x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
+def _model(record: ConfigRecord, config: RunConfig, data: ClientData, device: torch.device) -> nn.Module:
     classes = _integer(record, federation.NUM_CLASSES)  # the server's: a device may lack the last ones
-    model = federation.model_of(config, data.dataset.kind, data.dataset.input_shape, classes).to(device)
-    return model, to_state(message.content.array_records[messages.ARRAYS], device), x, y, len(data.rows)
+    return federation.model_of(config, data.dataset.kind, data.dataset.input_shape, classes).to(device)
 
 
 def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> ClientData:

@@ -62,6 +62,14 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         strategy = build_strategy(config)
         if isinstance(strategy, AsynchronousStrategy):
             strategy.check(num_clients)
+            if config.participation != "full":
+                raise ConfigError(
+                    f"participation = {config.participation!r}: {config.strategy} works with every client; "
+                    "allowed is full"
+                )
+        # What the strategy demands, such as the spectral method's weights, is what the run's record says.
+        resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
+        config = config.model_copy(update=resolved)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.min_clients > num_clients:

@@ -22,7 +22,7 @@ later. A late reply to a task that was given up is never pulled, and none is cou
 import heapq
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -112,6 +112,15 @@ class Contribution:
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class Standing:
+    """By client index: p_i, d_i, and q̃_i, the share of the objective that client i has in the long run."""
+
+    importance: dict[int, float]
+    weight: dict[int, float]
+    expected_share: dict[int, float]
+
+
 class Agenda:
     """Items by due time; those due within ``RESOLUTION`` of each other are equal and come in client order."""
 
@@ -164,6 +173,10 @@ class AsynchronousStrategy(FederatedStrategy):
     def periods(self, times: Times) -> Times:
         """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,)."""
         raise NotImplementedError
+
+    def expected_periods(self, times: Times) -> Times:
+        """Return the P_i that really come about, where random task times make them differ from ``periods``."""
+        return self.periods(times)
 
     def identical_weight(self, num_clients: int) -> float:
         """Return d for ``aggregation_weights = "identical"``."""
@@ -227,11 +240,13 @@ class AsynchronousStrategy(FederatedStrategy):
         self._agenda = Agenda()  # ids of tasks by due time (virtual) or deadline (real); members to ask again
         self._buffer: list[Contribution] = []
         self._since = _Since()
-        self._weights: dict[int, float] | None = None
+        self._standing: Standing | None = None
         self._real = WallClock()
         self._looked = 0.0
         self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
-        self._look(first=True)
+        if num_rounds > 0:
+            self._look(first=True)
+        self._origin = self.clock.now()
         step = self._step_real if isinstance(self.clock, WallClock) else self._step_virtual
         while self.aggregations < num_rounds and not self.stopped() and step():
             pass
@@ -274,7 +289,7 @@ class AsynchronousStrategy(FederatedStrategy):
             if (task := self._pending.get(reply.metadata.reply_to_message_id)) is not None
         ]
         for task, reply in sorted(came, key=lambda pair: pair[0].member.client.index):
-            if self.aggregations < self._total:
+            if self.aggregations < self._total and task.message_id in self._pending:  # a reply may come twice
                 self._arrive(task, reply)
         now = self.clock.now()
         while self._agenda.next_due() <= now:
@@ -284,17 +299,22 @@ class AsynchronousStrategy(FederatedStrategy):
             elif (late := self._pending.get(item)) is not None:
                 self._arrive(late, None)
         if self._next_tick() <= now and self.aggregations < self._total:
+            if self.interval is not None and now > self._next_tick() + self.interval:
+                self._origin = now - (self.aggregations + 1) * self.interval  # one for all that were missed
             self._aggregate()
         if self._real.now() - self._looked > REFRESH_EVERY:
             self._look()
         if not came:
-            pause = min(max(0.05 * float(self._times().min()), SHORTEST_POLL), LONGEST_POLL)
+            fastest = min(self._time_of(member) for member in self.members.values())
+            pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
             self.clock.wait_until(min(now + pause, self._next_tick(), self._agenda.next_due()))
         return True
 
     def _next_tick(self) -> float:
-        """Clock time of the next aggregation by the clock, (n+1) Δt."""
-        return float("inf") if self.interval is None else (self.aggregations + 1) * self.interval
+        """Clock time of the next aggregation by the clock, (n+1) Δt after the first task."""
+        return (
+            float("inf") if self.interval is None else self._origin + (self.aggregations + 1) * self.interval
+        )
 
     def _beyond_budget(self, time: float) -> bool:
         return bool(self.config.time_budget) and time > self.config.time_budget + RESOLUTION
@@ -304,8 +324,8 @@ class AsynchronousStrategy(FederatedStrategy):
     def _look(self, *, first: bool = False) -> None:
         """Look who is there; hand the model to those who are new, or back."""
         self._looked = self._real.now()
-        self.clients = self._take_part(self._grid, self._train)
-        if first:
+        self.clients = self._take_part(self._grid, self._train, wait=first)
+        if first and not self.stopped():
             self.check(len(self.clients))
         fresh = []
         for client in self.clients:
@@ -320,12 +340,14 @@ class AsynchronousStrategy(FederatedStrategy):
             self._pending.pop(member.task, None)  # its former node will not answer
             fresh.append(member)
         if fresh:
-            self._weights = None
+            self._standing = None
             self._hand_out(fresh)
 
     def _hand_out(self, members: Sequence[Member]) -> None:
-        """Send the global model to clients that have no task, as one task each."""
-        members = [member for member in members if member.task not in self._pending]
+        """Send the global model, as one task each, to clients that have no task and whose work doesn't wait."""
+        waiting = {c.member.client.index for c in self._buffer}
+        free = {m.client.index: m for m in members if m.task not in self._pending}
+        members = [member for index, member in free.items() if index not in waiting]
         requests = []
         for member in members:
             member.tasks += 1
@@ -380,11 +402,12 @@ class AsynchronousStrategy(FederatedStrategy):
         if member.dropped:
             log.warning("client %d answers again and counts again", member.client.index)
         if member.dropped or isinstance(self.clock, WallClock):
-            self._weights = None  # p, or an estimate of τ_i, has changed
+            self._standing = None  # p, or an estimate of τ_i, has changed
         member.misses, member.dropped = 0, False
         member.observed[0] += self.clock.now() - task.sent
         member.observed[1] += 1
         assert reply is not None
+        self._learn_size(member, reply)
         num_bytes = sum(messages.num_bytes(record) for record in reply.content.array_records.values())
         self._buffer.append(Contribution(member, delta, task.version, messages.metrics_of(reply), num_bytes))
         if self.ready(len(self._buffer)):
@@ -401,9 +424,19 @@ class AsynchronousStrategy(FederatedStrategy):
         if not member.dropped:
             log.warning("client %d is dropped after %d misses in a row, the others share its weight",
                         index, member.misses)  # fmt: skip
-            member.dropped, self._weights = True, None
+            member.dropped, self._standing = True, None
+            if not self._counting() and not isinstance(self.clock, WallClock):
+                raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
         pause = RETRY_AFTER * float(self._time_of(member))
         self._agenda.push(self.clock.now() + pause, index, member)
+        if self._buffer and self.aggregations < self._total and self.ready(len(self._buffer)):
+            self._aggregate()  # the others don't wait for it
+
+    def _learn_size(self, member: Member, reply: Message) -> None:
+        """Take the number of examples from a reply, where the handshake didn't tell (strategies/roster.py)."""
+        if member.client.num_examples is None:
+            number = messages.whole(messages.metrics_of(reply).get(messages.NUM_EXAMPLES))
+            member.client, self._standing = replace(member.client, num_examples=number), None
 
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
@@ -415,7 +448,7 @@ class AsynchronousStrategy(FederatedStrategy):
         for contribution in contributions:
             contribution.member.contributions += 1
         for contribution in contributions:
-            weight = self.aggregation_weights()[contribution.member.client.index]
+            weight = self.standing.weight[contribution.member.client.index]
             contribution.member.weight += weight
             total += weight * contribution.delta
         if contributions:
@@ -433,16 +466,24 @@ class AsynchronousStrategy(FederatedStrategy):
         else:
             self._report(self.aggregations, self._result, None, MetricRecord(), evaluate=False)
 
-    def aggregation_weights(self) -> dict[int, float]:
-        """Return d_i of every client that counts, by index; a dropped client that contributes again has its own."""
-        if self._weights is None:
+    @property
+    def standing(self) -> Standing:
+        """What every client that counts is worth now; worked out anew when p or an estimate of τ_i has changed."""
+        if self._standing is None:
             counting = self._counting()
+            if not counting:  # all are dropped
+                return Standing({}, {}, {})
             p = self._importances([member.client for member in counting])
-            d = p * self.periods(self._times())
+            times = self._times()
+            d = p * self.periods(times)
             if self.config.aggregation_weights == "identical":
                 d = np.full(len(p), self.identical_weight(len(p)))
-            self._weights = {m.client.index: float(w) for m, w in zip(counting, d, strict=True)}
-        return self._weights
+            q = d / self.expected_periods(times)
+            self._standing = Standing(*(
+                {member.client.index: float(v) for member, v in zip(counting, values, strict=True)}
+                for values in (p, d, q / q.sum())
+            ))  # fmt: skip
+        return self._standing
 
     def _counting(self) -> list[Member]:
         return [self.members[index] for index in sorted(self.members) if not self.members[index].dropped]
@@ -463,22 +504,10 @@ class AsynchronousStrategy(FederatedStrategy):
 
     # ---- Diagnostics ---------------------------------------------------------------------------------------------
 
-    def expected_shares(self) -> dict[int, float]:
-        """Return q̃_i by client index: the share of the objective that client i has in the long run."""
-        counting = self._counting()
-        weights = self.aggregation_weights()
-        q = np.array([weights[m.client.index] for m in counting]) / self.periods(self._times())
-        return {m.client.index: float(share) for m, share in zip(counting, q / q.sum(), strict=True)}
-
-    def importance(self) -> dict[int, float]:
-        """Return p_i by client index."""
-        counting = self._counting()
-        p = self._importances([member.client for member in counting])
-        return {m.client.index: float(share) for m, share in zip(counting, p, strict=True)}
-
     def _report_evaluation(self, metrics: MetricRecord) -> None:
         self._since = _Since()
-        p, q, d = self.importance(), self.expected_shares(), self.aggregation_weights()
+        standing = self.standing
+        p, d, q = standing.importance, standing.weight, standing.expected_share
         indices = list(range(max(self.members) + 1))
         members = [self.members.get(index) for index in indices]
         given = sum(member.weight for member in self.members.values())
@@ -505,16 +534,18 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _losses(self, losses: object) -> dict[str, float]:
         """Add the surrogate loss Σ q̃_i f_i, which the run really minimises, and its spread."""
-        known = super()._losses(losses)
-        if known and isinstance(losses, list) and self.members:
-            known.update(mean_and_spread("surrogate-loss", self.expected_shares(), losses))
-        return known
+        if not isinstance(losses, list) or not self.members:
+            return {}
+        return {
+            **mean_and_spread("federated-loss", self.standing.importance, losses),
+            **mean_and_spread("surrogate-loss", self.standing.expected_share, losses),
+        }
 
     def _log_objective(self) -> None:
         """Say which objective the run minimised, if it wasn't the federated one."""
         if not self.members or self.stopped():
             return
-        p, q = self.importance(), self.expected_shares()
+        p, q = self.standing.importance, self.standing.expected_share
         distance = 0.5 * sum(abs(p[index] - q[index]) for index in p)
         if distance > 1e-6:
             most = max(p, key=lambda index: q[index] - p[index])

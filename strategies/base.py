@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout, Vector
@@ -17,7 +19,7 @@ from strategies.exchange import exchange, never
 from strategies.graph import FLOOR
 from strategies.roster import Client, Roster
 from strategies.time_scenario import TimeScenario
-from strategies.weights import Weights, importances
+from strategies.weights import IMPORTANCES, Weights, importances
 
 log = logging.getLogger("flwr.strategies")
 
@@ -121,6 +123,10 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"eval-every = {self.config.eval_every}: must be 1 or more")
         if not self.config.time_scenario.startswith("trace:"):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
+        if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
+            raise ValueError(
+                f"client-weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
+            )
         self.clock = clock or VirtualClock()
         self.observer = observer
         self.stopped = stopped
@@ -242,6 +248,10 @@ class FederatedStrategy(Strategy):
         means = self._times_of().means
         return float(means[min(self._place(client), len(means) - 1)])
 
+    def _task_times(self, client: Client) -> NDArray[np.float64]:
+        """Equally likely values of a client's task time in virtual time, seconds."""
+        return self._times_of().distribution(self._place(client))
+
     def _times_of(self) -> TimeScenario:
         if self._scenario is None:
             self._scenario = TimeScenario(self.config.time_scenario, len(self.clients), self.config.seed)
@@ -252,9 +262,9 @@ class FederatedStrategy(Strategy):
         """Clients are the scenario's in the order of their indices at the start; later ones follow."""
         return self._places.setdefault(client.index, len(self._places))
 
-    def _take_part(self, grid: Grid, config: ConfigRecord) -> list[Client]:
-        """Look who is there; with a graph, who is in it."""
-        clients = self.roster.refresh(grid, config)
+    def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
+        """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
+        clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
         if self.graph is None or not clients:
             return clients
         return self.graph.refresh(grid, clients, config, self.timeout, self.stopped)

@@ -5,6 +5,7 @@ Source: papers/003_4ba4febf91704f25.txt, algorithm 2, lines 1-8; the maths is in
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -40,10 +41,15 @@ class ClientGraph:
     """
 
     def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
+        if not 0 < floor < 1:
+            raise ValueError(f"message-floor = {floor}: must be between 0 and 1")
+        if neighbours < 0:
+            raise ValueError(f"neighbours = {neighbours}: must be 0 (all) or more")
         self.floor = floor
         self.neighbours = neighbours
         self._known: dict[int, Vector] = {}  # by node id
         self._silent: set[int] = set()
+        self._nodes: tuple[int, ...] = ()
         self.clients: tuple[int, ...] = ()
         self.messages = self.misalignment = self.adjacency = np.empty((0, 0))
 
@@ -76,12 +82,11 @@ class ClientGraph:
             replies = exchange(grid, requests, timeout, stopped)
             if stopped():
                 return []
-            for client in new:
-                self._take(client, replies.get(client.node_id))
+            self._take([(client, replies.get(client.node_id)) for client in new])
         members = [client for client in clients if client.node_id in self._known]
         if not members:
             raise RuntimeError("no client sent a message to place it in the graph; the log names the reasons")
-        if new or tuple(client.index for client in members) != self.clients:
+        if tuple(client.node_id for client in members) != self._nodes:
             self._build(members)
         return members
 
@@ -101,12 +106,27 @@ class ClientGraph:
             "eigenvalues": graph.eigenvalues(graph.laplacian(self.adjacency)),
         }
 
-    def _take(self, client: Client, reply: Message | None) -> None:
-        try:
-            self._known[client.node_id] = self._read(reply)
-        except ValueError as error:
-            self._silent.add(client.node_id)
-            log.warning("client %d (node %d) takes no part: %s", client.index, client.node_id, error)
+    def _take(self, replies: Sequence[tuple[Client, Message | None]]) -> None:
+        """Keep the valid messages, those of the shape that most have (the graph's, once there is one)."""
+        read: dict[int, Vector | ValueError] = {}
+        for client, reply in replies:
+            try:
+                read[client.node_id] = self._read(reply)
+            except ValueError as error:
+                read[client.node_id] = error
+        sizes = Counter(len(m) for m in (self._known or read).values() if isinstance(m, np.ndarray))
+        size = sizes.most_common(1)[0][0] if sizes else 0
+        for client, _ in replies:
+            m = read[client.node_id]
+            if isinstance(m, np.ndarray) and len(m) != size:
+                m = ValueError(
+                    f"its message must be a finite vector of shape ({size},), not zero; it has shape {m.shape}"
+                )
+            if isinstance(m, np.ndarray):
+                self._known[client.node_id] = m
+            else:
+                self._silent.add(client.node_id)
+                log.warning("client %d (node %d) takes no part: %s", client.index, client.node_id, m)
 
     def _read(self, reply: Message | None) -> Vector:
         if reply is None:
@@ -120,15 +140,14 @@ class ClientGraph:
             vector = np.asarray(next(iter(record.values())).numpy(), dtype=np.float64)
         except Exception as error:  # whatever bytes a client sends must not stop the server
             raise ValueError(f"its message can't be read: {error}") from error
-        known = next(iter(self._known.values()), vector)
-        norm = np.linalg.norm(vector)
-        if vector.ndim != 1 or vector.shape != known.shape or not (np.isfinite(norm) and norm > 0):
-            raise ValueError(
-                f"its message must be a finite vector of shape {known.shape}, not zero; it has shape {vector.shape}"
-            )
-        return np.asarray(vector / norm)
+        largest = np.abs(vector).max(initial=0.0)
+        if vector.ndim != 1 or not (np.isfinite(largest) and largest > 0):
+            raise ValueError(f"its message must be a finite vector, not zero; it has shape {vector.shape}")
+        vector = vector / largest  # so that the squares neither overflow nor lose their digits
+        return np.asarray(vector / np.linalg.norm(vector))
 
     def _build(self, members: Sequence[Client]) -> None:
+        self._nodes = tuple(client.node_id for client in members)
         self.clients = tuple(client.index for client in members)
         self.messages = np.stack([self._known[client.node_id] for client in members])
         self.misalignment = graph.misalignment(self.messages)

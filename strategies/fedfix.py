@@ -15,6 +15,7 @@ import numpy as np
 
 from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy, Times
 from strategies.base import StrategyConfig
+from strategies.clock import WallClock
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,10 @@ class FedFix(AsynchronousStrategy):
     def periods(self, times: Times) -> Times:
         """Count the intervals of a client's task."""
         return periods(times, self.config.fedfix_interval)
+
+    def expected_periods(self, times: Times) -> Times:
+        """E⌈T_i / Δt⌉ in virtual time: eq. 40 takes task times as fixed, and is biased where they are drawn."""
+        if isinstance(self.clock, WallClock):
+            return self.periods(times)
+        interval = self.config.fedfix_interval
+        return np.array([periods(self._task_times(m.client), interval).mean() for m in self._counting()])

@@ -13,7 +13,7 @@ One that has no such handler still works: clients are then ordered by node id, a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MetricRecord
@@ -63,6 +63,8 @@ class Roster:
         self._by_node: dict[int, Client] = {}
         self._refused: set[int] = set()
         self._present: set[int] = set()
+        self._asked: dict[str, tuple[int, float]] = {}  # node and deadline, by message id
+        self._clock = WallClock()
 
     @property
     def clients(self) -> list[Client]:
@@ -98,11 +100,37 @@ class Roster:
             raise RuntimeError("no client can take part; the log names the reason for each")
         return self.clients
 
+    def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+        """Do as ``refresh`` without waiting: a new node is a client from the first look after its answer."""
+        self._present, now = set(grid.get_node_ids()), self._clock.now()
+        asked = {node_id for node_id, _ in self._asked.values()}
+        new = sorted(self._present - self._by_node.keys() - self._refused - asked)
+        requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in new]
+        pushed = set(grid.push_messages(requests)) if requests else set()
+        for request in requests:
+            if request.metadata.message_id in pushed:
+                self._asked[request.metadata.message_id] = request.metadata.dst_node_id, now + self.timeout
+        replies: dict[int, Message] = {}
+        for reply in grid.pull_messages(list(self._asked)) if self._asked else []:
+            node_id, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
+            if node_id:
+                replies[node_id] = reply
+        late = {message_id: node_id for message_id, (node_id, due) in self._asked.items() if due <= now}
+        for message_id in late:
+            del self._asked[message_id]
+        if done := sorted([*replies, *late.values()]):
+            self._take(done, replies)
+            self._refused |= set(done) - self._by_node.keys()
+        return self.clients
+
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in node_ids]
         replies = exchange(grid, requests, self.timeout, self.stopped)
-        if self.stopped():
-            return
+        if not self.stopped():
+            self._take(node_ids, replies)
+
+    def _take(self, node_ids: list[int], replies: Mapping[int, Message]) -> None:
+        """Make clients of the nodes whose answers will do; name the others in the log."""
         if replies and all(_has_no_handler(reply) for reply in replies.values()):
             log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
             for node_id in sorted(replies):

@@ -11,13 +11,15 @@ The gradient is taken at w̃, the step at w. β = 1 is FedAvg with adjacency wei
 part in a round keeps its last local model; before its first one, the initial global model.
 """
 
+import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies import graph, messages
@@ -28,6 +30,9 @@ from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
 # Columns of the matrix of local models are averaged in blocks of this many bytes, in float64.
 BLOCK = 1 << 26
+
+# At least so many clients' averages are computed together: each pass converts the whole matrix to float64.
+TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class SpectralConfig(SynchronousConfig):
     def __post_init__(self) -> None:
         if not 0 <= self.perturbation_beta <= 1:
             raise ValueError(f"perturbation-beta = {self.perturbation_beta}: must be in [0, 1]")
+        if not self.neighbour_memory >= 0:
+            raise ValueError(f"neighbour-memory = {self.neighbour_memory}: must be 0 or more")
 
 
 def server_rule(model: Vector, update: Vector) -> Vector:
@@ -94,6 +101,14 @@ class Spectral(SynchronousStrategy):
         """Tell clients β, unless it is 1: then the step is FedAvg's."""
         return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Begin a run without the local models of the one before; see ``SynchronousStrategy``."""
+        if server_round == 1:
+            self._models = None
+        return super().configure_train(server_round, arrays, config, grid)
+
     def companions(
         self, participants: Sequence[Client], layout: Layout, model: Vector
     ) -> Iterator[ArrayRecord]:
@@ -102,11 +117,10 @@ class Spectral(SynchronousStrategy):
             return
         if self._models is None:
             self._models = LocalModels(model, len(self.graph.clients), self.config.neighbour_memory)
-        order = [self._models.row(index) for index in self.graph.clients]
+        order = self._models.rows(self.graph.clients)
         position = {index: i for i, index in enumerate(self.graph.clients)}
         rows = graph.neighbour_matrix(self.graph.adjacency)[[position[c.index] for c in participants]]
-        # A few clients at a time: their averages in float64 take no more than a block.
-        step = max(1, BLOCK // (8 * len(model)))
+        step = max(TOGETHER, BLOCK // (4 * len(model)))
         for start in range(0, len(rows), step):
             for average in neighbour_average(rows[start : start + step], self._models.matrix, order):
                 yield layout.to_record(average.astype(np.float64))
@@ -114,7 +128,7 @@ class Spectral(SynchronousStrategy):
     def received(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_{t,E}^i."""
         if self._models is not None:
-            self._models.matrix[self._models.row(client.index)] = local_model
+            self._models.matrix[self._models.rows([client.index])] = local_model
 
     @property
     def _perturbs(self) -> bool:
@@ -141,14 +155,14 @@ class LocalModels:
         self.matrix = self._allocate(num_clients)
         self.matrix[:] = initial
 
-    def row(self, client: int) -> int:
-        """Return a client's row, making one if it has none."""
-        row = self._rows.setdefault(client, len(self._rows))
-        if row >= len(self.matrix):
-            known, self.matrix = self.matrix, self._allocate(row + 1)
+    def rows(self, clients: Sequence[int]) -> list[int]:
+        """Return the rows of clients, making those that there aren't."""
+        rows = [self._rows.setdefault(client, len(self._rows)) for client in clients]
+        if len(self._rows) > len(self.matrix):
+            known, self.matrix = self.matrix, self._allocate(len(self._rows))
             self.matrix[: len(known)] = known
             self.matrix[len(known) :] = self.initial
-        return row
+        return rows
 
     def _allocate(self, num_rows: int) -> NDArray[np.float32]:
         shape = (num_rows, len(self.initial))
@@ -157,5 +171,5 @@ class LocalModels:
         with tempfile.TemporaryFile(
             prefix="spectral-"
         ) as file:  # the map keeps it open, nothing stays behind
-            file.truncate(4 * shape[0] * shape[1])
+            os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a full disk fails here
             return np.memmap(file, dtype=np.float32, mode="r+", shape=shape)

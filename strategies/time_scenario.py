@@ -67,6 +67,15 @@ class TimeScenario:
             return float(rng.exponential(self.means[client]))
         return float(self.means[client])
 
+    def distribution(self, client: int) -> NDArray[np.float64]:
+        """Return equally likely values of T_i: all that there are, or 2,000 quantiles of what is drawn."""
+        if client < len(self.means) and self.trace:
+            return np.array(self.trace[client])
+        mean = self.means[min(client, len(self.means) - 1)]
+        if self.drawn:
+            return np.asarray(-mean * np.log1p(-(np.arange(2000) + 0.5) / 2000))
+        return np.array([mean])
+
 
 def _spaced(fixed: str, num_clients: int, name: str) -> NDArray[np.float64]:
     match = re.fullmatch(r"F(\d{1,2})", fixed)

@@ -162,7 +162,7 @@ def test_full_batch_training_equals_algorithm_2_in_numpy(in_process, convex, bet
 
 
 def local_iterates(run: InProcess, request: Message, reply: Message, client: int) -> list[list[np.ndarray]]:
-    """Recompute w_{t,k} and w̃_{t,k} for k = 0..E of one task, flat; the last is what the client really sent."""
+    """Recompute w_{t,k} and w̃_{t,k} for k = 0..E of one task, flat; the last w is what the client really sent."""
     experiment, config = run.experiment, run.experiment.config
     record = request.content.config_records["config"]
     w_bar, u = (
@@ -182,7 +182,9 @@ def local_iterates(run: InProcess, request: Message, reply: Message, client: int
             rule = LocalRule(beta=beta, l2=config.l2)
             w, _ = train(cross_entropy(experiment.model), w, x, y, [batch], config.lr, rule, neighbours=u)
     sent = client_app.to_state(reply.content.array_records["arrays"], CPU)
-    assert np.array_equal(flat(w), flat(sent))
+    np.testing.assert_allclose(
+        flat(w), flat(sent), atol=1e-6
+    )  # float32, maybe by another form of the gradient
     return found
 
 

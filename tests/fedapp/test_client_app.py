@@ -14,7 +14,15 @@ from fedapp import client_app, federation
 from fedapp.client_app import CANNOT_TAKE_PART, app, to_arrays, to_state
 from fedapp.config import RunConfig
 from fedapp.evaluation import evaluate
-from fedapp.local_training import LocalRule, cross_entropy, plan_batches, scheduled_lr, task_rng, train
+from fedapp.local_training import (
+    LocalRule,
+    cross_entropy,
+    gradient_of,
+    plan_batches,
+    scheduled_lr,
+    task_rng,
+    train,
+)
 from fedapp.server_app import Experiment, prepare, task_config
 from strategies import messages
 
@@ -175,7 +183,10 @@ def directly(
     lr = scheduled_lr(config.lr, config.lr_schedule, server_round, config.num_server_rounds)
     start = {name: value.detach().clone() for name, value in experiment.model.named_parameters()}
     lr = lr / len(batches) if config.normalize_steps else lr
-    state, loss = train(cross_entropy(experiment.model), start, x, y, batches.ragged(), lr, rule, **more)
+    model, gradient = experiment.model, gradient_of(experiment.model)
+    state, loss = train(
+        cross_entropy(model), start, x, y, batches.ragged(), lr, rule, gradient=gradient, **more
+    )
     return {name: value.numpy() for name, value in state.items()}, float(loss), len(batches), len(rows)
 
 

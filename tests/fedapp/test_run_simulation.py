@@ -164,7 +164,7 @@ def test_the_config_of_a_run_directory_can_be_run_again(
         ("lr", "--run-config 'lr': 'lr' is not of the form key=value"),
         ("none.toml", "--run-config 'none.toml': no such file"),
         ("local-steps=3", "local-epochs = 1, local-steps = 3: one of the two must be 0"),
-        ('strategy="fedbuff"', "strategy = 'fedbuff': not there yet; available now are fedavg"),
+        ('strategy="fedbuff" buffer-size=21', "buffer-size = 21: there are 20 clients, must be at most that"),
         ('model="lstm"', "model = 'lstm': lstm goes with text"),
         ('dataset="npz"', "data-path = '': dataset npz needs the path of an .npz file"),
         ('dataset="npz" data-path="/no/such.npz"', "data-path = '/no/such.npz': no such file"),

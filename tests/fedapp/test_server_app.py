@@ -41,8 +41,10 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
 @pytest.mark.parametrize(
     ("values", "kind", "start"),
     [
-        ({"strategy": "fedbuff"}, ConfigError, "strategy = 'fedbuff': not there yet; available now are fedavg"),
-        ({"time_scenario": "exponential"}, ConfigError, "time-scenario = 'exponential': not there yet"),
+        ({"strategy": "fedbuff", "buffer_size": 6000}, ConfigError, "buffer-size = 6000: there are "),
+        ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = 'identical': "),
+        ({"strategy": "fedfix", "participation": "md"}, ConfigError, "participation = 'md': fedfix works with every"),
+        ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': can't be read"),
         ({"step_heterogeneity": "1,2"}, ConfigError, "step-heterogeneity = '1,2': not there yet"),
         (
             {"participation": "fixed:0,5"}, ConfigError,
@@ -146,14 +148,10 @@ def test_a_task_carries_the_whole_config_and_the_shape_of_the_data(
 def test_a_strategy_gets_its_config_from_the_run_config(
     name: str, configure: Callable[..., RunConfig]
 ) -> None:
-    config = configure(strategy=name, participation="uniform", fraction_train=0.3, seed=4, proximal_mu=0.7)
+    config = configure(strategy=name, eval_every=3, time_budget=0.3, seed=4, proximal_mu=0.7)
     strategy = build_strategy(config, lambda progress: None)
     assert type(strategy) is REGISTRY[name]
-    assert (strategy.config.participation, strategy.config.fraction_train, strategy.config.seed) == (
-        "uniform",
-        0.3,
-        4,
-    )
+    assert (strategy.config.eval_every, strategy.config.time_budget, strategy.config.seed) == (3, 0.3, 4)
     assert isinstance(strategy.clock, VirtualClock)
     assert isinstance(build_strategy(configure(clock="wall"), lambda progress: None).clock, WallClock)
 

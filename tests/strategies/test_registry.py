@@ -11,11 +11,18 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies import REGISTRY, Progress
+from strategies import REGISTRY, AsynchronousStrategy, Progress
 
 Make = Callable[..., Any]
 
 pytestmark = pytest.mark.parametrize("name", REGISTRY)
+
+
+def small_config(name: str, **values: Any) -> Any:
+    """The strategy's defaults, but for a buffer that fits a few clients."""
+    config = REGISTRY[name].Config
+    fields = {field.name for field in dataclasses.fields(config)}
+    return config(**{key: value for key, value in {"buffer_size": 2, **values}.items() if key in fields})
 
 
 def initial_model() -> ArrayRecord:
@@ -34,7 +41,7 @@ def run(federation: Make, train_config: Make) -> Callable[..., Result]:
 
     def start(name: str, *, seed: int = 0, arrays: ArrayRecord | None = None, **kwargs: Any) -> Result:
         grid = federation([0.0, 1.0, -2.0, 3.0, 0.5, 2.0], [1, 2, 3, 4, 5, 6], seed=seed)
-        strategy = REGISTRY[name](**kwargs)
+        strategy = REGISTRY[name](small_config(name), **kwargs)
         return strategy.start(
             grid, arrays or initial_model(), num_rounds=3, timeout=10.0, train_config=train_config(2, 0.1)
         )
@@ -73,16 +80,23 @@ def test_approaches_the_minimum_of_the_federated_objective(
     # Σ p_i (w − c_i) = 0 at c̄ = Σ p_i c_i, for the p_i that the strategy weighs by; equal curvatures, so no method is
     # led astray. By samples it is (1·3 + 2·2 − 5·1) / 8 = .25. By the graph of the messages (1, 3), (1, 2), (1, −1):
     # m_iᵀ m_j = 7/√50, −2/√20, −1/√10; A = 5.293, .323, .418; p = (.465, .473, .062), and c̄ = 2.28095.
-    strategy = REGISTRY[name]()
+    # An asynchronous strategy takes small steps to it, and circles it as closely as they are small.
+    asynchronous = issubclass(REGISTRY[name], AsynchronousStrategy)
+    strategy = REGISTRY[name](small_config(name, server_lr=0.01))
     result = strategy.start(
-        federation(), ArrayRecord({"w": Array(np.array([1.0]))}), num_rounds=40, train_config=train_config()
+        federation(),
+        ArrayRecord({"w": Array(np.array([1.0]))}),
+        num_rounds=4000 if asynchronous else 40,
+        train_config=train_config(),
     )
     if strategy.graph is None:
         expected, p = 0.25, np.array([1, 2, 5]) / 8
     else:
         expected, p = 2.28095, strategy.graph.weights(strategy.clients)
     assert p @ [3.0, 2.0, -1.0] == pytest.approx(expected, abs=1e-5)
-    assert result.arrays["w"].numpy() == pytest.approx([p @ [3.0, 2.0, -1.0]], abs=1e-6)
+    assert result.arrays["w"].numpy() == pytest.approx(
+        [p @ [3.0, 2.0, -1.0]], abs=0.03 if asynchronous else 1e-6
+    )
 
 
 def test_is_deterministic_whatever_the_node_ids_and_the_order_of_replies(

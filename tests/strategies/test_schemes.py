@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, async_fedavg, fedfix
+from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, async_fedavg, fedfix
 from strategies.asynchronous import Agenda
 from strategies.fedbuff import participation_counts
 
 Make = Callable[..., Any]
 
-# ---- The agenda -------------------------------------------------------------------------------------------------
+# ---- The agenda --------------------------------------------------------------------------------------------
 
 
 def drain(agenda: Agenda) -> list[tuple[float, Any]]:
@@ -70,7 +70,10 @@ def test_no_item_is_ever_lost_or_given_twice(
 
 
 @settings(deadline=None)
-@given(entries=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), unique_by=lambda e: e[1]), data=st.data())
+@given(
+    entries=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), unique_by=lambda e: e[1]),
+    data=st.data(),
+)
 def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(
     entries: list[tuple[int, int]], data: st.DataObject
 ) -> None:
@@ -87,7 +90,7 @@ def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(
     assert all(later > earlier - 1.0001e-9 for i, earlier in enumerate(times) for later in times[i:])
 
 
-# ---- Periods P_i: aggregations from one contribution of a client to its next -----------------------------------------
+# ---- Periods P_i: aggregations from one contribution of a client to its next -------------------------------
 
 
 def test_async_fedavg_counts_everyones_arrivals_by_hand() -> None:
@@ -128,7 +131,7 @@ def test_async_periods_share_out_every_arrival(times: np.ndarray) -> None:
     np.testing.assert_allclose(periods, times * (1 / times).sum(), rtol=1e-12)  # eq. 36
 
 
-# ---- FedBuff's schedule ---------------------------------------------------------------------------------------------
+# ---- FedBuff's schedule ------------------------------------------------------------------------------------
 
 
 def test_participation_counts_by_hand() -> None:
@@ -172,7 +175,7 @@ def test_every_aggregation_has_m_contributions(data: st.DataObject, taus: list[f
         assert (counts == number).all()
 
 
-# ---- When ---------------------------------------------------------------------------------------------------------
+# ---- When --------------------------------------------------------------------------------------------------
 
 
 def test_async_fedavg_aggregates_at_every_arrival() -> None:
@@ -186,7 +189,7 @@ def test_fedfix_aggregates_by_the_clock_only() -> None:
     assert not any(strategy.ready(n) for n in (0, 1, 1000))
 
 
-# ---- Weights and shares as the strategies report them ------------------------------------------------------------------
+# ---- Weights and shares as the strategies report them ------------------------------------------------------
 
 SHARES = {  # C = 3, sizes 1, 2, 5: p = (.125, .25, .625); F80: τ = (.2, .6, 1)
     # Σ 1/τ = 5 + 5/3 + 1 = 23/3; d = 23/3 τ p = 23/3 (.025, .15, .625)
@@ -203,26 +206,29 @@ SHARES = {  # C = 3, sizes 1, 2, 5: p = (.125, .25, .625); F80: τ = (.2, .6, 1)
 }
 
 
-def make(scheme: str, weights: str, **options: Any) -> Any:
+def make(scheme: str, weights: str, observer: Callable[[Progress], None], **options: Any) -> Any:
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "async": (AsyncFedAvg, {}),
         "fedfix": (FedFix, {"fedfix_interval": 0.5}),
         "fedbuff": (FedBuff, {"buffer_size": 2}),
     }
     kind, own = kinds[scheme]
-    return kind(kind.Config(aggregation_weights=weights, **own, **options))
+    return kind(kind.Config(aggregation_weights=weights, **own, **options), observer=observer)
 
 
 @pytest.mark.parametrize(("scheme", "weights"), SHARES)
 def test_weights_and_expected_shares_by_hand(
     federation: Make, model: Make, train_config: Make, scheme: str, weights: str
 ) -> None:
-    strategy = make(scheme, weights)
+    seen: list[Progress] = []
+    strategy = make(scheme, weights, seen.append)
     strategy.start(federation(), model(1.0), num_rounds=6, train_config=train_config(1, 0.01))
     d, q = SHARES[scheme, weights]
-    assert strategy.aggregation_weights() == pytest.approx(dict(enumerate(d)), rel=1e-12)
-    assert strategy.expected_shares() == pytest.approx(dict(enumerate(q)), rel=1e-12)
-    assert strategy.importance() == {0: 0.125, 1: 0.25, 2: 0.625}
+    assert len(seen) == 7
+    for progress in seen[1:]:  # in virtual time they are the same from the first aggregation on
+        assert progress.clients["weight"] == pytest.approx(d, rel=1e-12)
+        assert progress.clients["expected-share"] == pytest.approx(q, rel=1e-12)
+        assert progress.clients["importance"] == [0.125, 0.25, 0.625]
 
 
 @pytest.mark.parametrize("scenario", ["F80", "F0", "F33", "exponential", "exponential:F0"])
@@ -231,27 +237,34 @@ def test_weights_and_expected_shares_by_hand(
 def test_time_based_weights_are_unbiased(
     federation: Make, model: Make, train_config: Make, scheme: str, kind: str, scenario: str
 ) -> None:
-    strategy = make(scheme, "time-based", client_weights=kind, time_scenario=scenario)
+    seen: list[Progress] = []
+    strategy = make(
+        scheme, "time-based", seen.append, client_weights=kind, time_scenario=scenario, eval_every=60
+    )
     grid = federation([0.0] * 5, [1, 2, 3, 4, 10])
     strategy.start(grid, model(1.0), num_rounds=60, train_config=train_config(1, 0.01))
     p = [0.05, 0.1, 0.15, 0.2, 0.5] if kind == "samples" else [0.2] * 5
     if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see test_asynchronous.py
-        assert list(strategy.expected_shares().values()) == pytest.approx(p, rel=1e-9)
-    assert list(strategy.importance().values()) == pytest.approx(p, rel=1e-12)
+        assert seen[-1].clients["expected-share"] == pytest.approx(p, rel=1e-9)
+    assert seen[-1].clients["importance"] == pytest.approx(p, rel=1e-12)
 
 
-# ---- Configs --------------------------------------------------------------------------------------------------------
+# ---- Configs -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
 def test_other_weights_are_refused(kind: Any) -> None:
-    with pytest.raises(ValueError, match=r"^aggregation-weights = 'fair': allowed are time-based, identical$"):
+    with pytest.raises(
+        ValueError, match=r"^aggregation-weights = 'fair': allowed are time-based, identical$"
+    ):
         kind.Config(aggregation_weights="fair")
 
 
 @pytest.mark.parametrize("weights", ["identical", "fair"])
 def test_fedfix_has_time_based_weights_only(weights: str) -> None:
-    with pytest.raises(ValueError, match=rf"aggregation-weights = '{weights}': fedfix has time-based weights"):
+    with pytest.raises(
+        ValueError, match=rf"aggregation-weights = '{weights}': fedfix has time-based weights"
+    ):
         FedFix.Config(aggregation_weights=weights)
 
 
@@ -282,7 +295,9 @@ def test_an_unknown_server_optimizer_is_refused(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
-def test_flowers_round_hooks_are_refused(kind: Any, federation: Make, model: Make, train_config: Make) -> None:
+def test_flowers_round_hooks_are_refused(
+    kind: Any, federation: Make, model: Make, train_config: Make
+) -> None:
     with pytest.raises(NotImplementedError, match="has no rounds"):
         kind().configure_train(1, model(1.0), train_config(), federation())
     with pytest.raises(NotImplementedError, match="has no rounds"):

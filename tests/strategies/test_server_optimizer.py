@@ -51,11 +51,7 @@ def test_adam_by_hand() -> None:
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3).map(np.array), min_size=2, max_size=6
-    )
-)
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3).map(np.array), min_size=2, max_size=6))
 def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(vectors: list[np.ndarray]) -> None:
     optimizer, model, expected = make_optimizer("sgd", 1.0), vectors[0], vectors[0]
     for update in vectors[1:]:

@@ -26,7 +26,9 @@ def test_f80_by_hand(clients: int, expected: list[float]) -> None:
     scenario = TimeScenario("F80", clients)
     np.testing.assert_allclose(scenario.means, expected, rtol=1e-12)
     # Fixed: every task of a client takes its mean.
-    assert [scenario.task_time(i, k) for k in (1, 2, 77) for i in range(clients)] == 3 * scenario.means.tolist()
+    assert [
+        scenario.task_time(i, k) for k in (1, 2, 77) for i in range(clients)
+    ] == 3 * scenario.means.tolist()
 
 
 def test_f0_makes_all_alike() -> None:
@@ -90,7 +92,9 @@ def test_exponential_times_follow_from_seed_client_and_task_alone() -> None:
     one, other = TimeScenario("exponential", 5, seed=1), TimeScenario("exponential", 5, seed=1)
     keys = [(client, task) for client in range(5) for task in range(1, 6)]
     times = {key: one.task_time(*key) for key in keys}
-    assert {key: other.task_time(*key) for key in reversed(keys)} == times  # in whatever order they are asked for
+    assert {
+        key: other.task_time(*key) for key in reversed(keys)
+    } == times  # in whatever order they are asked for
     assert len(set(times.values())) == len(keys)  # and all are draws of their own
     assert TimeScenario("exponential", 5, seed=2).task_time(0, 1) != times[0, 1]
 

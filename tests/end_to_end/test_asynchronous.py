@@ -1,0 +1,143 @@
+"""The asynchronous strategies through the whole app: against a plain numpy simulation, and bit for bit on Ray."""
+
+import heapq
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from sklearn.datasets import load_digits
+
+from fedapp import client_app, server_app
+from fedapp.config import RunConfig
+from fedapp.engine.sequential import SequentialGrid
+
+CLIENTS, AGGREGATIONS, STEPS, LR, SERVER_LR, L2 = 7, 40, 3, 0.5, 0.1, 0.01
+
+# F80 of seven clients is (3, 5, 7, 9, 11, 13, 15) fifteenths of a second; Δt = .5 s. In thirtieths all are whole.
+TAU, INTERVAL, M = [6, 10, 14, 18, 22, 26, 30], 15, 3
+
+
+def schedule(strategy: str) -> list[tuple[int, list[int]]]:
+    """Return the time of each aggregation, in thirtieths of a second, and its clients."""
+    heap, events = [(tau, i) for i, tau in enumerate(TAU)], []  # by time, then by client
+    while len(events) < AGGREGATIONS:
+        if strategy == "fedfix":
+            now, came = INTERVAL * (len(events) + 1), []
+            while heap and heap[0][0] <= now:
+                came.append(heapq.heappop(heap)[1])
+        else:
+            arrived = [heapq.heappop(heap) for _ in range(M if strategy == "fedbuff" else 1)]
+            now, came = arrived[-1][0], [i for _, i in arrived]
+        events.append((now, sorted(came)))
+        for i in came:
+            heapq.heappush(heap, (now + TAU[i], i))
+    return events
+
+
+def weights_of(strategy: str, weights: str, p: np.ndarray, events: list[tuple[int, list[int]]]) -> np.ndarray:
+    """Return d_i, from the definitions."""
+    tau = np.array(TAU)
+    if weights == "identical":
+        return np.full(CLIENTS, 1 / M if strategy == "fedbuff" else 1.0)
+    if strategy == "async-fedavg":
+        return (1 / tau).sum() * tau * p
+    if strategy == "fedfix":
+        return -(-tau // INTERVAL) * p
+    counts = np.array([sum(i in came for _, came in events) for i in range(CLIENTS)])
+    return p * len(events) / counts
+
+
+def descend(X: np.ndarray, Y: np.ndarray, W: np.ndarray) -> np.ndarray:
+    """Take full-batch steps of multinomial logistic regression; the last column of W is the bias."""
+    for _ in range(STEPS):
+        z = X @ W.T
+        e = np.exp(z - z.max(1, keepdims=True))
+        W = W - LR * ((e / e.sum(1, keepdims=True) - Y).T @ X / len(X) + L2 * W)
+    return W
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights"),
+    [("async-fedavg", "time-based"), ("async-fedavg", "identical"), ("fedfix", "time-based"),
+     ("fedbuff", "time-based"), ("fedbuff", "identical")],
+)  # fmt: skip
+def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights):
+    config = RunConfig.load(
+        {
+            "strategy": strategy, "aggregation-weights": weights, "server-lr": SERVER_LR, "buffer-size": M,
+            "fedfix-interval": 0.5, "time-scenario": "F80", "dataset": "digits", "model": "logistic",
+            "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR, "l2": L2,
+            "num-server-rounds": AGGREGATIONS, "eval-every": 10, "results-dir": str(tmp_path), "run-name": "run",
+        }
+    )  # fmt: skip
+    grid = SequentialGrid(client_app.app, CLIENTS)
+    path = server_app.run(grid, server_app.prepare(config, CLIENTS)).path
+
+    digits = load_digits()
+    X, Y = np.c_[digits.data / 16, np.ones(len(digits.data))], np.eye(10)[digits.target]
+    partition = np.load(path / "partition.npz")
+    clients = np.split(partition["client_indices"], partition["client_offsets"][1:-1])
+    p = np.array([len(rows) for rows in clients]) / len(partition["client_indices"])
+
+    events = schedule(strategy)
+    d = weights_of(strategy, weights, p, events)
+    W, sent = np.zeros((10, 65)), [np.zeros((10, 65))] * CLIENTS
+    for _, came in events:
+        W = W + SERVER_LR * sum(
+            (d[i] * (descend(X[clients[i]], Y[clients[i]], sent[i]) - sent[i]) for i in came),
+            np.zeros((10, 65)),
+        )
+        for i in came:
+            sent[i] = W
+
+    model = safetensors.numpy.load_file(path / "model.safetensors")
+    ours = np.c_[model["1.weight"], model["1.bias"]]
+    assert np.linalg.norm(ours - W) < 1e-5 * np.linalg.norm(W)
+    assert np.linalg.norm(W) > 0.5
+
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [m["aggregation"] for m in metrics] == [0, 10, 20, 30, 40]
+    assert [m["time"] for m in metrics[1:]] == pytest.approx(
+        [events[n - 1][0] / 30 for n in (10, 20, 30, 40)]
+    )
+    last = metrics[-1]
+    assert last["clients"]["weight"] == pytest.approx(d.tolist(), rel=1e-9)
+    assert last["clients"]["importance"] == pytest.approx(p.tolist(), rel=1e-12)
+    counts = [sum(i in came for _, came in events) for i in range(CLIENTS)]
+    assert last["clients"]["participation"] == counts
+    assert last["clients"]["observed-share"] == pytest.approx((d * counts / (d @ counts)).tolist(), rel=1e-9)
+    # f_i of the final model over each client's rows; weighed by p.
+    z = X @ W.T
+    each = np.log(np.exp(z).sum(1)) - (z * Y).sum(1)
+    f = np.array([each[rows].mean() for rows in clients])
+    assert last["federated-loss"] == pytest.approx(p @ f, rel=1e-4)
+    assert last["federated-loss-std"] == pytest.approx((p @ (f - p @ f) ** 2) ** 0.5, rel=1e-3)
+    q = np.array(last["clients"]["expected-share"])
+    assert last["surrogate-loss"] == pytest.approx(q @ f, rel=1e-4)
+    assert q == pytest.approx(p if weights == "time-based" else q, rel=1e-9)
+    assert last["weights-distance"] == pytest.approx(0.5 * abs(q - p).sum(), abs=1e-9)
+    assert (last["weights-distance"] > 0.05) == (weights == "identical")
+
+
+@pytest.mark.parametrize("strategy", ["async-fedavg", "fedfix", "fedbuff"])
+def test_any_number_of_workers_and_the_sequential_engine_give_the_same_bits(simulate, strategy):
+    config = {
+        "strategy": strategy, "num-server-rounds": 12, "server-lr": 0.3, "buffer-size": 2, "eval-every": 3,
+        "model": "logistic",
+    }  # fmt: skip
+    federation = "num-supernodes=5 client-resources-num-cpus=1"
+    runs = [
+        simulate(config, federation=f"{federation} init-args-num-cpus=1"),
+        simulate(config, federation=f"{federation} init-args-num-cpus=2"),
+        simulate(config, federation=federation, engine="sequential"),
+    ]
+    for run in runs:
+        assert run.returncode == 0, run.output
+        assert run.model == runs[0].model
+        assert (run.path / "metrics.jsonl").read_bytes() == (runs[0].path / "metrics.jsonl").read_bytes()
+    lines = (runs[0].path / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    assert [m["aggregation"] for m in metrics] == [0, 3, 6, 9, 12]
+    assert metrics[-1]["failures"] == 0
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
