@@ -243,10 +243,10 @@ class AsynchronousStrategy(FederatedStrategy):
         self._standing: Standing | None = None
         self._real = WallClock()
         self._looked = 0.0
-        self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         if num_rounds > 0:
             self._look(first=True)
-        self._origin = self.clock.now()
+        self._began = self._origin = self.clock.now()
+        self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         step = self._step_real if isinstance(self.clock, WallClock) else self._step_virtual
         while self.aggregations < num_rounds and not self.stopped() and step():
             pass
@@ -317,7 +317,8 @@ class AsynchronousStrategy(FederatedStrategy):
         )
 
     def _beyond_budget(self, time: float) -> bool:
-        return bool(self.config.time_budget) and time > self.config.time_budget + RESOLUTION
+        budget = self.config.time_budget
+        return bool(budget) and time > self._began + budget + RESOLUTION
 
     # ---- Tasks ------------------------------------------------------------------------------------------------
 
@@ -418,6 +419,8 @@ class AsynchronousStrategy(FederatedStrategy):
         member.misses += 1
         index = member.client.index
         log.warning("client %d (node %d), task %d: %s", index, member.client.node_id, member.tasks, reason)
+        if not isinstance(self.clock, WallClock):
+            self._look()  # in virtual time, a miss is the sign that a node may be gone, or back under a new id
         if member.misses < MAX_MISSES:
             self._hand_out([member])
             return

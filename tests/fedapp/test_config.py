@@ -264,7 +264,7 @@ PLANNED = [("step-heterogeneity", "1,2,3", "none")]
 def test_a_planned_value_says_what_there_is_now(key: str, value: str, available: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RunConfig.load({key: value}).check_available()
-    assert str(caught.value) == f"{key} = {value!r}: not there yet; available now are {available}"
+    assert str(caught.value) == f"{key} = {value!r}: not there yet; available now is {available}"
 
 
 @pytest.mark.parametrize(
