@@ -198,7 +198,7 @@ def to_state(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
 
 def _read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
     record = message.content.config_records[messages.CONFIG]
-    config = RunConfig.load({key: value for key, value in record.items() if key in RunConfig.key_names()})  # type: ignore[misc]
+    config = RunConfig.received(record)
     torch.set_num_threads(config.client_threads or ALL_THREADS)
     return record, config
 

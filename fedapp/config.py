@@ -17,6 +17,7 @@ from flwr.common.config import parse_config_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedapp.models import INITS, MODELS
+from strategies import REGISTRY
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
 from strategies.weights import Participation
 
@@ -90,7 +91,8 @@ class Schema(BaseModel):
 class RunConfig(Schema):
     """Every key of a run."""
 
-    strategy: Literal["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff"]
+    # Users may add to the registry: what is in it when a run starts counts.
+    strategy: Annotated[str, Field(description=f"one of {', '.join(REGISTRY)}")]
     num_server_rounds: Counting
     time_budget: NonNegative
     round_timeout: Positive
@@ -183,6 +185,11 @@ class RunConfig(Schema):
         config._check_combinations()
         return config
 
+    @classmethod
+    def received(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Return the config in a message, which the server has checked and which may hold more than its keys."""
+        return cls.read({**defaults(), **{key: values[key] for key in cls.key_names() if key in values}})
+
     def check_available(self) -> None:
         """Raise ConfigError if the config asks for something that is planned but not built yet."""
         if self.step_heterogeneity != "none":
@@ -195,6 +202,8 @@ class RunConfig(Schema):
         return self.model_dump(by_alias=True)
 
     def _check_combinations(self) -> None:
+        if self.strategy not in REGISTRY:
+            raise ConfigError(f"strategy = {self.strategy!r}: must be one of {', '.join(REGISTRY)}")
         if (self.local_epochs == 0) == (self.local_steps == 0):
             raise ConfigError(
                 f"local-epochs = {self.local_epochs}, local-steps = {self.local_steps}: "
