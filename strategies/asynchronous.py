@@ -19,11 +19,10 @@ invalid model is a miss, named in the log; after ``MAX_MISSES`` in a row the cli
 later. A late reply to a task that was given up is never pulled, and none is counted twice.
 """
 
-import heapq
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,11 +31,11 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import messages
-from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.arrays import ArraysMismatchError, Layout
 from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, mean_and_spread
 from strategies.clock import RESOLUTION, WallClock
-from strategies.roster import Client
 from strategies.server_optimizer import make_optimizer
+from strategies.tasks import Agenda, Contribution, Member, Standing, Tally, Task
 
 log = logging.getLogger("flwr.strategies")
 
@@ -73,83 +72,6 @@ class AsynchronousConfig(StrategyConfig):
                 f"aggregation-weights = {self.aggregation_weights!r}: allowed are time-based, identical"
             )
         make_optimizer(self.server_optimizer, self.server_lr)  # checks the name
-
-
-@dataclass
-class Member:
-    """What the loop knows of a client."""
-
-    client: Client
-    tasks: int = 0  # handed out so far
-    misses: int = 0  # in a row
-    dropped: bool = False
-    task: str = ""  # message id of its task under way
-    contributions: int = 0
-    weight: float = 0.0  # Σ d_i of its contributions
-    observed: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and number of real task times
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task under way: the model it started from, and when (clock seconds) it was sent; lost if it couldn't be."""
-
-    member: Member
-    version: int
-    base: NDArray[Any]  # the model as sent (D,), shared by the clients that got the same
-    message_id: str
-    sent: float
-    lost: bool
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """A client's work that has arrived: Δ_i against the model it was sent, and how old that model is."""
-
-    member: Member
-    delta: Vector
-    version: int
-    metrics: MetricRecord
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Standing:
-    """By client index: p_i, d_i, and q̃_i, the share of the objective that client i has in the long run."""
-
-    importance: dict[int, float]
-    weight: dict[int, float]
-    expected_share: dict[int, float]
-
-
-class Agenda:
-    """Items by due time; those due within ``RESOLUTION`` of each other are equal and come in client order."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Any]] = []
-        self._count = 0  # breaks ties that remain, first come first served
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def push(self, due: float, client: int, item: Any) -> None:
-        """Add an item."""
-        heapq.heappush(self._heap, (due, client, self._count, item))
-        self._count += 1
-
-    def next_due(self) -> float:
-        """Return the earliest due time, infinity if there is none."""
-        return self._heap[0][0] if self._heap else float("inf")
-
-    def pop(self) -> tuple[float, Any]:
-        """Remove and return the next item and its due time."""
-        equal = [heapq.heappop(self._heap)]
-        while self._heap and self._heap[0][0] <= equal[0][0] + RESOLUTION:
-            equal.append(heapq.heappop(self._heap))
-        first = min(equal, key=lambda entry: (entry[1], entry[2]))
-        for entry in equal:
-            if entry is not first:
-                heapq.heappush(self._heap, entry)
-        return first[0], first[3]
 
 
 class AsynchronousStrategy(FederatedStrategy):
@@ -239,7 +161,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self._pending: dict[str, Task] = {}
         self._agenda = Agenda()  # ids of tasks by due time (virtual) or deadline (real); members to ask again
         self._buffer: list[Contribution] = []
-        self._since = _Since()
+        self._since = Tally()
         self._standing: Standing | None = None
         self._real = WallClock()
         self._looked = 0.0
@@ -508,7 +430,7 @@ class AsynchronousStrategy(FederatedStrategy):
     # ---- Diagnostics ---------------------------------------------------------------------------------------------
 
     def _report_evaluation(self, metrics: MetricRecord) -> None:
-        self._since = _Since()
+        self._since = Tally()
         standing = self.standing
         p, d, q = standing.importance, standing.weight, standing.expected_share
         indices = list(range(max(self.members) + 1))
@@ -557,37 +479,3 @@ class AsynchronousStrategy(FederatedStrategy):
                 "(½ Σ |q_i − p_i|); client %d counted most in excess, %.4f for %.4f",
                 distance, most, q[most], p[most],
             )  # fmt: skip
-
-
-class _Since:
-    """What happened since the last evaluation."""
-
-    def __init__(self) -> None:
-        self.staleness: list[int] = []
-        self.losses: list[float] = []
-        self.bytes_up = self.bytes_down = self.failures = 0
-        self.unevaluated = False
-
-    def take(self, contributions: Sequence[Contribution], aggregation: int) -> None:
-        self.unevaluated = True
-        for contribution in contributions:
-            self.staleness.append(aggregation - contribution.version)
-            self.bytes_up += contribution.num_bytes
-            if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
-                self.losses.append(loss)
-
-    def metrics(self) -> MetricRecord:
-        metrics = MetricRecord(
-            {
-                "contributions": len(self.staleness),
-                messages.FAILURES: self.failures,
-                messages.BYTES_DOWN: self.bytes_down,
-                messages.BYTES_UP: self.bytes_up,
-            }
-        )
-        if self.staleness:
-            metrics["staleness-mean"] = float(np.mean(self.staleness))
-            metrics["staleness-max"] = max(self.staleness)
-        if self.losses:
-            metrics[messages.TRAIN_LOSS] = float(np.mean(self.losses))
-        return metrics

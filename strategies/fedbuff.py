@@ -18,9 +18,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.asynchronous import Agenda, AsynchronousConfig, AsynchronousStrategy, Times
+from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy, Times
 from strategies.base import StrategyConfig
 from strategies.clock import WallClock
+from strategies.tasks import Agenda
 
 # Aggregations that are played through; longer runs take these for all.
 HORIZON = 20_000

@@ -12,8 +12,8 @@ import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from strategies import AsyncFedAvg, FedAvg, FedBuff, FedFix, Progress, messages
-from strategies.asynchronous import Task
 from strategies.clock import VirtualClock, WallClock
+from strategies.tasks import Task
 from strategies.time_scenario import TimeScenario
 
 LOGGER = "flwr.strategies"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, async_fedavg, fedfix
-from strategies.asynchronous import Agenda
 from strategies.fedbuff import participation_counts
+from strategies.tasks import Agenda
 
 Make = Callable[..., Any]
 
