@@ -1,6 +1,6 @@
 """Federated strategies for clients that differ in their data and in their speed.
 
-A library of its own: Flower ``Strategy`` subclasses for any Flower app, which need flwr and numpy only ::
+A library of its own: Flower ``Strategy`` subclasses for any Flower app, on flwr and numpy (graphs: scipy) ::
 
     from strategies import FedProx
 

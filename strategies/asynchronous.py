@@ -34,6 +34,7 @@ from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout
 from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, mean_and_spread
 from strategies.clock import RESOLUTION, WallClock
+from strategies.exchange import collect
 from strategies.server_optimizer import make_optimizer
 from strategies.tasks import Agenda, Contribution, Member, Standing, Tally, Task
 
@@ -305,12 +306,9 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _await(self, task: Task) -> Message | None:
         """Wait, in real time, for the reply to one task; None if it doesn't come."""
-        clock = WallClock()
-        while not (self.stopped() or task.lost) and clock.now() < self.timeout:
-            for reply in self._grid.pull_messages([task.message_id]):
-                return reply
-            clock.wait_until(clock.now() + min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL))
-        return None
+        if task.lost:
+            return None
+        return collect(self._grid, {task.message_id: 0}, self.timeout, self.stopped).get(0)
 
     def _arrive(self, task: Task, reply: Message | None) -> None:
         """Take a reply, or its absence, into account."""

@@ -41,6 +41,14 @@ def exchange(
     nodes = {
         m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in pushed
     }
+    return collect(grid, nodes, timeout, stopped)
+
+
+def collect(
+    grid: Grid, nodes: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
+) -> dict[int, Message]:
+    """Wait for the replies to messages that were pushed; ``nodes`` names the node of each message id."""
+    nodes = dict(nodes)
     replies: dict[int, Message] = {}
     clock = WallClock()
     expired = False

@@ -10,7 +10,6 @@ papers/000_eaef941d18240f45.txt, algorithm 1:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.arrays import Vector
 from strategies.base import StrategyConfig
 from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
@@ -20,16 +19,7 @@ class FedAvgConfig(SynchronousConfig):
     """FedAvg has no parameters of its own."""
 
 
-def server_rule(model: Vector, update: Vector) -> Vector:
-    """w̄_{t+1} = w̄_t + Σ p_i Δ_i."""
-    return model + update
-
-
 class FedAvg(SynchronousStrategy):
     """FedAvg (papers/000_eaef941d18240f45.txt, algorithm 1)."""
 
     Config: ClassVar[type[StrategyConfig]] = FedAvgConfig
-
-    def server_rule(self, model: Vector, update: Vector) -> Vector:
-        """Move by the weighted mean of the clients' updates."""
-        return server_rule(model, update)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies import messages
-from strategies.arrays import Vector
 from strategies.base import StrategyConfig
 from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
@@ -35,20 +34,11 @@ class FedProxConfig(SynchronousConfig):
             raise ValueError(f"proximal-mu = {self.proximal_mu}: must be 0 or more")
 
 
-def server_rule(model: Vector, update: Vector) -> Vector:
-    """w̄_{t+1} = w̄_t + Σ p_i Δ_i, as FedAvg's."""
-    return model + update
-
-
 class FedProx(SynchronousStrategy):
     """FedProx (papers/000_eaef941d18240f45.txt, eq. 4)."""
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig
     config: FedProxConfig
-
-    def server_rule(self, model: Vector, update: Vector) -> Vector:
-        """Move by the weighted mean of the clients' updates."""
-        return server_rule(model, update)
 
     def local_rule(self) -> dict[str, float]:
         """Tell clients α; they add the pull α (w − w̄) to each gradient."""

@@ -58,11 +58,6 @@ class SpectralConfig(SynchronousConfig):
             raise ValueError(f"neighbour-memory = {self.neighbour_memory}: must be 0 or more")
 
 
-def server_rule(model: Vector, update: Vector) -> Vector:
-    """w̄_{t+1} = w̄_t + Σ p_i Δ_i, as FedAvg's."""
-    return model + update
-
-
 def neighbour_average(
     rows: NDArray[np.float64], models: NDArray[np.float32], order: Sequence[int]
 ) -> NDArray[np.float32]:
@@ -92,10 +87,6 @@ class Spectral(SynchronousStrategy):
 
     def _adapt(self, config: StrategyConfig) -> StrategyConfig:
         return replace(config, client_weights="adjacency")
-
-    def server_rule(self, model: Vector, update: Vector) -> Vector:
-        """Move by the weighted mean of the clients' updates."""
-        return server_rule(model, update)
 
     def local_rule(self) -> dict[str, float]:
         """Tell clients β, unless it is 1: then the step is FedAvg's."""

@@ -79,8 +79,8 @@ class SynchronousStrategy(FederatedStrategy):
     # ---- What an algorithm fills in -------------------------------------------------------------------------
 
     def server_rule(self, model: Vector, update: Vector) -> Vector:
-        """Return w̄_{t+1} from w̄_t and Σ d_i Δ_i, each of shape (D,)."""
-        raise NotImplementedError
+        """Return w̄_{t+1} = w̄_t + Σ d_i Δ_i from its two terms, each of shape (D,)."""
+        return model + update
 
     def companions(
         self, participants: Sequence[Client], layout: Layout, model: Vector

