@@ -15,6 +15,7 @@ from fedapp.config import ConfigError, RunConfig, read_options
 from fedapp.data import DataError
 from fedapp.data.message import client_message
 from strategies import graph
+from strategies.client_graph import ClientGraph
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -103,15 +104,9 @@ def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
     dataset = federation.dataset_of(config, num_clients)
     partition = federation.partition_of(config, num_clients)
     vectors = np.stack([client_message(dataset, partition.client(i)) for i in range(num_clients)])
-    mis = graph.misalignment(vectors)
-    adjacency = graph.sparsify(graph.adjacency(mis, config.message_floor), config.neighbours)
-    return {
-        "clients": np.arange(num_clients),
-        "messages": vectors,
-        "misalignment": mis,
-        "adjacency": adjacency,
-        "eigenvalues": graph.eigenvalues(graph.laplacian(adjacency)),
-    }
+    clients = ClientGraph(config.message_floor, config.neighbours)
+    clients.build(range(num_clients), vectors)
+    return clients.snapshot()
 
 
 def _normality(mis: np.ndarray, floor: float) -> tuple[str, str]:

@@ -87,8 +87,17 @@ class ClientGraph:
         if not members:
             raise RuntimeError("no client sent a message to place it in the graph; the log names the reasons")
         if tuple(client.node_id for client in members) != self._nodes:
-            self._build(members)
+            self._nodes = tuple(client.node_id for client in members)
+            vectors = np.stack([self._known[client.node_id] for client in members])
+            self.build([client.index for client in members], vectors)
+            log.info("graph of %d clients, homogeneity %.4f", len(members), graph.homogeneity(self.adjacency))
         return members
+
+    def build(self, clients: Sequence[int], vectors: graph.Matrix) -> None:
+        """Work the graph out for clients, by index, with these messages (C, d), unit vectors."""
+        self.clients, self.messages = tuple(clients), vectors
+        self.misalignment = graph.misalignment(vectors)
+        self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, self.floor), self.neighbours)
 
     def weights(self, clients: Sequence[Client]) -> Vector:
         """Return p_i of some of the graph's clients, summing to 1 over them."""
@@ -145,11 +154,3 @@ class ClientGraph:
             raise ValueError(f"its message must be a finite vector, not zero; it has shape {vector.shape}")
         vector = vector / largest  # so that the squares neither overflow nor lose their digits
         return np.asarray(vector / np.linalg.norm(vector))
-
-    def _build(self, members: Sequence[Client]) -> None:
-        self._nodes = tuple(client.node_id for client in members)
-        self.clients = tuple(client.index for client in members)
-        self.messages = np.stack([self._known[client.node_id] for client in members])
-        self.misalignment = graph.misalignment(self.messages)
-        self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, self.floor), self.neighbours)
-        log.info("graph of %d clients, homogeneity %.4f", len(members), graph.homogeneity(self.adjacency))
