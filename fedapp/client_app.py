@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedapp import federation
+from fedapp import federation, local_work
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset
 from fedapp.data.message import client_message, private_message
@@ -121,11 +121,14 @@ def train_model(message: Message, context: Context) -> Message:
     x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
     model = _model(record, config, data, device)
     state = to_state(message.content.array_records[messages.ARRAYS], device)
+    epochs, steps = local_work.of_client(
+        config.step_heterogeneity, config.local_epochs, config.local_steps, _integer(record, messages.CLIENT)
+    )
     batches = plan_batches(
         len(data.rows),
         batch_size=config.batch_size,
-        epochs=config.local_epochs,
-        steps=config.local_steps,
+        epochs=epochs,
+        steps=steps,
         rng=task_rng(config.seed, _integer(record, messages.CLIENT), _integer(record, messages.TASK)),
     )
     lr = scheduled_lr(

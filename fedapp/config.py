@@ -16,6 +16,8 @@ import click
 from flwr.common.config import parse_config_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedapp.local_work import ALLOWED as STEP_HETEROGENEITIES
+from fedapp.local_work import PATTERN as STEP_HETEROGENEITY
 from fedapp.models import INITS, MODELS
 from strategies import REGISTRY
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
@@ -142,7 +144,7 @@ class RunConfig(Schema):
     init: Annotated[str, _pattern(", ".join(INITS), f"^({'|'.join(INITS)})$")]
     local_epochs: Count
     local_steps: Count
-    step_heterogeneity: Text
+    step_heterogeneity: Annotated[str, _pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY)]
     normalize_steps: Flag
     batch_size: Count
     lr: Positive
@@ -189,13 +191,6 @@ class RunConfig(Schema):
     def received(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Return the config in a message, which the server has checked and which may hold more than its keys."""
         return cls.read({**defaults(), **{key: values[key] for key in cls.key_names() if key in values}})
-
-    def check_available(self) -> None:
-        """Raise ConfigError if the config asks for something that is planned but not built yet."""
-        if self.step_heterogeneity != "none":
-            raise ConfigError(
-                f"step-heterogeneity = {self.step_heterogeneity!r}: not there yet; available now is none"
-            )
 
     def flat(self) -> dict[str, Value]:
         """Return the config as Flower has it: one level, kebab-case keys."""

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from fedapp import federation
+from fedapp import federation, local_work
 from fedapp.client_app import to_arrays, to_state
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset, Partition
@@ -55,10 +55,9 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
-    config.check_available()
     try:
         Participation.parse(config.participation, config.fraction_train).check(num_clients)
-        TimeScenario(config.time_scenario, num_clients, config.seed)
+        work_of_clients(config, num_clients)
         strategy = build_strategy(config)
         if isinstance(strategy, AsynchronousStrategy):
             strategy.check(num_clients)
@@ -139,15 +138,28 @@ def build_strategy(
 
 
 def task_config(experiment: Experiment) -> ConfigRecord:
-    """Return what every message to a client carries: the run config and the shape of the data."""
+    """Return what every message to a client carries: the run config and the shape of the data.
+
+    Its ``step-heterogeneity`` is the list of all clients' work, so that a client needs nothing else to know its own.
+    """
+    config = experiment.config
+    work = local_work.to_text(work_of_clients(config, experiment.num_clients))
     return ConfigRecord(
         {
-            **experiment.config.flat(),
+            **config.flat(),
+            "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
             federation.DATA_KIND: experiment.dataset.kind,
             federation.INPUT_SHAPE: list(experiment.dataset.input_shape),
             federation.NUM_CLASSES: experiment.dataset.num_classes,
         }
     )
+
+
+def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
+    """Return E_k, the local epochs or local steps of every client, by index; ValueError if they can't be told."""
+    times = TimeScenario(config.time_scenario, num_clients, config.seed).means
+    usual = config.local_epochs or config.local_steps
+    return local_work.local_work(config.step_heterogeneity, usual, times, config.seed)
 
 
 def engine_of(grid: Grid) -> str:

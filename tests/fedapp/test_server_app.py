@@ -45,7 +45,10 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
         ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = "),
         ({"strategy": "fedfix", "participation": "md"}, ConfigError, "participation = 'md': fedfix works with every"),
         ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': can't be read"),
-        ({"step_heterogeneity": "1,2"}, ConfigError, "step-heterogeneity = '1,2': not there yet"),
+        (
+            {"step_heterogeneity": "list:1,2"}, ConfigError,
+            "step-heterogeneity = 'list:1,2': has 2 numbers, must have one for each of the 5 clients",
+        ),
         (
             {"participation": "fixed:0,5"}, ConfigError,
             "participation names client 5: there are 5 clients, allowed are 0 to 4",

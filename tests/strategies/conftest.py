@@ -39,6 +39,8 @@ def client_app(*, describes: bool = True) -> ClientApp:
         client, config = context.node_config, message.content.config_records["config"]
         received = message.content.array_records["arrays"]
         alpha, lr = config.get(messages.ALPHA, 0.0), config.get("lr", 0.5)
+        steps = client.get("local-steps", config.get("local-steps", 1))  # a client's own E_k comes first
+        lr = lr / steps if config.get("normalize-steps") else lr
         trained: dict[str, np.ndarray] = {}
         for name, array in received.items():
             start = array.numpy()
@@ -46,7 +48,7 @@ def client_app(*, describes: bool = True) -> ClientApp:
             beta, u = config.get(messages.BETA, 1.0), 0.0
             if beta < 1:
                 u = message.content.array_records["neighbours"][name].numpy().astype(np.float64)
-            for _ in range(config.get("local-steps", 1)):
+            for _ in range(steps):
                 at = beta * w + (1 - beta) * u
                 w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start))
             trained[name] = np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums

@@ -1,0 +1,86 @@
+"""How much local work each client does: E_k local epochs or steps (papers/004_feb04975bfa13f8d.txt, eqs. 5.9-5.10).
+
+The server decides it once, before the run, and every message carries the list: whatever runs a client, on this
+machine or on a device, its E_k is the same.
+
+With a common step size the clients' fixed point is the minimiser of Σ E_k J_k(w); with ``normalize-steps`` the step
+is μ_k = μ / E_k, and the gradient is unbiased again (eq. 5.26).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALLOWED = "none, list:E,E,…, range:A-B, uniform:A-B, lognormal:VARIANCE or speed; E, A, B whole numbers >= 1"
+_WHOLE, _NUMBER = r"[1-9]\d{0,8}", r"(\d+\.?\d*|\.\d+)"
+PATTERN = rf"^(none|list:{_WHOLE}(,{_WHOLE})*|(range|uniform):{_WHOLE}-{_WHOLE}|lognormal:{_NUMBER}|speed)$"
+
+_WORK_STREAM = 202  # tag of the random stream, beside the seed
+
+
+def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int) -> list[int]:
+    """Return E_k ≥ 1 of every client.
+
+    Parameters
+    ----------
+    kind : str
+        ``none``: E for all. ``list:…``: these. ``range:A-B``: evenly spaced from A (client 0) to B (the last).
+        ``uniform:A-B``: drawn once per client, each whole number from A to B equally likely. ``lognormal:VARIANCE``:
+        drawn once per client with mean E (before rounding) and this variance of the logarithm. ``speed``: what
+        a client gets done in the time in which the fastest does E.
+    usual : int
+        E, the run's local epochs or local steps; ``list``, ``range`` and ``uniform`` don't need it.
+    task_times : array (C,)
+        Mean seconds that each client's task takes, for ``speed``.
+    seed : int
+        Fixes the draws.
+
+    Raises
+    ------
+    ValueError
+        If a list isn't as long as there are clients.
+    """
+    name, _, argument = kind.partition(":")
+    num_clients = len(task_times)
+    rng = np.random.default_rng([seed, _WORK_STREAM])
+    if name == "none":
+        work = np.full(num_clients, usual)
+    elif name == "list":
+        work = np.array(_listed(argument))
+        if len(work) != num_clients:
+            raise ValueError(
+                f"step-heterogeneity = {kind!r}: has {len(work)} numbers, must have one for each of the "
+                f"{num_clients} clients"
+            )
+    elif name == "lognormal":
+        variance = float(argument)
+        work = usual * rng.lognormal(-variance / 2, variance**0.5, num_clients)
+    elif name == "speed":
+        work = np.floor(usual * task_times.min() / task_times * (1 + 1e-9))
+    else:
+        first, last = (int(end) for end in argument.split("-"))
+        if name == "range":
+            work = np.linspace(first, last, num_clients)
+        else:
+            work = rng.integers(min(first, last), max(first, last), num_clients, endpoint=True)
+    return np.maximum(np.rint(work), 1).astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def to_text(work: list[int]) -> str:
+    """Write E_k as the ``list`` that a message carries."""
+    return f"list:{','.join(map(str, work))}"
+
+
+def of_client(kind: str, epochs: int, steps: int, client: int) -> tuple[int, int]:
+    """Return a client's epochs and steps, one of them 0, from a message's ``none`` or ``list``.
+
+    A client that joins after the list was made works as much as the last.
+    """
+    if kind == "none":
+        return epochs, steps
+    work = _listed(kind.removeprefix("list:"))
+    own = work[min(client, len(work) - 1)]
+    return (own, 0) if epochs else (0, own)
+
+
+def _listed(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

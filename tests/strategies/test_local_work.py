@@ -1,0 +1,98 @@
+"""Clients that take different numbers of steps: where every strategy ends, on quadratics J_k = a_k/2 (w − c_k)².
+
+papers/004_feb04975bfa13f8d.txt, eqs. 5.12 and 5.26. As μ → 0 the model goes to Σ p_k E_k a_k c_k / Σ p_k E_k a_k with
+a common step size, and with μ_k = μ / E_k to Σ p_k a_k c_k / Σ p_k a_k.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+
+from strategies import REGISTRY
+
+A = np.array([1.0, 2.0, 0.5])
+C = np.array([3.0, 2.0, -1.0])
+E = np.array([1, 2, 7])
+UNIFORM = np.full(3, 1 / 3)
+# Of the fixture `tied`, the messages that the spectral method's weights come from.
+TIED = np.array([3, 4, 5]) / 12
+
+
+def limit(importance: np.ndarray, *, normalize: bool) -> float:
+    """Where the model goes as μ → 0."""
+    weight = importance * A * (1 if normalize else E)
+    return float(weight @ C / weight.sum())
+
+
+@pytest.fixture
+def final_model(
+    federation: Callable,
+    model: Callable,
+    train_config: Callable,
+    values_of: Callable,
+    tied: list[list[float]],
+) -> Callable[..., float]:
+    """Run a strategy on the three clients until it stands still and return its model."""
+
+    def run(name: str, *, lr: float, normalize: bool, rounds: int, **config: object) -> float:
+        grid = federation(C, (1, 1, 1), A, directions=tied, num_partitions=3)
+        for client, steps in enumerate(E.tolist()):
+            grid.node(client).context.node_config["local-steps"] = steps
+        strategy = REGISTRY[name]
+        settings = strategy.Config(eval_every=rounds, **config)
+        message = train_config(lr=lr, **{"normalize-steps": normalize})
+        start: ArrayRecord = model(0.0)
+        return values_of(
+            strategy(settings).start(grid, start, num_rounds=rounds, train_config=message).arrays
+        )[0]
+
+    return run
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("name", "alpha"), [("fedavg", 0.0), ("fedprox", 0.5)])
+def test_the_fixed_point_for_any_step_size(
+    final_model: Callable[..., float], name: str, alpha: float, normalize: bool
+) -> None:
+    # From w̄, E steps move client k by −s_k (w̄ − c_k), s_k = a/(a+α) (1 − (1 − μ_k (a+α))^E): each step takes
+    # e = w − w̄ to (1 − μ_k (a+α)) e − μ_k a (w̄ − c_k). At the fixed point Σ s_k (w̄ − c_k) = 0.
+    lr = 0.2
+    step = lr / E if normalize else lr
+    s = A / (A + alpha) * (1 - (1 - step * (A + alpha)) ** E)
+    more = {"proximal_mu": alpha} if name == "fedprox" else {}
+    found = final_model(name, lr=lr, normalize=normalize, rounds=150, client_weights="uniform", **more)
+    assert found == pytest.approx(s @ C / s.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_half_the_step_size_is_half_as_far_from_the_limit(
+    final_model: Callable[..., float], normalize: bool
+) -> None:
+    expected = limit(UNIFORM, normalize=normalize)
+    # Σ a c = 3 + 4 − 0.5 = 6.5 over Σ a = 3.5; Σ E a c = 3 + 8 − 3.5 = 7.5 over Σ E a = 1 + 4 + 3.5 = 8.5
+    assert expected == pytest.approx(6.5 / 3.5 if normalize else 7.5 / 8.5)
+    far, near = (
+        abs(
+            final_model("fedavg", lr=lr, normalize=normalize, rounds=500, client_weights="uniform") - expected
+        )
+        for lr in (0.04, 0.02)
+    )
+    assert far / near == pytest.approx(2, rel=0.1)
+    assert near < 0.06
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_strategy_goes_to_the_limit(
+    final_model: Callable[..., float], name: str, normalize: bool
+) -> None:
+    importance = TIED if name == "spectral" else UNIFORM
+    more = {} if name == "spectral" else {"client_weights": "uniform"}
+    if name == "fedbuff":
+        more["buffer_size"] = 2
+    expected, other = (limit(importance, normalize=n) for n in (normalize, not normalize))
+    found = final_model(name, lr=0.02, normalize=normalize, rounds=400, **more)
+    # Σ p a c / Σ p a = 1.86 and Σ p E a c / Σ p E a = 0.88 (spectral 1.64 and 0.64): close to its own at a small μ
+    assert abs(found - expected) < 0.15 * abs(other - expected)
