@@ -14,10 +14,12 @@ from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, read_options
 from fedapp.data import DataError
 from fedapp.data.message import client_message
+from fedapp.deploy.cli import app as deploy_app
 from strategies import graph
 from strategies.client_graph import ClientGraph
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app.add_typer(deploy_app, name="deploy")
 
 
 @app.callback()

@@ -1,0 +1,118 @@
+"""Deploy the app on real devices, or all of it on this machine to try out."""
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedapp.config import ConfigError, RunConfig, read_options
+from fedapp.deploy.files import add_device, read_deployment, write_deployment
+from fedapp.deploy.local import LocalDeployment, register
+from fedapp.deploy.plan import DeployError, Deployment, device_of, devices_of
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+Out = Annotated[Path, typer.Argument(help="folder of the deployment")]
+
+
+@app.command()
+def init(
+    out: Out = Path("deployment"),
+    host: Annotated[
+        list[str] | None, typer.Option(help="host name or IP address of the server; repeat")
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(help="NAME=DATA-PATH: a device, and where its data is there; repeat")
+    ] = None,
+    partitions: Annotated[
+        int, typer.Option(min=0, help="instead: devices that divide the run's dataset among them")
+    ] = 0,
+    port: Annotated[int, typer.Option(help="the server's port")] = 8000,
+    home: Annotated[
+        str, typer.Option(help="folder for all this on every machine, with .venv")
+    ] = "/opt/fedapp",
+    force: Annotated[bool, typer.Option("--force", help="replace a deployment, its keys included")] = False,
+) -> None:
+    """Make certificates, a key pair per device, and start-up files for systemd and compose."""
+    with _one_line_errors():
+        deployment = Deployment(tuple(host or ()), port, home, devices_of(device or [], partitions))
+        write_deployment(out, deployment, force=force)
+    print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
+    for member in deployment.devices:
+        print(f"{out / member.name}: to that device, as {home}/{member.name}")
+    print(f"{out / 'ca.key'}: signs server certificates; keep it to yourself")
+
+
+@app.command()
+def add(out: Out, device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH")]) -> None:
+    """Add a device to a deployment; what the others have stays as it is."""
+    with _one_line_errors():
+        name, node_config = device_of(device)
+        deployment = add_device(out, name, node_config)
+    print(f"{out / name}: to that device, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
+
+
+@app.command("register")
+def register_command(out: Out = Path("deployment")) -> None:
+    """Make the devices' public keys known to the running SuperLink."""
+    with _one_line_errors():
+        deployment = read_deployment(out)
+        register(out, deployment)
+    print(f"registered: {', '.join(member.name for member in deployment.devices)}")
+
+
+@app.command()
+def local(
+    num_devices: Annotated[int, typer.Option("--num-devices", "-n", min=1, help="devices, a part each")] = 3,
+    data_path: Annotated[
+        list[str] | None, typer.Option(help="instead: the data of a device; once per device")
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="keys of the run config: 'KEY=VALUE …' or a TOML file"),
+    ] = None,
+    source: Annotated[Path, typer.Option("--app", help="the app's source folder")] = Path("."),
+    out: Annotated[Path | None, typer.Option(help="keep keys and logs in this new folder")] = None,
+) -> None:
+    """Run the app on a SuperLink and SuperNodes of this machine, and end them all."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _one_line_errors():
+        paths = [str(Path(path).absolute()) for path in data_path or []]
+        nodes: list[dict[str, int | str]] = [{"data-path": path} for path in paths] or [
+            {"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)
+        ]
+        given = {"clock": "wall", "min-clients": len(nodes), **read_options("--run-config", run_config)}
+        RunConfig.load(given)
+        if not (source / "pyproject.toml").is_file():
+            raise DeployError(
+                f"--app = {str(source)!r}: must be the app's source folder, with its pyproject.toml"
+            )
+        with tempfile.TemporaryDirectory(prefix="fedapp-") as temporary:
+            folder = out or Path(temporary) / "deployment"
+            try:
+                with LocalDeployment(folder, nodes) as deployment:
+                    try:
+                        print(
+                            f"starting a SuperLink and {len(nodes)} SuperNodes on {deployment.deployment.address}"
+                        )
+                        deployment.start()
+                        completed = deployment.run(source.absolute(), given)
+                    finally:
+                        signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
+            except KeyboardInterrupt:
+                raise SystemExit("interrupted; everything that was started is ended") from None
+            if not completed:
+                where = f"{folder}/*.log" if out else "--out FOLDER keeps the logs"
+                raise DeployError(f"the run didn't complete; {where}")
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, DeployError) as error:
+        raise SystemExit(f"error: {error}") from None

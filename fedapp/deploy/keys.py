@@ -1,0 +1,141 @@
+"""Certificates for TLS and key pairs for node authentication, in the formats that Flower reads.
+
+Private keys are written with mode 0600 from the first byte on.
+"""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID_FOR = datetime.timedelta(days=10 * 365)
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority: its key signs server certificates, its certificate is what devices trust."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def create(cls) -> "Authority":
+        """Make one, self-signed."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name("fedapp deployment CA")
+        usage = _key_usage(key_cert_sign=True, crl_sign=True)
+        certificate = (
+            _builder(name, name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(key, certificate)
+
+    def server_certificate(self, hosts: Sequence[str]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Make the key and certificate of a server.
+
+        Parameters
+        ----------
+        hosts : sequence of str
+            Host names and IP addresses under which clients reach it: the subject's alternative names.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = self.certificate.subject
+        certificate = (
+            _builder(_name(hosts[0]), issuer, key.public_key())
+            .add_extension(
+                x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
+            )
+            .sign(self.key, hashes.SHA256())
+        )
+        return key, certificate
+
+
+def write_authority(folder: Path) -> Authority:
+    """Make an authority and write ca.key and ca.crt."""
+    authority = Authority.create()
+    write_private(folder / "ca.key", _pem(authority.key))
+    (folder / "ca.crt").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    return authority
+
+
+def write_server(folder: Path, authority: Authority, hosts: Sequence[str]) -> None:
+    """Write ca.crt, server.crt and server.key for a server at ``hosts``, and superexec.secret for its SuperExec."""
+    key, certificate = authority.server_certificate(hosts)
+    (folder / "ca.crt").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
+    (folder / "server.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_private(folder / "server.key", _pem(key))
+    write_private(folder / "superexec.secret", os.urandom(SECRET_BYTES).hex().encode())
+
+
+def write_device(folder: Path) -> None:
+    """Write the key pair of a device, device.key and device.pub: P-256, the private half in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    write_private(
+        folder / "device.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    )
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (folder / "device.pub").write_bytes(public + b"\n")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may read; what was there before is removed."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # devices' clocks may be behind
+        .not_valid_after(now + VALID_FOR)
+    )
+
+
+def _key_usage(**allowed: bool) -> x509.KeyUsage:
+    names = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+        "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,218 @@
+"""A whole deployment on this machine: real SuperLink, SuperExec and SuperNodes, TLS and node authentication."""
+
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+from fedapp.deploy.files import CONNECTION, write_deployment
+from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device, environment
+
+START_TIMEOUT = 120.0  # seconds until the SuperLink must answer
+STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
+
+NodeConfigs = Iterable[Mapping[str, int | str]]
+
+# Flower starts its other commands by name.
+_BIN = Path(sys.executable).parent
+
+
+class LocalDeployment:
+    """A deployment below one folder; every process it starts is ended with it, children included.
+
+    Parameters
+    ----------
+    folder : Path
+        A new or empty folder: keys, start-up files, databases, and a log per process.
+    node_configs : iterable of mapping
+        What each device's SuperNode is told; device i is called ``device-i``.
+
+    Attributes
+    ----------
+    processes : dict of str to Popen
+        The last process started under each name: superlink, superexec, device-0, …
+    """
+
+    def __init__(self, folder: Path, node_configs: NodeConfigs) -> None:
+        self.folder = folder.absolute()
+        configs = [dict(config) for config in node_configs]
+        port, *node_ports = free_ports(1 + len(configs))
+        devices = tuple(
+            Device(f"device-{place}", config, node_port)
+            for place, (config, node_port) in enumerate(zip(configs, node_ports, strict=True))
+        )
+        self.deployment = Deployment((LOOPBACK,), port, str(self.folder), devices)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: list[subprocess.Popen[bytes]] = []
+        write_deployment(self.folder, self.deployment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start everything, the SuperNodes after their keys are registered.
+
+        Raises
+        ------
+        DeployError
+            If the SuperLink doesn't answer, or refuses a key.
+        """
+        self.start_superlink()
+        self.start_superexec()
+        self.wait_for_superlink()
+        register(self.folder, self.deployment)
+        for device in self.deployment.devices:
+            self.start_supernode(device.name)
+
+    def start_superlink(self) -> subprocess.Popen[bytes]:
+        """Start the SuperLink, on the state that is in its database."""
+        return self._start("superlink", self.deployment.superlink_command(LOOPBACK), "superlink")
+
+    def start_superexec(self) -> subprocess.Popen[bytes]:
+        """Start the SuperLink's SuperExec; relative paths of a run are relative to this process's folder."""
+        return self._start("superexec", self.deployment.superexec_command(), "superlink")
+
+    def start_supernode(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a device's SuperNode."""
+        device = next(device for device in self.deployment.devices if device.name == name)
+        return self._start(name, self.deployment.supernode_command(device), name)
+
+    def wait_for_superlink(self) -> None:
+        """Wait until the SuperLink answers.
+
+        Raises
+        ------
+        DeployError
+            If it ends, or doesn't answer within ``START_TIMEOUT`` seconds.
+        """
+        trust = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            try:
+                with urllib.request.urlopen(f"https://{self.deployment.address}/health", context=trust):
+                    return
+            except OSError:
+                ended = self.processes["superlink"].poll() is not None
+            if ended or time.monotonic() > deadline:
+                raise DeployError(f"the SuperLink didn't start; see {self.log('superlink')}")
+            time.sleep(0.2)
+
+    def run(self, app: Path, run_config: Mapping[str, Any]) -> bool:
+        """Run an app, show what it prints, and tell whether it completed."""
+        options = self.folder / "run.toml"
+        options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
+        command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
+        shown = self._spawn([str(_BIN / "flwr"), *command], self.folder)
+        shown.wait()
+        runs = json.loads(flwr(self.folder, "list", CONNECTION, "--format", "json"))["runs"]
+        return bool(runs) and runs[0]["status"] == "finished:completed"
+
+    def log(self, name: str) -> Path:
+        """Return where a process's output goes."""
+        return self.folder / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        """End a process and its children at once, as a power cut does."""
+        process = self.processes[name]
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End every process, the last started first."""
+        for process in reversed(self._started):
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        for process in reversed(self._started):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal(process, signal.SIGKILL)  # also what it may have left behind
+            process.wait()
+        self._started.clear()
+
+    def _start(self, name: str, command: list[str], own: str) -> subprocess.Popen[bytes]:
+        with self.log(name).open("ab") as log:
+            self.processes[name] = self._spawn(
+                [str(_BIN / command[0]), *command[1:]], self.folder / own, stdout=log, stderr=log
+            )
+        return self.processes[name]
+
+    def _spawn(self, command: list[str], own: Path, **output: Any) -> subprocess.Popen[bytes]:
+        # In a session of its own: Ctrl-C is for us alone, and its children can be ended with it.
+        process = subprocess.Popen(command, env=_environment(own), start_new_session=True, **output)
+        self._started.append(process)
+        return process
+
+
+def register(out: Path, deployment: Deployment) -> None:
+    """Make the devices' public keys known to the SuperLink, those that aren't yet.
+
+    Raises
+    ------
+    DeployError
+        If the SuperLink can't be reached, or refuses a key.
+    """
+    for device in deployment.devices:
+        key = str(out / device.name / "device.pub")
+        try:
+            flwr(out, "supernode", "register", key, CONNECTION, "--name", device.name)
+        except DeployError as error:
+            if "already in use" not in str(error):
+                raise
+
+
+def flwr(out: Path, *arguments: str) -> str:
+    """Run Flower's command line as the owner of a deployment, and return what it prints.
+
+    Raises
+    ------
+    DeployError
+        If the command fails.
+    """
+    done = subprocess.run(
+        [str(_BIN / "flwr"), *arguments],
+        env=_environment(out),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode:
+        text = " ".join(re.sub("[─│╭╮╰╯]", " ", done.stdout).split())  # it frames errors
+        raise DeployError(f"flwr {' '.join(arguments[:2])}: {text[-500:]}")
+    return done.stdout
+
+
+def free_ports(count: int) -> list[int]:
+    """Find TCP ports on loopback that nobody listens on."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _environment(own: Path) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", **environment(str(own))}
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Signal a process's group, which has its process id."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

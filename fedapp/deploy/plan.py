@@ -1,0 +1,152 @@
+"""What a deployment is: a server, its devices, and the command line of every process."""
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+FIRST_NODE_PORT = (
+    9094  # of a SuperNode's own API on loopback: Flower's default; the next device has the next one
+)
+_RESERVED = ("superlink", "superexec", "flower", "cache")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_HOST = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
+
+
+class DeployError(ValueError):
+    """A deployment can't be made or run as asked; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: its name, what its SuperNode is told (`data-path`, or its part), and its SuperNode's own port."""
+
+    name: str
+    node_config: dict[str, int | str]
+    port: int
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a deployment is.
+
+    Attributes
+    ----------
+    hosts : tuple of str
+        Host names and IP addresses of the server; devices connect to the first.
+    port : int
+        The SuperLink's port.
+    home : str
+        Folder on every machine that holds `.venv` and the machine's own folder, `superlink` or the device's name.
+    devices : tuple of Device
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    home: str
+    devices: tuple[Device, ...]
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            _check_host(host)
+        if not self.hosts:
+            raise DeployError("--host: at least one host name or IP address of the server is needed")
+        if not 1 <= self.port <= 65535:
+            raise DeployError(f"--port = {self.port}: must be 1 to 65535")
+        if not Path(self.home).is_absolute() or re.search(r"[\s%$\"'\\]", self.home):
+            raise DeployError(
+                f"--home = {self.home!r}: must be an absolute path without spaces, quotes, % or $"
+            )
+        names = [device.name for device in self.devices]
+        for name in names:
+            if not _NAME.fullmatch(name) or name in _RESERVED:
+                raise DeployError(
+                    f"--device {name!r}: a name is 1 to 63 of a-z, 0-9 and -, no - first, "
+                    f"and none of {', '.join(_RESERVED)}"
+                )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DeployError(f"--device {twice[0]!r}: is there twice; names must differ")
+        if not names:
+            raise DeployError("--device: at least one NAME=DATA-PATH is needed, or --partitions N")
+
+    @property
+    def address(self) -> str:
+        """The SuperLink's address for clients, HOST:PORT."""
+        host = self.hosts[0]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    # ---- How its processes are started ------------------------------------------------------------------------
+
+    def superlink_command(self, bind: str = "0.0.0.0") -> list[str]:
+        """Return the SuperLink's command line, with its state in a database."""
+        own = f"{self.home}/superlink"
+        return [
+            "flower-superlink", "--host", bind, "--port", str(self.port),
+            "--ssl-ca-certfile", f"{own}/ca.crt", "--ssl-certfile", f"{own}/server.crt",
+            "--ssl-keyfile", f"{own}/server.key", "--enable-supernode-auth",
+            "--database", f"{own}/superlink.db", "--isolation", "process",
+            "--superexec-auth-secret-file", f"{own}/superexec.secret",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+
+    def superexec_command(self) -> list[str]:
+        """Return the command line of the SuperLink's SuperExec: the ServerApp's processes outlive the SuperLink."""
+        own = f"{self.home}/superlink"
+        return [
+            "flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{self.port}",
+            "--root-certificates", f"{own}/ca.crt", "--superexec-auth-secret-file", f"{own}/superexec.secret",
+        ]  # fmt: skip
+
+    def supernode_command(self, device: Device) -> list[str]:
+        """Return the command line of a device's SuperNode."""
+        own = f"{self.home}/{device.name}"
+        return [
+            "flower-supernode", "--superlink", self.address, "--port", str(device.port),
+            "--root-certificates", f"{own}/ca.crt", "--auth-supernode-private-key", f"{own}/device.key",
+            "--node-config", f"{own}/node.toml",
+        ]  # fmt: skip
+
+
+def environment(home: str) -> dict[str, str]:
+    """Return the environment of Flower's processes on a machine: state in `home`, nothing installed at run time."""
+    return {
+        "FLWR_HOME": f"{home}/flower",
+        "FEDAPP_CACHE": f"{home}/cache",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+
+
+def devices_of(given: Sequence[str], partitions: int) -> tuple[Device, ...]:
+    """Make devices of `NAME=DATA-PATH` words, or of the number of parts that the run's dataset is divided into."""
+    if bool(given) == bool(partitions):
+        raise DeployError("--device and --partitions: give one of the two")
+    pairs = [device_of(word) for word in given] or [
+        (f"device-{part}", {"partition-id": part, "num-partitions": partitions}) for part in range(partitions)
+    ]
+    return tuple(Device(*pair, FIRST_NODE_PORT + place) for place, pair in enumerate(pairs))
+
+
+def device_of(word: str) -> tuple[str, dict[str, int | str]]:
+    """Read `NAME=DATA-PATH`."""
+    name, equals, path = word.partition("=")
+    if not equals or not path:
+        raise DeployError(f"--device {word!r}: must be NAME=DATA-PATH")
+    if not Path(path).is_absolute():
+        raise DeployError(f"--device {word!r}: the data-path must be absolute, as it is on that device")
+    return name, {"data-path": path}
+
+
+def _check_host(host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _HOST.fullmatch(host):
+            raise DeployError(
+                f"--host {host!r}: must be a host name or an IP address, without a port"
+            ) from None
