@@ -20,9 +20,10 @@ later. A late reply to a task that was given up is never pulled, and none is cou
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,9 +33,10 @@ from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout
-from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, mean_and_spread
+from strategies.base import EvaluateFn, FederatedStrategy, State, StrategyConfig, mean_and_spread
 from strategies.clock import RESOLUTION, WallClock
 from strategies.exchange import collect
+from strategies.roster import Client
 from strategies.server_optimizer import make_optimizer
 from strategies.tasks import Agenda, Contribution, Member, Standing, Tally, Task
 
@@ -46,6 +48,8 @@ MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
 SHORTEST_DEADLINE = 60.0  # real seconds that a task is given at least, when ``timeout`` allows
+KEPT = ("tasks", "misses", "dropped", "contributions", "weight", "observed")  # of a member, by a resumed run
+ABSENT = 0  # node id of a client of a resumed run that isn't there
 SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for replies
 
 
@@ -152,12 +156,11 @@ class AsynchronousStrategy(FederatedStrategy):
         self._grid, self._total, self._evaluate_fn = grid, num_rounds, evaluate_fn
         self._train = ConfigRecord() if train_config is None else train_config
         self._evaluate = self._train if evaluate_config is None else evaluate_config
+        state = self._begin(initial_arrays)
         self._layout = Layout.of(initial_arrays)
-        self._model = self._layout.to_vector(initial_arrays)
+        self._model = self._layout.to_vector(self._result.arrays)
         self._sent = self._model.astype(self._layout.narrow)
         self._optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
-        self._result = Result(arrays=initial_arrays)
-        self.aggregations = 0
         self.members: dict[int, Member] = {}
         self._pending: dict[str, Task] = {}
         self._agenda = Agenda()  # ids of tasks by due time (virtual) or deadline (real); members to ask again
@@ -166,10 +169,19 @@ class AsynchronousStrategy(FederatedStrategy):
         self._standing: Standing | None = None
         self._real = WallClock()
         self._looked = 0.0
-        if num_rounds > 0:
-            self._look(first=True)
-        self._began = self._origin = self.clock.now()
-        self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
+        working = self.aggregations < num_rounds
+        if working:
+            self.clients = self._take_part(grid, self._train)
+            self._looked = self._real.now()
+        if state is None:
+            self._began = self._origin = self.clock.now()
+        else:
+            self._take_up(state)
+        if working and not self.stopped():
+            self.check(len(self.members.keys() | {client.index for client in self.clients}))
+            self._welcome()
+        if state is None:
+            self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         step = self._step_real if isinstance(self.clock, WallClock) else self._step_virtual
         while self.aggregations < num_rounds and not self.stopped() and step():
             pass
@@ -245,12 +257,13 @@ class AsynchronousStrategy(FederatedStrategy):
 
     # ---- Tasks ------------------------------------------------------------------------------------------------
 
-    def _look(self, *, first: bool = False) -> None:
+    def _look(self) -> None:
         """Look who is there; hand the model to those who are new, or back."""
         self._looked = self._real.now()
-        self.clients = self._take_part(self._grid, self._train, wait=first)
-        if first and not self.stopped():
-            self.check(len(self.clients))
+        self.clients = self._take_part(self._grid, self._train, wait=False)
+        self._welcome()
+
+    def _welcome(self) -> None:
         fresh = []
         for client in self.clients:
             member = self.members.get(client.index)
@@ -272,29 +285,35 @@ class AsynchronousStrategy(FederatedStrategy):
         waiting = {c.member.client.index for c in self._buffer}
         free = {m.client.index: m for m in members if m.task not in self._pending}
         members = [member for index, member in free.items() if index not in waiting]
-        requests = []
         for member in members:
             member.tasks += 1
-            config = self._train_config(member.client, self.aggregations + 1, member.tasks, self._train)
-            requests.append(
-                messages.request(
-                    messages.TRAIN,
-                    member.client.node_id,
-                    config,
-                    ttl=self.timeout,
-                    arrays=self._result.arrays,
-                )
-            )
-        pushed = set(self._grid.push_messages(requests))
-        self._since.bytes_down += len(requests) * messages.num_bytes(self._result.arrays)
+        self._since.bytes_down += len(members) * messages.num_bytes(self._result.arrays)
         now = self.clock.now()
+        self._send({member.client.index: now for member in members}, self.aggregations, self._sent)
+
+    def _send(self, sent: Mapping[int, float], version: int, base: NDArray[Any]) -> None:
+        """Send a version of the model (D,) as the task of clients by index, at these clock seconds."""
+        current = version == self.aggregations
+        arrays = self._result.arrays if current else self._layout.to_record(base.astype(np.float64))
+        members = [self.members[index] for index in sent]
+        requests = [
+            messages.request(
+                messages.TRAIN,
+                member.client.node_id,
+                self._train_config(member.client, version + 1, member.tasks, self._train),
+                ttl=self.timeout,
+                arrays=arrays,
+            )
+            for member in members
+        ]
+        pushed = set(self._grid.push_messages(requests))
         for member, request in zip(members, requests, strict=True):
-            message_id = request.metadata.message_id
+            index, message_id = member.client.index, request.metadata.message_id
             lost = message_id not in pushed
-            self._pending[message_id] = Task(member, self.aggregations, self._sent, message_id, now, lost)
+            self._pending[message_id] = Task(member, version, base, message_id, sent[index], lost)
             member.task = message_id
-            due = now if lost and isinstance(self.clock, WallClock) else now + self._expected_time(member)
-            self._agenda.push(due, member.client.index, message_id)
+            wait = 0.0 if lost and isinstance(self.clock, WallClock) else self._expected_time(member)
+            self._agenda.push(sent[index] + wait, index, message_id)
 
     def _expected_time(self, member: Member) -> float:
         """Clock seconds until a task handed out now is due: its virtual time, or in real time its deadline."""
@@ -319,6 +338,8 @@ class AsynchronousStrategy(FederatedStrategy):
         except ArraysMismatchError as error:
             self._miss(member, str(error))
             return
+        if self.witness:
+            self.witness(member.client.index, delta)
         delta -= task.base
         if member.dropped:
             log.warning("client %d answers again and counts again", member.client.index)
@@ -361,6 +382,60 @@ class AsynchronousStrategy(FederatedStrategy):
             number = messages.whole(messages.metrics_of(reply).get(messages.NUM_EXAMPLES))
             member.client, self._standing = replace(member.client, num_examples=number), None
 
+    # ---- Going on where an earlier run was ------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Add the books: clients, and in virtual time the tasks under way with the models they started from."""
+        pending = [] if isinstance(self.clock, WallClock) else list(self._pending.values())
+        bases = {task.version: task.base for task in pending}
+        members = self.members.values()
+        return {
+            **super().state(),
+            "began": self._began,
+            "origin": self._origin,
+            "since": deepcopy(vars(self._since)),
+            **{name: getattr(self._optimizer, name) for name in self._optimizer.memory},
+            "clients": [member.client.index for member in members],
+            "num-examples": [member.client.num_examples for member in members],
+            **{name: deepcopy([getattr(member, name) for member in members]) for name in KEPT},
+            "retries": [(due, item.client.index) for due, item in self._agenda if isinstance(item, Member)],
+            "tasks-under-way": [(task.version, task.member.client.index, task.sent) for task in pending],
+            "versions": list(bases),
+            "bases": np.array(list(bases.values())),
+        }
+
+    def _take_up(self, state: State) -> None:
+        """Fill the books from the state of an earlier run, and hand out again what was under way."""
+        vars(self._since).update(deepcopy(state["since"]))
+        for name in self._optimizer.memory:
+            kept = state[name]
+            setattr(self._optimizer, name, np.array(kept) if isinstance(kept, np.ndarray) else kept)
+        self._began, self._origin = state["began"], state["origin"]
+        self.clock.resume(state["time"])  # waiting for the clients didn't count
+        present = {client.index: client for client in self.clients}
+        for place, (index, size) in enumerate(zip(state["clients"], state["num-examples"], strict=True)):
+            client = present.get(index, Client(ABSENT, index, size, MetricRecord()))
+            if client.num_examples is None:
+                client = replace(client, num_examples=size)
+            self.members[index] = Member(client, **{name: deepcopy(state[name][place]) for name in KEPT})
+            if index not in present:
+                log.warning("client %d of the run so far isn't there: the others share its weight", index)
+                self.members[index].dropped = True
+        again: dict[int, dict[int, float]] = {}
+        for version, index, sent in state["tasks-under-way"]:
+            if index in present:
+                again.setdefault(version, {})[index] = sent
+        bases = dict(zip(state["versions"], state["bases"], strict=True))
+        for version, tasks in again.items():
+            self._send(tasks, version, np.array(bases[version]))
+        there = [member for index, member in self.members.items() if index in present]
+        for due, index in state["retries"]:
+            if index in present:
+                self._agenda.push(due, index, self.members[index])
+        if self.aggregations < self._total:
+            resting = {index for _, index in state["retries"] if self.members[index].dropped}
+            self._hand_out([member for member in there if member.client.index not in resting])
+
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
     def _aggregate(self) -> None:
@@ -388,6 +463,10 @@ class AsynchronousStrategy(FederatedStrategy):
             self._report_evaluation(self._since.metrics())
         else:
             self._report(self.aggregations, self._result, None, MetricRecord(), evaluate=False)
+
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+        return self.standing.importance
 
     @property
     def standing(self) -> Standing:
@@ -460,7 +539,7 @@ class AsynchronousStrategy(FederatedStrategy):
         if not isinstance(losses, list) or not self.members:
             return {}
         return {
-            **mean_and_spread("federated-loss", self.standing.importance, losses),
+            **mean_and_spread("federated-loss", self.importance(), losses),
             **mean_and_spread("surrogate-loss", self.standing.expected_share, losses),
         }
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -90,6 +90,11 @@ class Progress:
 
 
 Observer = Callable[[Progress], None]
+# Told of every valid local model (D,), by client index, before it is aggregated; the array is on loan.
+Witness = Callable[[int, Vector], None]
+
+# What a run goes on from: arrays, and values that JSON holds.
+State = dict[str, Any]
 
 
 class FederatedStrategy(Strategy):
@@ -103,6 +108,8 @@ class FederatedStrategy(Strategy):
         ``VirtualClock`` (default) or ``WallClock``.
     observer : callable
         Called with a ``Progress`` after every aggregation.
+    witness : callable
+        Called with the client's index and its model (D,) for every valid reply, before it is aggregated.
     stopped : callable
         Asked at every poll; True ends the run with the last complete aggregation.
     """
@@ -116,6 +123,7 @@ class FederatedStrategy(Strategy):
         *,
         clock: Clock | None = None,
         observer: Observer | None = None,
+        witness: Witness | None = None,
         stopped: Callable[[], bool] = never,
     ) -> None:
         self.config = self._adapt(config or self.Config())
@@ -129,6 +137,7 @@ class FederatedStrategy(Strategy):
             )
         self.clock = clock or VirtualClock()
         self.observer = observer
+        self.witness = witness
         self.stopped = stopped
         self.timeout = 3600.0
         self.roster = Roster(self.config.min_clients, self.timeout, stopped)
@@ -136,8 +145,11 @@ class FederatedStrategy(Strategy):
         if self.config.client_weights == "adjacency":
             self.graph = ClientGraph(self.config.message_floor, self.config.neighbours)
         self.clients: list[Client] = []
+        self.aggregations = 0
+        self._evaluated = 0  # the last aggregation that was
         self._scenario: TimeScenario | None = None
         self._places: dict[int, int] = {}
+        self._resumed: State | None = None
 
     def local_rule(self) -> dict[str, float]:
         """Return the message fields that tell clients the algorithm's local step."""
@@ -180,6 +192,72 @@ class FederatedStrategy(Strategy):
                     totals[key] = totals.get(key, 0.0) + weight
         return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
 
+    # ---- Going on where an earlier run was ------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return what this run can be resumed from; an observer takes it, after any aggregation.
+
+        Arrays may be those that the run goes on to work with: write them before the observer returns. Random
+        streams need no state, each comes from the seed, the client and the task or round. A strategy with memory
+        of its own adds it here and takes it back in ``restore``.
+
+        Returns
+        -------
+        dict
+            Arrays, ``model`` (D,) among them, and values that JSON holds.
+        """
+        arrays = self._result.arrays
+        values = [
+            np.empty(0, Layout.of(arrays).narrow),
+            *(array.numpy().ravel() for array in arrays.values()),
+        ]
+        return {
+            "strategy": type(self).__name__,
+            "aggregations": self.aggregations,
+            "evaluated": self._evaluated,
+            "time": self.clock.now(),
+            "model": np.concatenate(values),
+            "places": list(self._places),
+            "scenario-clients": 0 if self._scenario is None else len(self._scenario.means),
+            **({} if self.graph is None else self.graph.state()),
+        }
+
+    def restore(self, state: State) -> None:
+        """Let the next ``start`` go on from the ``state`` of an earlier run with the same config.
+
+        In virtual time it then does what the earlier run would have done, to the last bit. In real time, tasks that
+        were under way are handed out anew.
+
+        Raises
+        ------
+        ValueError
+            If the state is another strategy's.
+        """
+        if state["strategy"] != type(self).__name__:
+            raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
+        self._resumed = state
+        if self.graph is not None:
+            self.graph.restore(state)
+
+    def _begin(self, initial_arrays: ArrayRecord) -> State | None:
+        """Start from the initial model, or from the state to resume, which is returned."""
+        state, self._resumed = self._resumed, None
+        self._result = Result(arrays=initial_arrays)
+        self.aggregations = self._evaluated = 0
+        if state is not None:
+            layout = Layout.of(initial_arrays)
+            if len(state["model"]) != layout.size:
+                raise ValueError(
+                    f"the state is that of a model of {len(state['model'])} values, this one has {layout.size}"
+                )
+            self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
+            self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
+            self.clock.resume(state["time"])
+            if state["scenario-clients"]:
+                self._scenario = self._make_scenario(state["scenario-clients"])
+                self._places = {index: place for place, index in enumerate(state["places"])}
+        return state
+
     def summary(self) -> None:
         """Log the strategy and its config."""
         log.info("%s: %s", type(self).__name__, self.config)
@@ -208,6 +286,8 @@ class FederatedStrategy(Strategy):
         clients: Mapping[str, list[float]] | None = None,
     ) -> None:
         collected = dict(metrics)
+        if evaluate:
+            self._evaluated = aggregation
         if evaluate and evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
             result.evaluate_metrics_serverapp[aggregation] = evaluated
             collected.update(evaluated)
@@ -218,12 +298,16 @@ class FederatedStrategy(Strategy):
                 Progress(aggregation, self.clock.now(), result.arrays, scalars, evaluate, clients or {})
             )
 
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+        weights = self._importances(self.clients) if self.clients else []
+        return {client.index: float(p) for client, p in zip(self.clients, weights, strict=True)}
+
     def _losses(self, losses: object) -> dict[str, float]:
         """Federated loss Σ p_i f_i and its spread, from the f_i by client index, if the evaluation tells them."""
         if not isinstance(losses, list) or not self.clients:
             return {}
-        weights = dict(zip((c.index for c in self.clients), self._importances(self.clients), strict=True))
-        return mean_and_spread("federated-loss", weights, losses)
+        return mean_and_spread("federated-loss", self.importance(), losses)
 
     def _set_timeout(self, timeout: float) -> None:
         self.timeout = self.roster.timeout = timeout
@@ -254,9 +338,12 @@ class FederatedStrategy(Strategy):
 
     def _times_of(self) -> TimeScenario:
         if self._scenario is None:
-            self._scenario = TimeScenario(self.config.time_scenario, len(self.clients), self.config.seed)
+            self._scenario = self._make_scenario(len(self.clients))
             self._places = {member.index: place for place, member in enumerate(self.clients)}
         return self._scenario
+
+    def _make_scenario(self, num_clients: int) -> TimeScenario:
+        return TimeScenario(self.config.time_scenario, num_clients, self.config.seed)
 
     def _place(self, client: Client) -> int:
         """Clients are the scenario's in the order of their indices at the start; later ones follow."""

@@ -6,7 +6,8 @@ Source: papers/003_4ba4febf91704f25.txt, algorithm 2, lines 1-8; the maths is in
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -104,6 +105,16 @@ class ClientGraph:
         share = dict(zip(self.clients, graph.client_weights(self.adjacency), strict=True))
         chosen = np.array([share[client.index] for client in clients])
         return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned from whom, for a run that goes on: the same nodes aren't asked again."""
+        known = list(self._known.values())
+        return {"graph-nodes": list(self._known), "graph-messages": np.array(known)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the messages of an earlier run."""
+        vectors = np.array(state["graph-messages"])
+        self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return the graph's arrays by name, the Laplacian's eigenvalues among them."""

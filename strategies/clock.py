@@ -18,6 +18,9 @@ class Clock(Protocol):
     def wait_until(self, deadline: float) -> None:
         """Return once ``now() >= deadline`` (seconds)."""
 
+    def resume(self, time: float) -> None:
+        """Go on from ``time`` (seconds), as far as an earlier run came."""
+
 
 class VirtualClock:
     """Time that follows from the time scenario alone: it jumps to the next event and takes no real time."""
@@ -43,6 +46,10 @@ class VirtualClock:
             raise ValueError(f"virtual time can't run backwards: now {self._now} s, asked for {deadline} s")
         self._now = max(self._now, deadline)
 
+    def resume(self, time: float) -> None:
+        """Take up an earlier run's time (seconds)."""
+        self._now = time
+
 
 class WallClock:
     """Real seconds since this object was made, unmoved by changes of the system's date."""
@@ -60,3 +67,7 @@ class WallClock:
         """Sleep until ``deadline`` (seconds); return at once if it has passed."""
         if (rest := deadline - self.now()) > 0:
             time.sleep(rest)
+
+    def resume(self, time: float) -> None:
+        """Count on from an earlier run's time (seconds); what passed between the two doesn't count."""
+        self._start += self.now() - time

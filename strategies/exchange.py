@@ -54,11 +54,12 @@ def collect(
     expired = False
     while nodes and not expired and not stopped():
         expired = clock.now() >= timeout  # what came since the last poll still counts
-        for reply in grid.pull_messages(list(nodes)):
+        pulled = list(grid.pull_messages(list(nodes)))
+        for reply in pulled:
             node_id = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node_id is not None:
                 replies[node_id] = reply
-        if nodes and not expired:
+        if nodes and not pulled and not expired:
             wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
             clock.wait_until(min(clock.now() + wait, timeout))
     return replies

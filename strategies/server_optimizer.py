@@ -14,7 +14,15 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
 class ServerOptimizer(Protocol):
-    """Moves the global model by an update."""
+    """Moves the global model by an update.
+
+    Attributes
+    ----------
+    memory : tuple of str
+        Names of the attributes that carry over from step to step.
+    """
+
+    memory: tuple[str, ...]
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return the new model (D,) from the old one and Σ d_i Δ_i."""
@@ -22,6 +30,8 @@ class ServerOptimizer(Protocol):
 
 class SGD:
     """θ + η_g Δ."""
+
+    memory: tuple[str, ...] = ()
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
@@ -33,6 +43,8 @@ class SGD:
 
 class Momentum:
     """v ← β v + Δ, θ + η_g v; β = 0.9."""
+
+    memory: tuple[str, ...] = ("velocity",)
 
     def __init__(self, lr: float, beta: float = 0.9) -> None:
         self.lr = lr
@@ -47,6 +59,8 @@ class Momentum:
 
 class Adam:
     """m ← β₁ m + (1−β₁) Δ, v ← β₂ v + (1−β₂) Δ², θ + η_g m / (√v + τ); 0.9, 0.99, 1e-3, without bias correction."""
+
+    memory: tuple[str, ...] = ("first", "second")
 
     def __init__(self, lr: float, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3) -> None:
         self.lr = lr

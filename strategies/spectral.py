@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from strategies import graph, messages
 from strategies.arrays import Layout, Vector
-from strategies.base import StrategyConfig
+from strategies.base import State, StrategyConfig
 from strategies.roster import Client
 from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
@@ -116,6 +116,26 @@ class Spectral(SynchronousStrategy):
             for average in neighbour_average(rows[start : start + step], self._models.matrix, order):
                 yield layout.to_record(average.astype(np.float64))
 
+    def state(self) -> State:
+        """Add the local models, one row of (C, D) float32 per client; see ``FederatedStrategy.state``."""
+        if self._models is None:
+            return super().state()
+        return {
+            **super().state(),
+            "local-models": self._models.matrix,
+            "local-models-initial": self._models.initial,
+            "local-models-clients": self._models.clients,
+        }
+
+    def restore(self, state: State) -> None:
+        """Take up the local models too."""
+        super().restore(state)
+        if "local-models" in state:
+            initial, clients = np.array(state["local-models-initial"]), state["local-models-clients"]
+            self._models = LocalModels(initial, len(clients), self.config.neighbour_memory)
+            self._models.rows(clients)
+            self._models.matrix[:] = state["local-models"]
+
     def received(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_{t,E}^i."""
         if self._models is not None:
@@ -145,6 +165,11 @@ class LocalModels:
         self._rows: dict[int, int] = {}
         self.matrix = self._allocate(num_clients)
         self.matrix[:] = initial
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients, in the order of their rows."""
+        return list(self._rows)
 
     def rows(self, clients: Sequence[int]) -> list[int]:
         """Return the rows of clients, making those that there aren't."""

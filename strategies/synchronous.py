@@ -145,6 +145,8 @@ class SynchronousStrategy(FederatedStrategy):
             if delta is None:
                 continue
             self.received(client, delta)
+            if self.witness:
+                self.witness(client.index, delta)
             delta -= current.model
             reply = by_node[client.node_id]
             total += weight * delta
@@ -199,10 +201,10 @@ class SynchronousStrategy(FederatedStrategy):
         self.summary()
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
-        result = Result(arrays=initial_arrays)
-        self._report(0, result, evaluate_fn, MetricRecord(), evaluate=True)
-        metrics, unevaluated = MetricRecord(), 0
-        for server_round in range(1, num_rounds + 1):
+        if self._begin(initial_arrays) is None:
+            self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
+        result = self._result
+        for server_round in range(self.aggregations + 1, num_rounds + 1):
             requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
             if self.stopped() or not self._fits_budget(server_round):
                 break
@@ -212,14 +214,13 @@ class SynchronousStrategy(FederatedStrategy):
             arrays, train_metrics = self.aggregate_train(server_round, list(replies.values()))
             result.arrays = arrays or result.arrays
             self.clock.wait_until(self.clock.now() + self._duration(server_round))
-            metrics, unevaluated = train_metrics or MetricRecord(), server_round
+            self.aggregations, metrics = server_round, train_metrics or MetricRecord()
             result.train_metrics_clientapp[server_round] = metrics
             if evaluate := server_round % self.config.eval_every == 0 or server_round == num_rounds:
                 metrics = self._evaluate_on_clients(server_round, result, evaluate_config, grid, metrics)
-                unevaluated = 0
             self._report(server_round, result, evaluate_fn, metrics, evaluate=evaluate)
-        if unevaluated:  # stopped early, between two evaluations
-            self._report(unevaluated, result, evaluate_fn, MetricRecord(), evaluate=True)
+        if self.aggregations > self._evaluated:  # stopped early, between two evaluations
+            self._report(self.aggregations, result, evaluate_fn, MetricRecord(), evaluate=True)
         return result
 
     # ---- Parts of a round -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The books of the asynchronous loop: clients, their tasks under way, what has arrived, and what is due when."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,10 @@ class Agenda:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[float, Any]]:
+        """Due times and items, in no order."""
+        return ((due, item) for due, _, _, item in self._heap)
 
     def push(self, due: float, client: int, item: Any) -> None:
         """Add an item."""

@@ -1,0 +1,317 @@
+"""Runs that are stopped after any aggregation and resumed: equal bit for bit to those that weren't."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
+from strategies.clock import VirtualClock, WallClock
+
+Make = Callable[..., Any]
+
+pytestmark = pytest.mark.timeout(60)
+
+CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4)
+ROUNDS = 9
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as a file gives it back: the arrays copied, everything else through JSON."""
+    arrays = {key: value.copy() for key, value in state.items() if isinstance(value, np.ndarray)}
+    rest = {key: value for key, value in state.items() if key not in arrays}
+    return json.loads(json.dumps(rest)) | arrays
+
+
+@dataclass
+class Run:
+    """What a run reported, its final model, and its state after every aggregation."""
+
+    reports: list[Any] = field(default_factory=list)
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    final: bytes = b""
+    strategy: Any = None
+
+
+class CutOffError(Exception):
+    """The process ends here."""
+
+
+Go = Callable[..., Run]
+
+
+@pytest.fixture
+def go(federation: Make, model: Make, train_config: Make) -> Go:
+    """Run a strategy on new nodes, from a state if there is one; ``cut`` kills it in that aggregation's report."""
+    count = iter(range(1000))
+
+    def run(
+        name: str,
+        *,
+        state: dict[str, Any] | None = None,
+        rounds: int = ROUNDS,
+        cut: int | None = None,
+        clock: Any = None,
+        grid: Any = None,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> Run:
+        kind, done = REGISTRY[name], Run()
+        grid = grid or federation(CENTRES, SIZES, seed=next(count))  # other node ids each time
+
+        def observe(progress: Progress) -> None:
+            if progress.aggregation and progress.aggregation not in done.states:
+                done.states[progress.aggregation] = saved(done.strategy.state())
+            report = [
+                progress.aggregation, progress.time, dict(progress.metrics), progress.evaluated,
+                dict(progress.clients), [array.data for array in progress.arrays.values()],
+            ]  # fmt: skip
+            done.reports.append(report)
+            if progress.aggregation == cut:
+                raise CutOffError
+
+        def evaluate(aggregation: int, arrays: ArrayRecord) -> MetricRecord:
+            w = arrays["w"].numpy()
+            return MetricRecord(
+                {"loss": float(w.sum()), "client-losses": [float(w[0] - c) ** 2 for c in CENTRES]}
+            )
+
+        done.strategy = kind(kind.Config(**options), clock=clock or VirtualClock(), observer=observe)
+        if state is not None:
+            done.strategy.restore(state)
+        try:
+            result = done.strategy.start(
+                grid, model(0.1, 0.2, 0.7, dtype=dtype), num_rounds=rounds, timeout=10.0,
+                train_config=train_config(2, 0.3), evaluate_fn=evaluate,
+            )  # fmt: skip
+            done.final = b"".join(array.data for array in result.arrays.values())
+        except CutOffError:
+            pass
+        return done
+
+    return run
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {}),
+    ("fedavg", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 4}),
+    ("fedavg", {"participation": "md", "fraction_train": 0.6, "time_scenario": "exponential"}),
+    ("fedavg", {"participation": "paired", "client_evaluation": True}),
+    ("fedavg", {"participation": "fixed:1,3", "client_weights": "adjacency"}),
+    ("fedavg", {"time_budget": 5.5, "eval_every": 4}),
+    ("fedprox", {"client_weights": "uniform"}),
+    ("spectral", {}),
+    ("spectral", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 3}),
+    ("spectral", {"neighbours": 2, "neighbour_memory": 0.0}),
+    ("spectral", {"perturbation_beta": 1.0}),
+    ("async-fedavg", {"server_lr": 0.1}),
+    ("async-fedavg", {"server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),
+    ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "momentum", "aggregation_weights": "identical"}),
+    ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "adam", "client_weights": "adjacency"}),
+    ("async-fedavg", {"server_lr": 0.1, "time_scenario": "F0", "client_evaluation": True}),
+    ("async-fedavg", {"server_lr": 0.1, "time_budget": 1.1, "eval_every": 5}),
+    ("fedfix", {}),
+    ("fedfix", {"fedfix_interval": 0.25, "time_scenario": "exponential", "eval_every": 2}),
+    ("fedfix", {"server_optimizer": "momentum", "server_lr": 0.5}),
+    ("fedbuff", {"buffer_size": 2}),
+    ("fedbuff", {"buffer_size": 3, "time_scenario": "exponential", "eval_every": 4}),
+    ("fedbuff", {"buffer_size": 2, "server_optimizer": "adam", "aggregation_weights": "identical"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES]
+)
+def test_resumed_after_any_aggregation_it_is_the_same_run(go: Go, name: str, options: dict[str, Any]) -> None:
+    whole = go(name, **options)
+    assert whole.final
+    last = whole.reports[-1][0]
+    assert last == ROUNDS or options.get("time_budget")
+    for k in range(1, last + 1):
+        part = go(name, cut=k, **options)
+        rest = go(name, state=part.states[k], **options)
+        assert part.reports + rest.reports == whole.reports
+        assert rest.final == whole.final
+
+
+def test_every_strategy_is_in_the_table() -> None:
+    assert {name for name, _ in CASES} == set(REGISTRY)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["async-fedavg", "fedfix", "fedbuff"]),
+    stops=st.lists(st.integers(1, ROUNDS - 1), min_size=1, max_size=4, unique=True).map(sorted),
+    scenario=st.sampled_from(["F0", "F50", "F80", "exponential"]),
+    optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
+    weights=st.sampled_from(["samples", "uniform", "adjacency"]),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from(["float32", "float64", "float16"]),
+)
+def test_any_number_of_stops(
+    go: Go, name: str, stops: list[int], scenario: str, optimizer: str, weights: str, seed: int, dtype: str
+) -> None:
+    options: dict[str, Any] = {
+        "time_scenario": scenario, "server_optimizer": optimizer, "client_weights": weights, "seed": seed,
+        "server_lr": 0.1, "eval_every": 2, "dtype": dtype,
+    } | ({"buffer_size": 3} if name == "fedbuff" else {})  # fmt: skip
+    whole = go(name, **options)
+    state, reports = None, []
+    for stop in [*stops, None]:
+        part = go(name, state=state, cut=stop, **options)
+        reports += part.reports
+        state = part.states[stop] if stop else None
+    assert reports == whole.reports
+    assert part.final == whole.final
+
+
+@pytest.mark.parametrize("name", ["fedavg", "spectral", "async-fedavg", "fedfix"])
+def test_a_finished_run_goes_on_as_if_it_had_been_longer(go: Go, name: str) -> None:
+    options = {"server_lr": 0.1} if name == "async-fedavg" else {}
+    whole, short = go(name, rounds=12, **options), go(name, rounds=5, **options)
+    rest = go(name, rounds=12, state=short.states[5], **options)
+    both = short.reports + rest.reports
+    # The last contributors of the short run get their next task after its last report.
+    assert sum(r[2].pop("bytes-down", 0) for r in both) == sum(
+        r[2].pop("bytes-down", 0) for r in whole.reports
+    )
+    assert both == whole.reports
+    assert rest.final == whole.final
+
+
+def test_a_finished_run_resumed_as_it_is_does_nothing_more(go: Go) -> None:
+    whole = go("async-fedavg")
+    rest = go("async-fedavg", state=whole.states[ROUNDS])
+    assert (rest.reports, rest.final) == ([], whole.final)
+
+
+def test_clients_that_fail_fail_alike_after_a_resume(go: Go, federation: Make) -> None:
+    # Client 1 always fails: after three misses it is dropped, and asked again ten task times later.
+    def grid() -> Any:
+        made = federation(CENTRES, SIZES)
+        made.spoil(1, "raise")
+        return made
+
+    options = {"server_lr": 0.1, "rounds": 60}
+    whole = go("async-fedavg", grid=grid(), **options)
+    assert whole.reports[-1][2]["failures"] + sum(r[2].get("failures", 0) for r in whole.reports[:-1]) >= 4
+    for k in (1, 2, 5, 8, 13, 30, 47, 58):
+        rest = go("async-fedavg", grid=grid(), state=whole.states[k], **options)
+        assert whole.reports[: k + 1] + rest.reports == whole.reports
+        assert rest.final == whole.final
+
+
+def test_tasks_under_way_are_sent_again_with_the_model_they_had(go: Go, federation: Make) -> None:
+    whole = go("async-fedavg", server_lr=0.1)
+    grid = federation(CENTRES, SIZES)
+    go("async-fedavg", state=whole.states[6], rounds=6 + 1, grid=grid, server_lr=0.1)
+    first = {}
+    for message in grid.requests():
+        config = message.content.config_records["config"]
+        first.setdefault(config["client"], (config["server-round"] - 1, message))
+    versions = {report[0]: report[5] for report in whole.reports}
+    assert sorted(first) == [0, 1, 2, 3, 4]
+    assert first[4][0] == 0  # F80: the slowest still works on the initial model, in t = 1
+    for version, message in first.values():
+        assert [array.data for array in message.content.array_records["arrays"].values()] == versions[version]
+
+
+def test_a_state_holds_each_model_under_way_once(go: Go) -> None:
+    state = go("fedbuff", buffer_size=3).states[1]
+    # Two clients haven't answered and have version 0, the three others were handed version 1.
+    assert sorted(version for version, _, _ in state["tasks-under-way"]) == [0, 0, 1, 1, 1]
+    assert (sorted(state["versions"]), state["bases"].shape) == ([0, 1], (2, 3))
+    assert state["bases"].dtype == np.float32
+
+
+# ---- Real time ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["async-fedavg", "fedfix", "fedbuff"])
+def test_in_real_time_the_clock_the_books_and_the_model_go_on(go: Go, federation: Make, name: str) -> None:
+    options = (
+        {"buffer_size": 2} if name == "fedbuff" else {"fedfix_interval": 0.05} if name == "fedfix" else {}
+    )
+
+    def grid() -> Any:
+        made = federation(CENTRES, SIZES)
+        for partition in range(5):
+            made.node(partition).delay = 0.01 + 0.01 * partition
+        return made
+
+    part = go(name, cut=4, clock=WallClock(), grid=grid(), **options)
+    state = part.states[4]
+    assert state["tasks-under-way"] == []
+    state["time"] = state["time"] + 100.0
+    state["origin"] = state["origin"] + 100.0
+    rest = go(name, state=state, clock=WallClock(), grid=grid(), **options)
+    assert [report[0] for report in rest.reports] == [5, 6, 7, 8, 9]
+    times = [report[1] for report in rest.reports]
+    assert times == sorted(times)
+    assert 100 < times[0] < times[-1] < 110
+    before, after = (report[4]["participation"] for report in (part.reports[-1], rest.reports[-1]))
+    assert sum(after) == sum(before) + sum(report[2]["contributions"] for report in rest.reports)
+    assert all(seconds > 0 for seconds in rest.reports[0][4]["task-time"])  # what was observed is kept
+
+
+def test_a_wall_clock_counts_on_from_where_the_run_was() -> None:
+    clock = WallClock()
+    clock.resume(50.0)
+    assert 50.0 <= clock.now() < 51.0
+
+
+def test_a_client_that_is_gone_after_the_resume_is_named_and_the_run_goes_on(
+    go: Go, federation: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = go("async-fedavg", server_lr=0.1).states[4]
+    grid = federation(CENTRES, SIZES)
+    grid.node(2).present = False
+    with caplog.at_level(logging.WARNING, "flwr.strategies"):
+        rest = go("async-fedavg", state=state, grid=grid, server_lr=0.1)
+    assert "client 2 of the run so far isn't there" in caplog.text
+    last = rest.reports[-1][4]
+    assert rest.reports[-1][0] == ROUNDS
+    assert last["importance"][2] == 0.0
+    # p of the others: 1, 2, 3, 4 of 10.
+    assert last["importance"] == pytest.approx([0.1, 0.2, 0.0, 0.3, 0.4])
+
+
+# ---- Parts -------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_whose_message_is_known_are_not_asked_for_it_again(go: Go, federation: Make) -> None:
+    ids = [11, 12, 13, 14, 15]
+    state = go("spectral", grid=federation(CENTRES, SIZES, node_ids=ids)).states[3]
+    grid = federation(CENTRES, SIZES, node_ids=[*ids[:4], 99])
+    go("spectral", state=state, grid=grid)
+    assert grid.asked("query.message") == [4]  # only the node that is new
+
+
+def test_a_state_of_another_strategy_or_model_is_refused(go: Go, federation: Make, model: Make) -> None:
+    state = go("fedavg").states[2]
+    with pytest.raises(ValueError, match="the state is that of FedAvg, this is Spectral"):
+        Spectral().restore(state)
+    strategy = FedAvg()
+    strategy.restore(state)
+    with pytest.raises(ValueError, match="a model of 3 values, this one has 2"):
+        strategy.start(federation(), model(1.0, 2.0))
+
+
+def test_a_state_is_taken_up_once(go: Go, federation: Make, model: Make, train_config: Make) -> None:
+    strategy = AsyncFedAvg(AsyncFedAvg.Config(server_lr=0.1))
+    strategy.restore(go("async-fedavg", server_lr=0.1).states[4])
+    grid = federation(CENTRES, SIZES)
+    strategy.start(grid, model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=5, train_config=train_config())
+    assert strategy.aggregations == 5
+    strategy.clock = VirtualClock()
+    result = strategy.start(
+        grid, model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=2, train_config=train_config()
+    )
+    assert list(result.train_metrics_clientapp) == [1, 2]
