@@ -84,7 +84,7 @@ class LocalDeployment:
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink, on the state that is in its database."""
-        return self._start("superlink", self.deployment.superlink_command(LOOPBACK), "superlink")
+        return self._start("superlink", self.deployment.superlink_command(), "superlink")
 
     def start_superexec(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink's SuperExec; relative paths of a run are relative to this process's folder."""

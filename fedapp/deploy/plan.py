@@ -81,11 +81,12 @@ class Deployment:
 
     # ---- How its processes are started ------------------------------------------------------------------------
 
-    def superlink_command(self, bind: str = "0.0.0.0") -> list[str]:
+    def superlink_command(self) -> list[str]:
         """Return the SuperLink's command line, with its state in a database."""
-        own = f"{self.home}/superlink"
+        own, host = f"{self.home}/superlink", self.hosts[0]
+        everywhere = "::" if ":" in host else "0.0.0.0"
         return [
-            "flower-superlink", "--host", bind, "--port", str(self.port),
+            "flower-superlink", "--host", host if host == LOOPBACK else everywhere, "--port", str(self.port),
             "--ssl-ca-certfile", f"{own}/ca.crt", "--ssl-certfile", f"{own}/server.crt",
             "--ssl-keyfile", f"{own}/server.key", "--enable-supernode-auth",
             "--database", f"{own}/superlink.db", "--isolation", "process",

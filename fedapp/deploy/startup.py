@@ -77,8 +77,8 @@ def compose_file(deployment: Deployment) -> str:
     for device in deployment.devices:
         command = deployment.supernode_command(device)
         services[device.name] = _service(deployment, device.name, command)
-        if path := device.node_config.get("data-path"):
-            services[device.name]["volumes"].append(f"{path}:{path}:ro")
+        if path := str(device.node_config.get("data-path", "")):
+            services[device.name]["volumes"].append({**_mount(path, path), "read_only": True})
     return _COMPOSE + "".join(_yaml(name, service) for name, service in services.items())
 
 
@@ -89,10 +89,14 @@ def _service(deployment: Deployment, name: str, command: Sequence[str]) -> dict[
         "command": command,
         "working_dir": own,
         "environment": environment(own),
-        "volumes": [f"./{name}:{own}"],
+        "volumes": [_mount(f"./{name}", own)],
         "network_mode": "host",
         "restart": "always",  # the pause doubles from 0.1 s to 60 s
     }
+
+
+def _mount(source: str, target: str) -> dict[str, Any]:
+    return {"type": "bind", "source": source, "target": target}
 
 
 def _yaml(name: str, service: Mapping[str, Any]) -> str:
