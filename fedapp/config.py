@@ -161,6 +161,7 @@ class RunConfig(Schema):
 
     seed: Count
     eval_every: Counting
+    record_divergence: Flag
     server_device: Device
     client_device: Device
     client_threads: Count

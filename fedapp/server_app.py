@@ -15,12 +15,14 @@ from fedapp.client_app import to_arrays, to_state
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset, Partition
 from fedapp.display import Display
+from fedapp.divergence import DivergenceMeter
 from fedapp.evaluation import evaluate
 from fedapp.models import ModelError
 from fedapp.report import read_metrics
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker, make_tracker
 from strategies import REGISTRY, AsynchronousStrategy, FederatedStrategy, Progress, messages
+from strategies.arrays import Layout, Vector
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.roster import wait_for_nodes
@@ -107,9 +109,12 @@ def run(
     stopped : callable
         Asked at every poll; True ends the run after the last complete round, with a complete run directory.
     """
-    config = experiment.config
-    recorder = Recorder(experiment, engine_of(grid), directory or RunDirectory(config))
+    config, engine = experiment.config, engine_of(grid)
+    if config.record_divergence and engine == "deployment":
+        raise ConfigError("record-divergence = true: only a simulation has all clients' data; allowed is false")
+    recorder = Recorder(experiment, engine, directory or RunDirectory(config))
     strategy = recorder.strategy = build_strategy(config, recorder, stopped)
+    strategy.witness = recorder.measure if config.record_divergence else None
     recorder.begin()
     status = "failed"
     try:
@@ -183,6 +188,7 @@ class Recorder:
         self.strategy: FederatedStrategy | None = None
         self._graph_of: tuple[int, ...] = ()
         self._test: tuple[Tensor, Tensor] | None = None
+        self._meter: DivergenceMeter | None = None
         self._training: tuple[Tensor, Tensor] | None = None
 
     def begin(self) -> None:
@@ -220,17 +226,33 @@ class Recorder:
         sums = np.add.reduceat(score.losses, partition.client_offsets[:-1])
         return (sums / partition.sizes).tolist()  # type: ignore[no-any-return]
 
+    def measure(self, client: int, local_model: Vector) -> None:
+        """Take a client's trained model (D,) into divergence and drift of the aggregation under way."""
+        experiment, strategy = self.experiment, self.strategy
+        assert strategy is not None
+        if self._meter is None:
+            partition = experiment.partition
+            training = federation.to_tensors(
+                experiment.dataset, partition.client_indices, self.config.normalize, experiment.device
+            )
+            model = experiment.model.to(experiment.device)
+            self._meter = DivergenceMeter(model, *training, partition.client_offsets)
+        layout = Layout.of(to_arrays(experiment.model.state_dict()))
+        state = to_state(layout.to_record(local_model), experiment.device)
+        self._meter.take(client, state, strategy.importance())
+
     def __call__(self, progress: Progress) -> None:
         """Take note of an aggregation; an evaluated one is written."""
         for key in self.totals:
             self.totals[key] += int(progress.metrics.get(key, 0))
-        self.last = {**progress.metrics, **self.totals, "aggregation": progress.aggregation}
+        metrics = {**progress.metrics, **(self._meter.metrics() if self._meter else {})}
+        self.last = {**metrics, **self.totals, "aggregation": progress.aggregation}
         if progress.evaluated:
             record = {
                 "aggregation": progress.aggregation,
                 "time": progress.time,
                 "clock": self.config.clock,
-                **progress.metrics,
+                **metrics,
                 **self.totals,
             }
             self.directory.append_metrics(

@@ -300,8 +300,10 @@ class FederatedStrategy(Strategy):
 
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        weights = self._importances(self.clients) if self.clients else []
-        return {client.index: float(p) for client, p in zip(self.clients, weights, strict=True)}
+        if not self.clients:
+            return {}
+        weights = self._importances(self.clients).tolist()
+        return {client.index: p for client, p in zip(self.clients, weights, strict=True)}
 
     def _losses(self, losses: object) -> dict[str, float]:
         """Federated loss Σ p_i f_i and its spread, from the f_i by client index, if the evaluation tells them."""

@@ -1,0 +1,72 @@
+"""How far clients drift apart in a round, and how unlike their objectives are where they end.
+
+papers/000_eaef941d18240f45.txt, eq. 3 and section 4.1: the divergence after a round is max ‖∇f_i(w_i) − ∇f(w_i)‖ over
+its participants i, each at its own local model; its largest value estimates ζ. The drift of lemma 2.3, at the end of
+the round, is the participants' mean ‖w_i − w̄‖² with w̄ the mean of their models.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedapp.evaluation import CHUNK
+
+
+class DivergenceMeter:
+    """Measures the local models of one aggregation, one by one as they arrive; needs every client's data.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the device of the data.
+    x, y : Tensor
+        All clients' inputs (N, ...) and labels (N,), client after client.
+    offsets : array (C+1,)
+        Client i owns rows ``offsets[i]`` to ``offsets[i+1]``.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, offsets: np.ndarray) -> None:
+        self.model, self.x, self.y, self.offsets = model, x, y, offsets
+        self._start()
+
+    def _start(self) -> None:
+        self._count, self._largest, self._squares = 0, 0.0, 0.0
+        self._mean = np.zeros(0)
+
+    def take(self, client: int, state: dict[str, Tensor], importance: Mapping[int, float]) -> None:
+        """Measure a client's local model; ``importance`` has the p_j of f = Σ p_j f_j by client."""
+        sizes = np.diff(self.offsets)
+        weights = np.zeros(len(sizes))
+        for other, p in importance.items():
+            weights[other] = -p / sizes[other]
+        weights[client] += 1 / sizes[client]
+        by_row = torch.from_numpy(np.repeat(weights, sizes)).to(self.x.device)
+        self._largest = max(self._largest, self._gradient_norm(state, by_row))
+        flat = torch.cat([state[name].flatten() for name, _ in self.model.named_parameters()])
+        vector = flat.double().cpu().numpy()
+        self._mean = self._mean if self._count else np.zeros_like(vector)
+        self._count += 1
+        step = vector - self._mean  # Welford's sums: no cancellation, and no need to keep the models
+        self._mean = self._mean + step / self._count
+        self._squares += float(step @ (vector - self._mean))
+
+    def metrics(self) -> dict[str, float]:
+        """Return divergence and drift since the last call; nothing if there was no local model."""
+        found = {"divergence": self._largest, "drift": self._squares / self._count} if self._count else {}
+        self._start()
+        return found
+
+    def _gradient_norm(self, state: dict[str, Tensor], weights: Tensor) -> float:
+        """‖Σ_rows weight ∇loss‖, the weights (N,) in float64."""
+        leaves = {name: state[name].detach().requires_grad_() for name, _ in self.model.named_parameters()}
+        total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves.values()]
+        chunks = (torch.split(values, CHUNK) for values in (self.x, self.y, weights))
+        for x, y, weight in zip(*chunks, strict=True):
+            logits = torch.func.functional_call(self.model, {**state, **leaves}, (x,))
+            losses = F.cross_entropy(logits, y, reduction="none")
+            gradients = torch.autograd.grad((losses * weight).sum(), list(leaves.values()))
+            total = [sum_ + gradient for sum_, gradient in zip(total, gradients, strict=True)]
+        return float(torch.sqrt(torch.stack([gradient.square().sum() for gradient in total]).sum()))
