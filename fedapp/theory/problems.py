@@ -1,0 +1,455 @@
+"""Federated problems f = Σ p_i f_i in float64 whose minima are known: in closed form, or to 1e-12 by Newton's method.
+
+C is the number of clients, D the number of parameters; a model is a vector (D,).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedapp.theory.constants import Array, AssumptionError
+
+# A gradient of this norm counts as zero: what float64 leaves of one of norm about 1 is some 1e-15.
+GRADIENT_TOLERANCE = 1e-12
+
+_NEWTON_STEPS = 100
+_BACKTRACKS = 40
+# Below this gradient norm a full Newton step needs no line search, whose differences would be lost in rounding.
+_LOCAL = 1e-5
+
+
+class Problem(ABC):
+    """The losses of C clients.
+
+    Attributes
+    ----------
+    weights : array (C,)
+        p_i.
+    num_parameters : int
+        D.
+    L, mu : float
+        Every f_i is L-smooth and μ-strongly convex, everywhere.
+    """
+
+    weights: Array
+    num_parameters: int
+    L: float
+    mu: float
+
+    @abstractmethod
+    def values(self, w: Array) -> Array:
+        """f_i(w), shape (C,)."""
+
+    @abstractmethod
+    def gradients(self, w: Array) -> Array:
+        """∇f_i(w), shape (C, D)."""
+
+    @abstractmethod
+    def minimisers(self) -> Array:
+        """w_i* of every client, shape (C, D)."""
+
+    @abstractmethod
+    def minimiser(self) -> Array:
+        """w* of f, shape (D,)."""
+
+    @property
+    def num_clients(self) -> int:
+        """C."""
+        return len(self.weights)
+
+    def client_gradient(self, i: int, w: Array) -> Array:
+        """∇f_i(w) of one client, shape (D,)."""
+        gradient: Array = self.gradients(w)[i]
+        return gradient
+
+    def value(self, w: Array) -> float:
+        """f(w) = Σ p_i f_i(w)."""
+        return float(self.weights @ self.values(w))
+
+    def gradient(self, w: Array) -> Array:
+        """∇f(w), shape (D,)."""
+        gradient: Array = self.weights @ self.gradients(w)
+        return gradient
+
+
+# ---- Quadratics ------------------------------------------------------------------------------------------------
+
+
+class Quadratics(Problem):
+    """f_i(w) = ½ Σ_d a_id (w_d − c_id)², so that f_i* = 0.
+
+    Parameters
+    ----------
+    curvatures, centres : array (C, D)
+        a_id > 0 and c_id.
+    weights : array (C,), optional
+        p_i, summing to 1; equal unless told.
+    """
+
+    def __init__(self, curvatures: ArrayLike, centres: ArrayLike, weights: ArrayLike | None = None) -> None:
+        self.curvatures = np.asarray(curvatures, dtype=np.float64)
+        self.centres = np.asarray(centres, dtype=np.float64)
+        if self.curvatures.ndim != 2 or self.curvatures.shape != self.centres.shape:
+            raise ValueError(
+                f"curvatures {self.curvatures.shape}, centres {self.centres.shape}: must be (clients, parameters)"
+            )
+        if not (self.curvatures > 0).all():
+            raise ValueError(f"curvatures: must be above 0, the smallest is {self.curvatures.min()}")
+        self.weights = _weights(weights, len(self.centres))
+        self.num_parameters = self.centres.shape[1]
+        self.L, self.mu = float(self.curvatures.max()), float(self.curvatures.min())
+
+    def values(self, w: Array) -> Array:
+        """f_i(w), shape (C,)."""
+        values: Array = np.sum(self.curvatures * (w - self.centres) ** 2, axis=-1) / 2
+        return values
+
+    def gradients(self, w: Array) -> Array:
+        """∇f_i, shape (..., C, D), at one model (D,), or at each client's own of (..., C, D)."""
+        return self.curvatures * (w - self.centres)
+
+    def minimisers(self) -> Array:
+        """w_i* = c_i."""
+        return self.centres
+
+    def minimiser(self) -> Array:
+        """w* = Σ p_i a_i c_i / Σ p_i a_i, by coordinate."""
+        point: Array = self.weights @ (self.curvatures * self.centres) / (self.weights @ self.curvatures)
+        return point
+
+    @property
+    def zeta2(self) -> float:
+        """max_i sup_w ‖∇f_i − ∇f‖²: infinite unless all clients have the same curvatures."""
+        if (self.curvatures != self.curvatures[0]).any():
+            return float("inf")
+        pulls = self.curvatures * self.centres
+        return float(np.sum((pulls - self.weights @ pulls) ** 2, axis=1).max())
+
+
+def quadratics(
+    rng: np.random.Generator,
+    *,
+    num_clients: int,
+    num_parameters: int,
+    L: float,
+    mu: float,
+    heterogeneity: float,
+    shared: bool = False,
+    weights: ArrayLike | None = None,
+) -> Quadratics:
+    """Draw quadratics with the given L and μ; centres are normal around 1 with deviation ``heterogeneity``.
+
+    ``shared`` gives all clients the same curvatures, so that ζ is finite. With one parameter and shared curvatures
+    L must be μ.
+    """
+    rows = 1 if shared else num_clients
+    curvatures = rng.uniform(mu, L, (rows, num_parameters))
+    curvatures.flat[0], curvatures.flat[-1] = L, mu
+    centres = 1 + heterogeneity * rng.normal(size=(num_clients, num_parameters))
+    return Quadratics(np.broadcast_to(curvatures, centres.shape), centres, weights)
+
+
+def lower_bound_problem(mu: float, pull: float, num_clients: int, start: float) -> Quadratics:
+    """Return the problem on which 003's theorems 4.2 and 4.5 hold (papers/003_4ba4febf91704f25.txt, appendix B.4).
+
+    f_i(w) = ½Hw² + sGw for the first half of the clients and ½hw² − sGw for the others, with H = μ and h = μ/2; s is
+    1 where the start isn't negative, else −1, which keeps the sign of the mean iterate. Its minimiser is 0.
+
+    Parameters
+    ----------
+    mu, pull : float
+        μ > 0 and G.
+    num_clients : int
+        C, even.
+    start : float
+        w̄_0.
+    """
+    if num_clients < 2 or num_clients % 2:
+        raise ValueError(f"num_clients = {num_clients}: must be even and 2 or more")
+    slope = pull if start >= 0 else -pull
+    first = np.arange(num_clients) < num_clients // 2
+    curvatures = np.where(first, mu, mu / 2)
+    return Quadratics(curvatures[:, None], (np.where(first, -slope, slope) / curvatures)[:, None])
+
+
+# ---- Logistic regression ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Rows of one client: features (n, d) and labels (n,), whole numbers from 0."""
+
+    x: Array
+    y: np.ndarray
+
+
+class Logistic(Problem):
+    """Regularised logistic regression, f_i(w) = mean cross-entropy over client i's rows + ½λ‖w‖².
+
+    A model is the weights (K, d) and then the biases (K,), one after the other, as in the app's model ``logistic``.
+
+    Parameters
+    ----------
+    clients : sequence of ClientData
+    num_classes : int
+        K ≥ 2.
+    l2 : float
+        λ ≥ 0, on all parameters; it is μ.
+    weights : array (C,), optional
+        p_i; equal unless told.
+    """
+
+    def __init__(
+        self, clients: Sequence[ClientData], num_classes: int, l2: float, weights: ArrayLike | None = None
+    ) -> None:
+        self.clients = clients
+        self.num_classes = num_classes
+        self.l2 = self.mu = l2
+        self.weights = _weights(weights, len(clients))
+        self._rows = [np.column_stack([c.x, np.ones(len(c.x))]).astype(np.float64) for c in clients]
+        self.num_parameters = num_classes * self._rows[0].shape[1]
+        # diag(p) − ppᵀ has no eigenvalue above ½.
+        self.L = l2 + max(float(np.linalg.norm(rows, 2)) ** 2 / len(rows) for rows in self._rows) / 2
+
+    def values(self, w: Array) -> Array:
+        """f_i(w), shape (C,)."""
+        return np.array([self._client_value(i, w) for i in range(self.num_clients)])
+
+    def gradients(self, w: Array) -> Array:
+        """∇f_i(w), shape (C, D)."""
+        return np.stack([self.client_gradient(i, w) for i in range(self.num_clients)])
+
+    def hessian_product(self, w: Array) -> Callable[[Array], Array]:
+        """Return v ↦ ∇²f(w) v."""
+        parts = [self._client_hessian(i, w) for i in range(self.num_clients)]
+        return lambda v: sum(
+            (p * part(v) for p, part in zip(self.weights, parts, strict=True)), start=np.zeros_like(v)
+        )
+
+    def minimisers(self) -> Array:
+        """w_i* of every client, shape (C, D)."""
+        return self._client_minimisers
+
+    def minimiser(self) -> Array:
+        """w* of f, shape (D,)."""
+        return self._minimiser
+
+    def sampling_variances(self, w: Array, batch_size: int) -> Array:
+        """E‖g_i(w) − ∇f_i(w)‖² of the mean gradient of B of n_i rows, drawn without replacement; shape (C,).
+
+        (mean_j ‖∇ℓ_j‖² − ‖∇f_i‖²) (n_i − B) / (B (n_i − 1)), ℓ_j without the regulariser, which has no noise.
+        """
+        variances = np.zeros(self.num_clients)
+        for i, rows in enumerate(self._rows):
+            n = len(rows)
+            if batch_size == 0 or batch_size >= n:
+                continue
+            residual = self._residual(i, w)
+            squares = np.sum(residual**2, axis=1) * np.sum(rows**2, axis=1)
+            mean = residual.T @ rows / n
+            variances[i] = (squares.mean() - np.sum(mean**2)) * (n - batch_size) / (batch_size * (n - 1))
+        return variances
+
+    @cached_property
+    def _minimiser(self) -> Array:
+        return newton(self.value, self.gradient, self.hessian_product, np.zeros(self.num_parameters))
+
+    @cached_property
+    def _client_minimisers(self) -> Array:
+        found = [
+            newton(
+                partial(self._client_value, i),
+                partial(self.client_gradient, i),
+                partial(self._client_hessian, i),
+                np.zeros(self.num_parameters),
+            )
+            for i in range(self.num_clients)
+        ]
+        return np.stack(found)
+
+    def _client_value(self, i: int, w: Array) -> float:
+        logits = self._logits(i, w)
+        top = logits.max(axis=1)
+        labels = self.clients[i].y
+        losses = (
+            top + np.log(np.exp(logits - top[:, None]).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+        )
+        return float(losses.mean() + self.l2 / 2 * (w @ w))
+
+    def client_gradient(self, i: int, w: Array) -> Array:
+        """∇f_i(w) of one client, shape (D,)."""
+        rows = self._rows[i]
+        return self._flat(self._residual(i, w).T @ rows / len(rows)) + self.l2 * w
+
+    def _client_hessian(self, i: int, w: Array) -> Callable[[Array], Array]:
+        rows, p = self._rows[i], self._probabilities(i, w)
+
+        def product(v: Array) -> Array:
+            change = rows @ self._matrix(v).T
+            change = p * (change - np.sum(p * change, axis=1, keepdims=True))
+            return self._flat(change.T @ rows / len(rows)) + self.l2 * v
+
+        return product
+
+    def _residual(self, i: int, w: Array) -> Array:
+        """Gradient of each row's loss with respect to its logits, (n, K)."""
+        residual = self._probabilities(i, w)
+        residual[np.arange(len(residual)), self.clients[i].y] -= 1
+        return residual
+
+    def _probabilities(self, i: int, w: Array) -> Array:
+        logits = self._logits(i, w)
+        p: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        return p
+
+    def _logits(self, i: int, w: Array) -> Array:
+        logits: Array = self._rows[i] @ self._matrix(w).T
+        return logits
+
+    def _matrix(self, w: Array) -> Array:
+        """(D,) → (K, d + 1), the bias last."""
+        split = w.size - self.num_classes
+        return np.column_stack([w[:split].reshape(self.num_classes, -1), w[split:]])
+
+    def _flat(self, matrix: Array) -> Array:
+        return np.concatenate([matrix[:, :-1].ravel(), matrix[:, -1]])
+
+
+class FrozenSlope(Problem):
+    """The perceptron of 000: logit v·x + b with v frozen and b the only parameter, as the app's ``perceptron``.
+
+    Parameters
+    ----------
+    clients : sequence of ClientData
+        Labels are 0 and 1.
+    slope : array (d,)
+        v.
+    l2, weights
+        As in ``Logistic``; without λ a minimum needs both classes on every client.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[ClientData],
+        slope: ArrayLike,
+        l2: float = 0.0,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        v = np.asarray(slope, dtype=np.float64)
+        self.offsets = [np.asarray(c.x, dtype=np.float64) @ v for c in clients]
+        self.labels = [np.asarray(c.y) for c in clients]
+        self.weights = _weights(weights, len(clients))
+        self.num_parameters = 1
+        self.l2 = self.mu = l2
+        self.L = 0.25 + l2
+
+    def values(self, w: Array) -> Array:
+        """f_i(b), shape (C,)."""
+        logits = [offset + w[0] for offset in self.offsets]
+        losses = [np.mean(np.logaddexp(0, z) - y * z) for z, y in zip(logits, self.labels, strict=True)]
+        values: Array = np.array(losses) + self.l2 / 2 * w[0] ** 2
+        return values
+
+    def gradients(self, w: Array) -> Array:
+        """f_i'(b), shape (C, 1)."""
+        slopes = [np.mean(_sigmoid(o + w[0]) - y) for o, y in zip(self.offsets, self.labels, strict=True)]
+        gradients: Array = np.array(slopes)[:, None] + self.l2 * w[0]
+        return gradients
+
+    def sampling_variances(self, w: Array, batch_size: int) -> Array:
+        """E‖g_i − ∇f_i‖² for batches without replacement, shape (C,); see ``Logistic.sampling_variances``."""
+        variances = np.zeros(self.num_clients)
+        for i, (offset, y) in enumerate(zip(self.offsets, self.labels, strict=True)):
+            n = len(y)
+            if 0 < batch_size < n:
+                spread = np.var(_sigmoid(offset + w[0]) - y)
+                variances[i] = spread * (n - batch_size) / (batch_size * (n - 1))
+        return variances
+
+    def minimisers(self) -> Array:
+        """b_i*, shape (C, 1)."""
+        return np.array([[self._root(np.eye(self.num_clients)[i])] for i in range(self.num_clients)])
+
+    def minimiser(self) -> Array:
+        """b*, shape (1,)."""
+        return np.array([self._root(self.weights)])
+
+    def _root(self, weights: Array) -> float:
+        from scipy.optimize import brentq
+
+        def slope(b: float) -> float:
+            return float(weights @ self.gradients(np.array([b]))[:, 0])
+
+        bound = 1.0
+        while slope(-bound) > 0 or slope(bound) < 0:
+            bound *= 2
+            if bound > 1e6:
+                raise AssumptionError("no minimum: a client has one class only, and there is no regulariser")
+        return float(brentq(slope, -bound, bound, xtol=1e-14, rtol=1e-14))
+
+
+# ---- Minimisation ----------------------------------------------------------------------------------------------
+
+
+def newton(
+    value: Callable[[Array], float],
+    gradient: Callable[[Array], Array],
+    hessian: Callable[[Array], Callable[[Array], Array]],
+    start: Array,
+    tolerance: float = GRADIENT_TOLERANCE,
+) -> Array:
+    """Minimise a smooth convex function by Newton's method; its steps by conjugate gradients.
+
+    Parameters
+    ----------
+    value, gradient, hessian : callables
+        f(w), ∇f(w), and w ↦ (v ↦ ∇²f(w) v).
+    start : array (D,)
+    tolerance : float
+        ‖∇f‖ at which to stop.
+
+    Raises
+    ------
+    AssumptionError
+        If it doesn't get there: the function has no minimum, or one too flat for float64.
+    """
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    w = np.array(start, dtype=np.float64)
+    for _ in range(_NEWTON_STEPS):
+        g = gradient(w)
+        norm = float(np.linalg.norm(g))
+        if norm <= tolerance:
+            return w
+        product = LinearOperator((w.size, w.size), matvec=hessian(w), dtype=np.float64)
+        step, _ = cg(product, -g, rtol=min(0.1, max(norm, 1e-6)), maxiter=10 * w.size + 100)
+        size, before = 1.0, value(w)
+        for _ in range(_BACKTRACKS if norm > _LOCAL else 0):
+            if value(w + size * step) <= before + 1e-4 * size * float(g @ step):
+                break
+            size /= 2
+        w = w + size * step
+    raise AssumptionError(
+        f"no minimum found: the gradient's norm is still {norm:.3g} after {_NEWTON_STEPS} Newton steps"
+    )
+
+
+def _weights(weights: ArrayLike | None, num_clients: int) -> Array:
+    if weights is None:
+        return np.full(num_clients, 1 / num_clients)
+    p = np.asarray(weights, dtype=np.float64)
+    if p.shape != (num_clients,) or not (p >= 0).all() or abs(p.sum() - 1) > 1e-9:
+        raise ValueError(f"weights: must be {num_clients} numbers of 0 or more with sum 1, are {weights}")
+    return p
+
+
+def _sigmoid(z: Array) -> Array:
+    from scipy.special import expit
+
+    probability: Array = expit(z)
+    return probability
