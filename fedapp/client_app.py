@@ -219,8 +219,7 @@ def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> C
         _node_number(context, "partition-id"),
         _node_number(context, "num-partitions"),
     )
-    dataset = federation.dataset_of(config, num_partitions or 0, path)
-    _check_fits(dataset, record)
+    dataset = federation.schema_of(record).fit(federation.dataset_of(config, num_partitions or 0, path))
     if partition_id is not None and num_partitions:
         partition = federation.partition_of(config, num_partitions, path)
         if not 0 <= partition_id < num_partitions:
@@ -243,14 +242,6 @@ def _node_number(context: Context, key: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise DataError(f"{key} = {value!r} in the node config: must be a whole number")
     return value
-
-
-def _check_fits(dataset: Dataset, record: ConfigRecord) -> None:
-    kind, shape, classes = (record[field] for field in federation.DATA_FIELDS)
-    num_classes = int(classes)  # type: ignore[arg-type]
-    found = f"{dataset.kind} {list(dataset.input_shape)} with {dataset.num_classes} classes"
-    if (dataset.kind, list(dataset.input_shape)) != (kind, shape) or dataset.num_classes > num_classes:
-        raise DataError(f"this client's data are {found}, the model's {kind!s} {shape!s} with {num_classes}")
 
 
 def _integer(record: ConfigRecord, key: str) -> int:

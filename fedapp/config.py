@@ -129,6 +129,7 @@ class RunConfig(Schema):
         "femnist-digits",
         "shakespeare",
         "npz",
+        "files",
     ]
     data_path: Text
     normalize: Flag
@@ -211,8 +212,12 @@ class RunConfig(Schema):
             Participation.parse(self.participation, self.fraction_train)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if self.dataset == "npz" and not self.data_path:
-            raise ConfigError("data-path = '': dataset npz needs the path of an .npz file")
+        if self.dataset in OWN_DATA and not self.data_path:
+            raise ConfigError(f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}")
+
+
+# Datasets that are the user's own, and what their data-path must be.
+OWN_DATA = {"npz": "an .npz file", "files": "a .npz, .csv or .parquet file or a folder of images by class"}
 
 
 @cache

@@ -5,6 +5,7 @@ a Ray worker that serves many clients, message after message, loads the data onc
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ from torch import Tensor, nn
 
 from fedapp.config import RunConfig
 from fedapp.data import Dataset, Partition, load_dataset, make_partition
+from fedapp.data.schema import Schema
 from fedapp.models import build_model
 
-# What the server adds to the run config in a message, so that a client with data of its own can check them.
+# What the server adds to the run config in a message, so that a client with data of its own can check them;
+# the last two only where there are names.
 DATA_KIND = "data-kind"
 INPUT_SHAPE = "input-shape"
 NUM_CLASSES = "num-classes"
-DATA_FIELDS = (DATA_KIND, INPUT_SHAPE, NUM_CLASSES)
+DATA_TYPE = "data-type"
+CLASS_NAMES = "class-names"
+COLUMNS = "columns"
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
 DIVISION_KEYS = (
@@ -54,6 +59,32 @@ def division_of(config: RunConfig) -> Division:
 def model_of(config: RunConfig, kind: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Return the run's initial model, the same in every process."""
     return _model(config.model, kind, input_shape, num_classes, config.init, config.seed)
+
+
+def schema_fields(dataset: Dataset) -> dict[str, Any]:
+    """Return the fields of a message that tell clients what the model expects of their data."""
+    schema = Schema.of(dataset)
+    fields = {
+        DATA_KIND: schema.kind,
+        DATA_TYPE: schema.dtype,
+        INPUT_SHAPE: list(schema.shape),
+        NUM_CLASSES: schema.num_classes,
+        CLASS_NAMES: list(schema.classes),
+        COLUMNS: list(schema.columns),
+    }
+    return {key: value for key, value in fields.items() if value != []}
+
+
+def schema_of(record: Mapping[str, Any]) -> Schema:
+    """Read those fields back."""
+    return Schema(
+        record[DATA_KIND],
+        record[DATA_TYPE],
+        tuple(record[INPUT_SHAPE]),
+        record[NUM_CLASSES],
+        tuple(record.get(CLASS_NAMES, ())),
+        tuple(record.get(COLUMNS, ())),
+    )
 
 
 def absolute(data_path: str) -> str:

@@ -153,9 +153,7 @@ def task_config(experiment: Experiment) -> ConfigRecord:
         {
             **config.flat(),
             "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
-            federation.DATA_KIND: experiment.dataset.kind,
-            federation.INPUT_SHAPE: list(experiment.dataset.input_shape),
-            federation.NUM_CLASSES: experiment.dataset.num_classes,
+            **federation.schema_fields(experiment.dataset),
         }
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 from fedapp.data.dataset import PUBLISHED, Dataset, RawData
 from fedapp.data.errors import DataError, one_line
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise when the layout of a cache folder, or what a reader makes of a source, changes."""
 
 _ATTEMPTS = 3
@@ -82,6 +82,7 @@ def _open(name: str, folder: Path) -> Dataset | None:
             list(x.shape) == meta["shape"] and len(y) == len(x) and (groups is None or len(groups) == len(x))
         )
         facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale")}
+        facts |= {key: tuple(meta[key]) for key in ("classes", "columns")}
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     published = PUBLISHED.get(name)
@@ -125,5 +126,7 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         "num_classes": raw.num_classes,
         "kind": raw.kind,
         "scale": raw.scale,
+        "classes": raw.classes,
+        "columns": raw.columns,
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

@@ -69,6 +69,8 @@ class RawData:
     num_classes: int
     kind: Kind
     scale: float
+    classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value: compare and hash by identity
@@ -98,6 +100,10 @@ class Dataset:
         which are kept as they are.
     mean, std : tuple of float
         Published values per channel, () where there are none.
+    classes : tuple of str
+        Names of the classes in the order of their labels, () where labels are numbers only.
+    columns : tuple of str
+        Names of a vector's values, () where they have none.
     """
 
     name: str
@@ -110,6 +116,8 @@ class Dataset:
     scale: float
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from fedapp.data.dataset import Dataset, RawData
 from fedapp.data.errors import DataError, path_error, require_choice
 
 DATASETS = (
-    "digits", "synthetic", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare", "npz",
+    "digits", "synthetic", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare", "npz", "files",
 )  # fmt: skip
 """Values of the run-config key `dataset`."""
 
@@ -39,7 +39,7 @@ def load_dataset(
         One of `DATASETS`.
     data_path : str
         Where the data is; "" downloads from the Hugging Face hub, except for digits (in scikit-learn),
-        synthetic (generated) and npz (needs a path).
+        synthetic (generated), and npz and files (need a path).
 
         - mnist, cifar10, cifar100, femnist, femnist-digits: an npz file with uint8 images (see
           `fedapp.data.npz`), or a folder with NAME.npz (femnist.npz for both femnists), or, but for femnist,
@@ -47,6 +47,7 @@ def load_dataset(
         - shakespeare: a file or folder (see `fedapp.data.shakespeare.find_files`).
         - synthetic: the authors' folder with train.json and test.json.
         - npz: a file (see `fedapp.data.npz`).
+        - files: a file or folder in a common format (see `fedapp.data.own_files`).
     num_clients : int
         Natural clients of the generated synthetic problem, 0 for 20 as in 000 §3.1; other datasets ignore it.
     seed : int
@@ -102,9 +103,12 @@ def _generated(num_clients: int, seed: int) -> _Source:
 
 def _hub(name: str) -> _Source:
     from fedapp.data.hub import HUB_SOURCES, hub_data
+    from fedapp.data.own_files import FORMATS
 
     if name == "npz":
         raise path_error("", "'npz' needs the path of an npz file with x_train and y_train")
+    if name == "files":
+        raise path_error("", f"'files' needs a path: {FORMATS}")
     source = HUB_SOURCES[name]
     return _Source({"hub": asdict(source)}, partial(hub_data, name, source))
 
@@ -127,10 +131,13 @@ def _synthetic_files(path: Path) -> _Source:
 
 def _arrays(name: str, path: Path) -> _Source:
     from fedapp.data.npz import npz_data
+    from fedapp.data.own_files import files_of, own_data
     from fedapp.data.readers import named_npz_data, torchvision_data
 
     if name == "npz":
         return _Source(_files_key([path]), partial(npz_data, path))
+    if name == "files":
+        return _Source(_files_key(files_of(path)), partial(own_data, path))
     if path.is_file():
         return _Source(_files_key([path]), partial(named_npz_data, name, path))
     file = path / f"{name.removesuffix('-digits')}.npz"

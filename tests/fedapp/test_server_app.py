@@ -143,7 +143,10 @@ def test_a_task_carries_the_whole_config_and_the_shape_of_the_data(
 ) -> None:
     config = configure(lr=0.3)
     record = dict(task_config(prepare(config, 5)))
-    shape = {federation.DATA_KIND: "image", federation.INPUT_SHAPE: [1, 8, 8], federation.NUM_CLASSES: 10}
+    shape = {
+        federation.DATA_KIND: "image", federation.DATA_TYPE: "uint8",
+        federation.INPUT_SHAPE: [1, 8, 8], federation.NUM_CLASSES: 10,
+    }  # fmt: skip
     assert record == {**config.flat(), **shape}
 
 

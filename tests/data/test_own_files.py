@@ -1,0 +1,173 @@
+"""A user's own data: the same digits as a table and as images, and every way that they can be wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import csv, parquet
+
+from fedapp.data import DataError, load_dataset
+
+WRITE = {"csv": csv.write_csv, "parquet": parquet.write_table}
+FORMATS = pytest.mark.parametrize("suffix", sorted(WRITE))
+
+
+def write(folder: Path, suffix: str, columns: dict[str, Any]) -> str:
+    path = folder / f"own.{suffix}"
+    WRITE[suffix](pa.table(columns), path)
+    return str(path)
+
+
+def save_image(path: Path, pixels: np.ndarray, mode: str | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(path)
+
+
+def refused(path: str | Path) -> str:
+    with pytest.raises(DataError) as caught:
+        load_dataset("files", str(path))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Tables ------------------------------------------------------------------------------------------------------
+
+
+@FORMATS
+def test_a_table_with_numbers_as_labels(suffix: str, tmp_path: Path) -> None:
+    data = load_dataset("files", write(tmp_path, suffix, {"b": [0.5, 2.5], "label": [2, 0], "a": [-1, 3]}))
+    assert data.x.tolist() == [[0.5, -1], [2.5, 3]]  # columns in the table's order, the label left out
+    assert data.x.dtype == np.float32
+    assert data.y.tolist() == [2, 0]
+    assert (data.num_train, data.num_classes, data.kind, data.scale) == (2, 3, "vector", 1.0)
+    assert (data.classes, data.columns, data.groups) == ((), ("b", "a"), None)
+
+
+@FORMATS
+def test_a_table_with_names_as_labels(suffix: str, tmp_path: Path) -> None:
+    data = load_dataset("files", write(tmp_path, suffix, {"x": [1, 2, 3], "label": ["dog", "ant", "dog"]}))
+    assert data.classes == ("ant", "dog")
+    assert data.y.tolist() == [1, 0, 1]
+    assert data.num_classes == 2
+
+
+def test_a_table_of_dictionary_encoded_names(tmp_path: Path) -> None:
+    column = pa.array(["dog", "ant"]).dictionary_encode()
+    assert load_dataset("files", write(tmp_path, "parquet", {"x": [1, 2], "label": column})).classes == (
+        "ant",
+        "dog",
+    )
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"x": [1, 2]}, "needs a column 'label' and others, each name once (found: x)"),
+        ({"label": [1, 2]}, "needs a column 'label' and others, each name once (found: label)"),
+        ({"x": [1.0, None], "label": [0, 1]}, "column 'x' has 1 empty cells; all must be filled"),
+        ({"x": [1, 2], "label": [0, None]}, "column 'label' has 1 empty cells; all must be filled"),
+        ({"x": ["7", "Smith"], "label": [0, 1]}, "column 'x' has type string; numbers are needed"),
+        ({"x": [True, False], "label": [0, 1]}, "column 'x' has type bool; numbers are needed"),
+        ({"x": [1e39, 0], "label": [0, 1]}, "column 'x' has values that are not finite in float32"),
+        (
+            {"x": [1, 2], "label": [0.5, 1.5]},
+            "column 'label' has type double; whole numbers or names are needed",
+        ),
+        (
+            {"x": [1, 2], "label": [-1, 1]},
+            "column 'label' has a label below 0; whole numbers from 0 are needed",
+        ),
+    ],
+)
+def test_a_table_that_is_wrong(suffix: str, columns: dict[str, Any], text: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, columns)
+    assert refused(path).startswith(f"data-path = {path!r}: {text}")
+
+
+def test_no_message_quotes_a_value(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,0\nSmith,born 1970,HIV\n")
+    assert refused(tmp_path / "a.csv").endswith("can't be read as csv (Row #3: Expected 2 columns, got 3)")
+    (tmp_path / "b.parquet").write_text("Smith")
+    assert refused(tmp_path / "b.parquet").endswith("can't be read as parquet (ArrowInvalid)")
+    (tmp_path / "c.csv").write_text("")
+    assert refused(tmp_path / "c.csv").endswith("can't be read as csv (ArrowInvalid)")
+    (tmp_path / "d.csv").write_text("x,label\n")
+    assert refused(tmp_path / "d.csv").endswith("has no rows; at least one is needed")
+    (tmp_path / "e.csv").write_text("x,x,label\n1,2,0\n")
+    assert "each name once (found: x, x, label)" in refused(tmp_path / "e.csv")
+
+
+def test_other_files(tmp_path: Path) -> None:
+    (tmp_path / "a.xlsx").write_text("")
+    assert refused(tmp_path / "a.xlsx").endswith(
+        "is in no known format; allowed: a .npz, .csv or .parquet file, or a folder of images by class"
+    )
+    assert "no such file or folder; 'files' is to be read from there" in refused(tmp_path / "b.csv")
+    assert refused("").startswith("data-path = '': 'files' needs a path: a .npz, ")
+    np.savez(tmp_path / "c.npz", x_train=np.zeros((3, 4)), y_train=np.arange(3))
+    assert load_dataset("files", str(tmp_path / "c.npz")).input_shape == (4,)
+
+
+# Images ------------------------------------------------------------------------------------------------------
+
+
+def test_grey_images_in_folders_named_by_number(tmp_path: Path) -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    save_image(tmp_path / "7" / "b.png", pixels)
+    save_image(tmp_path / "7" / "a.PNG", pixels + 1)
+    save_image(tmp_path / "10" / "c.png", pixels + 2)
+    (tmp_path / "7" / "notes.txt").write_text("not an image")
+    (tmp_path / ".hidden").mkdir()
+    data = load_dataset("files", str(tmp_path))
+    # In the order of the folders' names, then the files': 10/c, 7/a, 7/b.
+    assert data.x.tolist() == [[(pixels + add).tolist()] for add in (2, 1, 0)]
+    assert data.y.tolist() == [10, 7, 7]
+    assert (data.num_train, data.num_classes, data.kind, data.scale) == (3, 11, "image", 1 / 255)
+    assert (data.classes, data.x.dtype) == ((), np.uint8)
+
+
+def test_colour_images_by_class_with_test_images(tmp_path: Path) -> None:
+    pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    save_image(tmp_path / "train" / "dog" / "1.png", pixels)
+    save_image(tmp_path / "train" / "ant" / "1.png", pixels + 1, "RGBA")
+    save_image(tmp_path / "test" / "dog" / "2.png", pixels + 2)
+    data = load_dataset("files", str(tmp_path))
+    assert data.classes == ("ant", "dog")
+    assert data.y.tolist() == [0, 1, 1]
+    assert data.num_train == 2
+    assert data.x[2].tolist() == (pixels + 2).transpose(2, 0, 1).tolist()
+
+
+def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 4), np.uint8)
+    save_image(tmp_path / "a" / "1.png", pixels)
+    assert load_dataset("files", str(tmp_path)).classes == ("a",)
+    save_image(tmp_path / "b" / "1.png", pixels)
+    assert load_dataset("files", str(tmp_path)).classes == ("a", "b")
+    assert load_dataset("files", str(tmp_path)).classes == ("a", "b")  # from the cache
+
+
+def test_images_that_are_wrong(tmp_path: Path) -> None:
+    grey = np.zeros((3, 4), np.uint8)
+    assert "has no folders, one for each class with its images" in refused(tmp_path)
+    save_image(tmp_path / "a" / "1.png", grey)
+    (tmp_path / "b").mkdir()
+    assert refused(tmp_path).startswith(
+        f"data-path = {str(tmp_path / 'b')!r}: has no images; allowed: .png, "
+    )
+    save_image(tmp_path / "b" / "1.png", np.zeros((4, 4), np.uint8))
+    assert "is an image of shape (1, 4, 4), the first one's is (1, 3, 4); they must match" in refused(
+        tmp_path
+    )
+    save_image(tmp_path / "b" / "1.png", np.zeros((3, 4, 3), np.uint8))
+    assert "is an image of shape (3, 3, 4), the first one's is (1, 3, 4)" in refused(tmp_path)
+    (tmp_path / "b" / "1.png").write_text("Smith")
+    assert refused(tmp_path).endswith("1.png': can't be read as an image")
+    save_image(tmp_path / "train" / "a" / "1.png", grey)
+    save_image(tmp_path / "test" / "c" / "1.png", grey)
+    assert "has the class 'c', which train hasn't" in refused(tmp_path)
