@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, server_app
-from fedapp.config import ConfigError, RunConfig, read_options
+from fedapp.config import ConfigError, RunConfig, read_options, read_run
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.results import RunDirectory
@@ -27,7 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         config = RunConfig.load(read_options("--run-config", options.run_config))
-        simulation = SimulationConfig.read(read_options("--federation-config", options.federation_config))
+        federation = read_options("--federation-config", options.federation_config)
+        if config.resume:
+            federation = {"num-supernodes": read_run(config.resume)[1], **federation}
+        simulation = SimulationConfig.read(federation)
         if options.engine == "vectorized":
             raise ConfigError("--engine vectorized: not there yet; available now are ray, sequential")
         simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")

@@ -162,6 +162,8 @@ class RunConfig(Schema):
 
     seed: Count
     eval_every: Counting
+    checkpoint_every: Count
+    resume: Text
     record_divergence: Flag
     server_device: Device
     client_device: Device
@@ -180,12 +182,17 @@ class RunConfig(Schema):
     def load(cls, overrides: Mapping[str, Value] | None = None) -> "RunConfig":
         """Return the defaults with ``overrides`` (kebab-case keys) in their place.
 
+        With ``resume``, the config of that run takes the place of the defaults, and overrides must be as there.
+
         Raises
         ------
         ConfigError
-            Unknown key, wrong type, value out of range, or a combination that makes no sense.
+            Unknown key, wrong type, value out of range, a combination that makes no sense, or one that isn't
+            that of the run to resume.
         """
         config = cls.read({**defaults(), **(overrides or {})})
+        if config.resume:
+            config = cls.read({**defaults(), **_resumed(overrides or {})})
         config._check_combinations()
         return config
 
@@ -231,6 +238,55 @@ def defaults() -> dict[str, Value]:
                 values: dict[str, Value] = app["config"]
                 return values
     raise ConfigError(f"no pyproject.toml with [tool.flwr.app.config] beside {package}")
+
+
+# A resumed run may differ in these from what it was: they don't change what is computed.
+FREE = ("checkpoint-every", "min-clients", "round-timeout")
+
+
+def read_run(path: str) -> tuple[dict[str, Value], int]:
+    """Return the config of an earlier run from its folder, and its number of clients.
+
+    Raises
+    ------
+    ConfigError
+        If no run is there.
+    """
+    file = Path(path).expanduser() / "config.toml"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        num_clients = int(content.pop("num-clients"))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"resume = {path!r}: no run is there, {file} can't be read ({error})") from None
+    content.pop("versions", None)
+    return content, num_clients
+
+
+def _resumed(given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the config of the run that ``given`` names under ``resume``, with what may change as given."""
+    path = str(Path(str(given["resume"])).expanduser().absolute())
+    earlier, _ = read_run(path)
+    changed = []
+    for key, value in given.items():
+        before = earlier.get(key, defaults()[key])
+        if key == "data-path" and value:
+            value = str(Path(str(value)).expanduser().absolute())  # as it is in a run's config.toml
+        if value != before and not _may_become(key, before, value):
+            changed.append(f"{key} = {value!r} (it has {before!r})")
+    if changed:
+        raise ConfigError(
+            f"resume = {path!r}: that run has another config than {', '.join(changed)}; num-server-rounds and "
+            f"time-budget may be raised, {', '.join(FREE)} may change"
+        )
+    return {**earlier, **given, "data-path": earlier.get("data-path", ""), "resume": path}
+
+
+def _may_become(key: str, before: Any, value: Any) -> bool:
+    if key == "num-server-rounds":
+        return bool(value > before)
+    if key == "time-budget":
+        return bool(value == 0 or 0 < before < value)
+    return key in ("resume", *FREE)
 
 
 def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:

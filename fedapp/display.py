@@ -33,6 +33,11 @@ class Display:
         else:
             log.info("Recording this run in %s", path)
 
+    def announces(self, aggregation: int) -> bool:
+        """Tell whether the log gets a line about an aggregation."""
+        due = aggregation % max(1, self.total // LINES) == 0 or aggregation == self.total
+        return due and not self.console.is_terminal
+
     def update(self, progress: strategies.Progress) -> None:
         """Show an aggregation."""
         self.metrics.update(progress.metrics)
@@ -40,8 +45,7 @@ class Display:
             f"{key} {self.metrics[key]:.4f}" for key in ("loss", "accuracy") if key in self.metrics
         )
         self.bar.update(self.task, completed=progress.aggregation, metrics=shown, description="rounds")
-        due = progress.aggregation % max(1, self.total // LINES) == 0 or progress.aggregation == self.total
-        if due and not self.console.is_terminal:
+        if self.announces(progress.aggregation):
             log.info("round %d of %d: %s", progress.aggregation, self.total, shown)
 
     def stop(self) -> None:

@@ -4,11 +4,14 @@
 point leaves a readable directory.
 """
 
+import fcntl
 import itertools
 import json
+import logging
 import math
 import os
 import platform
+import weakref
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from io import BytesIO
@@ -20,8 +23,11 @@ import safetensors.torch
 import tomli_w
 from torch import Tensor
 
-from fedapp.config import ConfigError, RunConfig
+from fedapp.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from fedapp.config import ConfigError, RunConfig, read_run
 from fedapp.data import Partition
+
+log = logging.getLogger("flwr.fedapp")
 
 PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 
@@ -32,22 +38,35 @@ class RunDirectory:
     Parameters
     ----------
     config : RunConfig
-        Names the folder; with no ``run-name`` it is ``STRATEGY-DATASET-MODEL-NNN``, the first that is free.
+        Names the folder; with no ``run-name`` it is ``STRATEGY-DATASET-MODEL-NNN``, the first that is free. With
+        ``resume``, the folder is that of the earlier run.
+
+    Attributes
+    ----------
+    checkpoint : Checkpoint, optional
+        What to resume from.
 
     Raises
     ------
     ConfigError
-        If the run's name is taken, or the folder can't be made.
+        If the run's name is taken, the folder can't be made, or there is nothing to resume in it.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.path = _make_folder(config)
+        self.path = Path(config.resume) if config.resume else _make_folder(config)
+        # Held until the process ends, however it does: no run is resumed while it is still going on.
+        self._unlock = weakref.finalize(self, os.close, _lock(self.path))
+        self.checkpoint: Checkpoint | None = self._read_checkpoint() if config.resume else None
+
+    def close(self) -> None:
+        """Let others resume the run."""
+        self._unlock()
 
     def write_config(self, num_clients: int) -> None:
         """Write config.toml: every key, the number of clients, and the versions of what computed the run."""
         versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
-        content = {**self.config.flat(), "num-clients": num_clients, "versions": versions}
+        content = {**self.config.flat(), "resume": "", "num-clients": num_clients, "versions": versions}
         self._replace("config.toml", tomli_w.dumps(content).encode())
 
     def write_partition(self, partition: Partition) -> None:
@@ -69,6 +88,58 @@ class RunDirectory:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    def metrics_size(self) -> int:
+        """Return the bytes of metrics.jsonl, now on the disk to stay."""
+        with (self.path / "metrics.jsonl").open("ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def cut_metrics(self, size: int) -> None:
+        """Drop what metrics.jsonl has beyond ``size`` bytes: a resumed run writes it anew.
+
+        Raises
+        ------
+        ConfigError
+            If it has fewer.
+        """
+        path = self.path / "metrics.jsonl"
+        path.touch()
+        if path.stat().st_size < size:
+            raise ConfigError(f"resume = {str(self.path)!r}: {path} has lost lines since the checkpoint")
+        os.truncate(path, size)
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write checkpoint/; where that fails, the last one stays, a warning is logged and the run goes on."""
+        try:
+            write_checkpoint(self.path / "checkpoint", checkpoint)
+        except OSError as error:
+            number = checkpoint.strategy["aggregations"]
+            log.warning("no checkpoint of aggregation %d, the last one stays: %s", number, error)
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        def refused(reason: str) -> ConfigError:
+            return ConfigError(f"resume = {str(self.path)!r}: {reason}")
+
+        earlier = RunConfig.read(read_run(str(self.path))[0])
+        same = (earlier.num_server_rounds, earlier.time_budget) == (
+            self.config.num_server_rounds,
+            self.config.time_budget,
+        )
+        if same and _status(self.path) == "finished":
+            raise refused(
+                "that run is finished; it goes on if num-server-rounds or time-budget is raised, "
+                f"from {earlier.num_server_rounds} and {earlier.time_budget:g}"
+            )
+        if earlier.checkpoint_every == 0:
+            raise refused("that run was made with checkpoint-every = 0")
+        try:
+            checkpoint = read_checkpoint(self.path / "checkpoint")
+        except (OSError, ValueError, KeyError) as error:
+            raise refused(f"its checkpoint can't be read ({error})") from None
+        if checkpoint is None:
+            log.warning("%s has no checkpoint yet: the run starts over", self.path)
+        return checkpoint
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         content = {key: _finite(value) for key, value in summary.items()}
@@ -81,8 +152,12 @@ class RunDirectory:
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f".{name}.tmp"
-        temporary.write_bytes(content)
-        os.replace(temporary, self.path / name)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, self.path / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # a full disk needs its space
+            raise
 
 
 def _make_folder(config: RunConfig) -> Path:
@@ -107,6 +182,26 @@ def _make_folder(config: RunConfig) -> Path:
     except OSError as error:
         raise ConfigError(f"run-name = {config.run_name!r}: can't be made a folder ({error})") from None
     return path
+
+
+def _lock(path: Path) -> int:
+    """Return a descriptor that holds the lock of a run's folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"resume = {str(path)!r}: that run is still going on") from None
+    except OSError as error:  # a file system without locks
+        log.warning("%s can't be locked: %s", path, error)
+    return descriptor
+
+
+def _status(path: Path) -> str:
+    try:
+        return str(json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"])
+    except (OSError, ValueError, KeyError):  # killed before it was written
+        return "unknown"
 
 
 def _first_free(path_of: Callable[[int], Path]) -> Path:

@@ -1,8 +1,9 @@
 """The ServerApp: config → data for evaluation, model, strategy; and the run directory."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from fedapp import federation, local_work
+from fedapp.checkpoint import Checkpoint
 from fedapp.client_app import to_arrays, to_state
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError, RunConfig, defaults, read_run
 from fedapp.data import DataError, Dataset, Partition
 from fedapp.display import Display
 from fedapp.divergence import DivergenceMeter
@@ -73,6 +75,8 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         config = config.model_copy(update=resolved)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if config.resume and (before := read_run(config.resume)[1]) != num_clients:
+        raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
     if config.min_clients > num_clients:
         raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
     check_tracker(config)
@@ -89,8 +93,13 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run from Flower's run config."""
-    config = RunConfig.load(context.run_config)
+    values = context.run_config
+    if values.get("resume"):  # Flower fills in the defaults: a value that is one counts as not given
+        values = {key: value for key, value in values.items() if value != defaults().get(key)}
+    config = RunConfig.load(values)
     num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout))
+    if config.resume and engine_of(grid) == "deployment":  # devices may be missing
+        num_clients = read_run(config.resume)[1]
     run(grid, prepare(config, num_clients))
 
 
@@ -129,6 +138,7 @@ def run(
         status = "interrupted" if stopped() else "finished"
     finally:
         recorder.end(status)
+        recorder.directory.close()
     return recorder.directory
 
 
@@ -183,6 +193,8 @@ class Recorder:
         self.tracker = make_tracker(self.config, self.directory.path)
         self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
         self.last: dict[str, float] = {}
+        self._saved = 0  # the last aggregation in a checkpoint
+        self._rest = 0.0  # wall seconds until which no other is written
         self.strategy: FederatedStrategy | None = None
         self._graph_of: tuple[int, ...] = ()
         self._test: tuple[Tensor, Tensor] | None = None
@@ -190,11 +202,30 @@ class Recorder:
         self._training: tuple[Tensor, Tensor] | None = None
 
     def begin(self) -> None:
-        """Write what is known before the first round."""
+        """Write what is known before the first round; with something to resume, set everything to where it was."""
         self.directory.write_config(self.experiment.num_clients)
         self.directory.write_partition(self.experiment.partition)
+        if (checkpoint := self.directory.checkpoint) is not None:
+            self._resume(checkpoint)
+        elif self.config.resume:
+            self.directory.cut_metrics(0)
         self._write_summary("running")
         self.display.start(self.directory.path)
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        assert self.strategy is not None
+        state, kept = checkpoint.strategy, checkpoint.recorder
+        try:
+            self.strategy.restore(state)
+        except ValueError as error:
+            raise ConfigError(f"resume = {self.config.resume!r}: {error}") from None
+        self._saved = state["aggregations"]
+        self.totals, self.last = kept["totals"], kept["last"]
+        self.clock.resume(kept["wall-seconds"])
+        self.directory.cut_metrics(kept["metrics-size"])
+        if kept["line"] is not None:
+            layout = Layout.of(to_arrays(self.experiment.model.state_dict()))
+            self._publish(kept["line"], layout.to_record(np.array(state["model"], dtype=np.float64)))
 
     def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Score the global model on the test rows; over unseen clients also the spread of their accuracies."""
@@ -245,22 +276,60 @@ class Recorder:
             self.totals[key] += int(progress.metrics.get(key, 0))
         metrics = {**progress.metrics, **(self._meter.metrics() if self._meter else {})}
         self.last = {**metrics, **self.totals, "aggregation": progress.aggregation}
+        line = None
         if progress.evaluated:
-            record = {
+            line = {
                 "aggregation": progress.aggregation,
                 "time": progress.time,
                 "clock": self.config.clock,
                 **metrics,
                 **self.totals,
+                **({"clients": progress.clients} if progress.clients else {}),
             }
-            self.directory.append_metrics(
-                {**record, **({"clients": progress.clients} if progress.clients else {})}
-            )
-            self.tracker.log(record)
-            self.directory.write_model(to_state(progress.arrays, torch.device("cpu")))
-            self._write_graph()
-            self._write_summary("running")
+        if self._is_checkpoint(progress):
+            self._checkpoint(line)
+        if line is not None:
+            self._publish(line, progress.arrays)
         self.display.update(progress)
+
+    def _publish(self, line: Mapping[str, Any], arrays: ArrayRecord) -> None:
+        """Write what an evaluation changes in the run directory."""
+        self.directory.append_metrics(line)
+        self.tracker.log({key: value for key, value in line.items() if key != "clients"})
+        self.directory.write_model(to_state(arrays, torch.device("cpu")))
+        self._write_graph()
+        self._write_summary("running")
+
+    def _is_checkpoint(self, progress: Progress) -> bool:
+        """Tell whether an aggregation is saved.
+
+        In real time, before it is reported, so that none that was reported is ever lost. In virtual time what is lost
+        comes again exactly as it was: checkpoints may take a twentieth of the run's time, and an evaluation that
+        there is only because the run ends here isn't part of what is resumed.
+        """
+        config, aggregation = self.config, progress.aggregation
+        if config.checkpoint_every == 0 or aggregation == 0:
+            return False
+        due = aggregation >= self._saved + config.checkpoint_every
+        if config.clock == "wall":
+            return due or progress.evaluated or self.display.announces(aggregation)
+        on_schedule = not progress.evaluated or aggregation % config.eval_every == 0
+        return due and on_schedule and self.clock.now() >= self._rest
+
+    def _checkpoint(self, line: Mapping[str, Any] | None) -> None:
+        assert self.strategy is not None
+        began = self.clock.now()
+        recorder = {
+            "totals": self.totals,
+            "last": self.last,
+            "wall-seconds": began,
+            "metrics-size": self.directory.metrics_size(),
+            "line": line,  # not in metrics.jsonl yet
+        }
+        state = self.strategy.state()
+        self.directory.write_checkpoint(Checkpoint(state, recorder))
+        self._saved = state["aggregations"]
+        self._rest = self.clock.now() + 20 * (self.clock.now() - began)
 
     def _write_graph(self) -> None:
         graph = self.strategy.graph if self.strategy else None

@@ -32,7 +32,7 @@ def test_the_run_directory_is_complete_and_true(base):
     names = {file.name for file in base.path.iterdir()}
     assert names == {
         "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "partition.npz", "curves.png",
-        "partition.png",
+        "partition.png", "checkpoint",
     }  # fmt: skip
     config = tomllib.loads((base.path / "config.toml").read_text())
     assert (config["strategy"], config["num-server-rounds"], config["num-clients"]) == ("fedavg", ROUNDS, 4)

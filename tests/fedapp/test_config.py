@@ -108,6 +108,8 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "clip-norm": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 5]),
     "seed": (COUNT, NO_COUNT, [0, 2**62]),
     "eval-every": (COUNTING, NO_COUNTING, [1, 10]),
+    "checkpoint-every": (COUNT, NO_COUNT, [0, 1]),
+    "resume": ("a text", NO_TEXT, [""]),
     "record-divergence": ("true or false", NO_FLAG, [True, False]),
     "server-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
     "client-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
