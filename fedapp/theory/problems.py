@@ -198,7 +198,7 @@ class Logistic(Problem):
     num_classes : int
         K ≥ 2.
     l2 : float
-        λ ≥ 0, on all parameters; it is μ.
+        λ ≥ 0, on all parameters; it is μ. Without it there is no unique minimum, and asking for one is an error.
     weights : array (C,), optional
         p_i; equal unless told.
     """
@@ -256,10 +256,12 @@ class Logistic(Problem):
 
     @cached_property
     def _minimiser(self) -> Array:
+        self._check_minimum()
         return newton(self.value, self.gradient, self.hessian_product, np.zeros(self.num_parameters))
 
     @cached_property
     def _client_minimisers(self) -> Array:
+        self._check_minimum()
         found = [
             newton(
                 partial(self._client_value, i),
@@ -270,6 +272,10 @@ class Logistic(Problem):
             for i in range(self.num_clients)
         ]
         return np.stack(found)
+
+    def _check_minimum(self) -> None:
+        if self.l2 == 0:
+            raise AssumptionError("l2 = 0: without a regulariser the losses have no unique minimum, or none")
 
     def _client_value(self, i: int, w: Array) -> float:
         logits = self._logits(i, w)
@@ -385,11 +391,12 @@ class FrozenSlope(Problem):
         def slope(b: float) -> float:
             return float(weights @ self.gradients(np.array([b]))[:, 0])
 
+        held = np.concatenate([y for p, y in zip(weights, self.labels, strict=True) if p > 0])
+        if self.l2 == 0 and len(np.unique(held)) < 2:
+            raise AssumptionError("l2 = 0: without a regulariser, data of one class have no minimum")
         bound = 1.0
         while slope(-bound) > 0 or slope(bound) < 0:
             bound *= 2
-            if bound > 1e6:
-                raise AssumptionError("no minimum: a client has one class only, and there is no regulariser")
         return float(brentq(slope, -bound, bound, xtol=1e-14, rtol=1e-14))
 
 
