@@ -15,6 +15,7 @@ from fedapp.config import ConfigError, RunConfig, read_options
 from fedapp.data import DataError
 from fedapp.data.message import client_message
 from fedapp.deploy.cli import app as deploy_app
+from fedapp.reproduce.command import reproduce
 from strategies import graph
 from strategies.client_graph import ClientGraph
 
@@ -25,6 +26,9 @@ app.add_typer(deploy_app, name="deploy")
 @app.callback()
 def commands() -> None:
     """Tools around federated runs."""
+
+
+app.command("reproduce")(reproduce)
 
 
 @app.command("graph")
