@@ -3,36 +3,44 @@
     python run_simulation.py
     python run_simulation.py --run-config 'strategy="fedprox" proximal-mu=0.1'
     python run_simulation.py --run-config my_run.toml --federation-config 'num-supernodes=100'
+    python run_simulation.py --compare
 
 The options and their syntax are those of ``flwr run``, and the result is the same.
 """
 
 import argparse
 import sys
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, server_app
-from fedapp.config import ConfigError, RunConfig, read_options, read_run
+from fedapp.config import RunConfig, read_options, read_run
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.results import RunDirectory
 
-ENGINES = ("ray", "sequential", "vectorized")
+IN_PROCESS = {"sequential": SequentialGrid, "vectorized": VectorizedGrid}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 finished, 1 bad input, 130 interrupted."""
     options = _parser().parse_args(arguments)
+    if options.compare:
+        from fedapp.reproduce.command import compare
+
+        print(
+            compare(Path("results"), "sequential" if options.engine == "ray" else options.engine).absolute()
+        )
+        return 0
     try:
         config = RunConfig.load(read_options("--run-config", options.run_config))
         federation = read_options("--federation-config", options.federation_config)
         if config.resume:
             federation = {"num-supernodes": read_run(config.resume)[1], **federation}
         simulation = SimulationConfig.read(federation)
-        if options.engine == "vectorized":
-            raise ConfigError("--engine vectorized: not there yet; available now are ray, sequential")
         simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")
         experiment = server_app.prepare(config, simulation.num_supernodes)
         directory = RunDirectory(config)
@@ -40,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with stop_on_interrupt() as stop:
-        if options.engine == "sequential":
-            grid = SequentialGrid(client_app.app, simulation.num_supernodes)
+        if options.engine != "ray":
+            grid = IN_PROCESS[options.engine](client_app.app, simulation.num_supernodes)
             server_app.run(grid, experiment, stop.is_set, directory)
         else:
             app = ServerApp()
@@ -58,7 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", choices=ENGINES, default="ray", help="what runs the clients")
+    parser.add_argument("--engine", choices=("ray", *IN_PROCESS), default="ray", help="what runs the clients")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="run every strategy on the embedded digits: a table and a figure, in results/compare",
+    )
     parser.add_argument(
         "--run-config",
         "-c",

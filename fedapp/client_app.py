@@ -19,21 +19,25 @@ from fedapp import federation, local_work
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset
 from fedapp.data.message import client_message, private_message
+from fedapp.engine.batching import train_one
 from fedapp.evaluation import evaluate as score
 from fedapp.local_training import (
     LocalRule,
-    cross_entropy,
-    gradient_of,
+    LocalTask,
+    Parameters,
     plan_batches,
     scheduled_lr,
     task_rng,
-    train,
 )  # fmt: skip
 from fedapp.models import ModelError
 from strategies import messages
+from strategies.arrays import pack, unpack
 
 # Error code of a reply that says why a client can't take part (Flower's own codes are below 100).
 CANNOT_TAKE_PART = 100
+
+# What the user can mend; told to the server in an error reply.
+USER_ERRORS = (ConfigError, DataError, ModelError)
 
 # Tag of the random stream of a message's noise; task streams are [seed, client, task] with tasks from 1.
 _NOISE_STREAM = 0
@@ -54,6 +58,7 @@ class ClientData:
     dataset: Dataset
     rows: np.ndarray
     partition_id: int | None
+    num_partitions: int | None
     key: tuple[object, ...]
 
 
@@ -64,7 +69,7 @@ def answers_errors(handler: Handler) -> Handler:
     def wrapped(message: Message, context: Context) -> Message:
         try:
             return handler(message, context)
-        except (ConfigError, DataError, ModelError) as error:
+        except USER_ERRORS as error:
             return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
 
     return wrapped
@@ -116,20 +121,42 @@ def graph_message(message: Message, context: Context) -> Message:
 @answers_errors
 def train_model(message: Message, context: Context) -> Message:
     """Train the model in the message on this client's data."""
+    task = local_task(message, context)
+    return trained_reply(message, task, *train_one(task))
+
+
+def own_tensors(config: RunConfig, data: ClientData, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """Return a client's inputs, labels, and where its rows begin in them: tensors of its own."""
+    return *_tensors.get(data.key, data.dataset, data.rows, config.normalize, device), 0
+
+
+def to_state(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
+    """Copy a record into tensors on ``device``.
+
+    A copy, not a view: torch's own memory is aligned alike in every process, and sums depend on alignment.
+    """
+    return {name: torch.tensor(unpack(array), device=device) for name, array in arrays.items()}
+
+
+def local_task(
+    message: Message,
+    context: Context,
+    tensors: Callable[[RunConfig, ClientData, torch.device], tuple[Tensor, Tensor, int]] = own_tensors,
+    state_of: Callable[[ArrayRecord, torch.device], dict[str, Tensor]] = to_state,
+) -> LocalTask:
+    """Read a training request; an engine brings its own way to the client's ``tensors`` and the model's state."""
     record, config = _read_config(message)
     data, device = _client_data(config, record, context), _device(config)
-    x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
-    model = _model(record, config, data, device)
-    state = to_state(message.content.array_records[messages.ARRAYS], device)
+    client, task = _integer(record, messages.CLIENT), _integer(record, messages.TASK)
     epochs, steps = local_work.of_client(
-        config.step_heterogeneity, config.local_epochs, config.local_steps, _integer(record, messages.CLIENT)
+        config.step_heterogeneity, config.local_epochs, config.local_steps, client
     )
     batches = plan_batches(
         len(data.rows),
         batch_size=config.batch_size,
         epochs=epochs,
         steps=steps,
-        rng=task_rng(config.seed, _integer(record, messages.CLIENT), _integer(record, messages.TASK)),
+        rng=task_rng(config.seed, client, task),
     )
     lr = scheduled_lr(
         config.lr, config.lr_schedule, _integer(record, messages.SERVER_ROUND), config.num_server_rounds
@@ -141,25 +168,37 @@ def train_model(message: Message, context: Context) -> Message:
         l2=config.l2,
         clip_norm=config.clip_norm,
     )
-    trained, loss = train(
-        cross_entropy(model),
-        {name: state[name] for name, _ in model.named_parameters()},
+    x, y, offset = tensors(config, data, device)
+    model = _model(record, config, data, device)
+    neighbours = messages.arrays_of(message, messages.NEIGHBOURS)
+    return LocalTask(
+        model,
+        _parameters(model, state_of(_sent(message), device)),
         x,
         y,
-        batches.ragged(device),
+        offset,
+        batches,
         lr / len(batches) if config.normalize_steps else lr,
         rule,
-        neighbours=_neighbours(message, model, device),
-        gradient=gradient_of(model),
+        None if neighbours is None else _parameters(model, state_of(neighbours, device)),
     )
+
+
+def trained_reply(message: Message, task: LocalTask, trained: Parameters, loss: float) -> Message:
+    """Answer a training request with the trained model; what isn't trained goes back as it came."""
     metrics = MetricRecord(
         {
-            messages.NUM_EXAMPLES: len(data.rows),
-            messages.NUM_STEPS: len(batches),
-            messages.TRAIN_LOSS: float(loss),
+            messages.NUM_EXAMPLES: task.batches.num_examples,
+            messages.NUM_STEPS: len(task.batches),
+            messages.TRAIN_LOSS: loss,
         }
     )
-    arrays = to_arrays({**state, **trained})
+    arrays = ArrayRecord(
+        {
+            name: pack(trained[name].cpu().numpy()) if name in trained else array
+            for name, array in _sent(message).items()
+        }
+    )
     return Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
 
 
@@ -170,7 +209,7 @@ def evaluate_model(message: Message, context: Context) -> Message:
     record, config = _read_config(message)
     data, device = _client_data(config, record, context), _device(config)
     x, y = _tensors.get(data.key, data.dataset, data.rows, config.normalize, device)
-    state = to_state(message.content.array_records[messages.ARRAYS], device)
+    state = to_state(_sent(message), device)
     result = score(_model(record, config, data, device), state, x, y)
     metrics = MetricRecord(
         {messages.NUM_EXAMPLES: len(data.rows), "loss": result.loss, "accuracy": result.accuracy}
@@ -178,37 +217,39 @@ def evaluate_model(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
 
 
-def _neighbours(message: Message, model: nn.Module, device: torch.device) -> dict[str, Tensor] | None:
-    arrays = message.content.array_records.get(messages.NEIGHBOURS)
-    if arrays is None:
-        return None
-    state = to_state(arrays, device)
+def _sent(message: Message) -> ArrayRecord:
+    arrays: ArrayRecord = message.content[messages.ARRAYS]  # type: ignore[assignment]
+    return arrays
+
+
+def _parameters(model: nn.Module, state: dict[str, Tensor]) -> Parameters:
+    """Return what is trained of a model's state."""
     return {name: state[name] for name, _ in model.named_parameters()}
 
 
 def to_arrays(state: dict[str, Tensor]) -> ArrayRecord:
     """Turn tensors into a record by state-dict name."""
-    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in state.items()})
-
-
-def to_state(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
-    """Copy a record into tensors on ``device``.
-
-    A copy, not a view: torch's own memory is aligned alike in every process, and sums depend on alignment.
-    """
-    return {name: torch.tensor(array.numpy(), device=device) for name, array in arrays.items()}
+    return ArrayRecord({name: pack(value.detach().cpu().numpy()) for name, value in state.items()})
 
 
 def _read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
-    record = message.content.config_records[messages.CONFIG]
-    config = RunConfig.received(record)
+    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    values = dict(record.items())
+    config = _config_of(tuple([values.get(key) for key in RunConfig.key_names()]))
     torch.set_num_threads(config.client_threads or ALL_THREADS)
     return record, config
 
 
+@functools.lru_cache(maxsize=8)
+def _config_of(values: tuple[object, ...]) -> RunConfig:
+    """Check a config once, not with every message."""
+    given = zip(RunConfig.key_names(), values, strict=True)
+    return RunConfig.received({key: value for key, value in given if value is not None})
+
+
 def _model(record: ConfigRecord, config: RunConfig, data: ClientData, device: torch.device) -> nn.Module:
     classes = _integer(record, federation.NUM_CLASSES)  # the server's: a device may lack the last ones
-    return federation.model_of(config, data.dataset.kind, data.dataset.input_shape, classes).to(device)
+    return federation.model_of(config, data.dataset.kind, data.dataset.input_shape, classes, device)
 
 
 def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> ClientData:
@@ -234,7 +275,7 @@ def _client_data(config: RunConfig, record: ConfigRecord, context: Context) -> C
     if len(rows) == 0:
         raise DataError(f"client {partition_id}: it has no training examples")
     key = (config.dataset, path, partition_id, num_partitions, federation.division_of(config))
-    return ClientData(dataset, rows, partition_id, key)
+    return ClientData(dataset, rows, partition_id, num_partitions, key)
 
 
 def _node_number(context: Context, key: str) -> int | None:

@@ -60,6 +60,7 @@ class Schema(BaseModel):
     )
 
     @classmethod
+    @cache
     def key_names(cls) -> tuple[str, ...]:
         """Return every key."""
         return tuple(name.replace("_", "-") for name in cls.model_fields)

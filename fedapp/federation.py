@@ -35,6 +35,8 @@ DIVISION_KEYS = (
 )  # fmt: skip
 Division = tuple[tuple[str, Any], ...]
 
+CPU = torch.device("cpu")
+
 # Prepared inputs kept per process (bytes); clients used longest ago go first.
 TENSOR_BUDGET = 1 << 30
 
@@ -56,9 +58,15 @@ def division_of(config: RunConfig) -> Division:
     return tuple((key, getattr(config, key)) for key in DIVISION_KEYS)
 
 
-def model_of(config: RunConfig, kind: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def model_of(
+    config: RunConfig,
+    kind: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    device: torch.device = CPU,
+) -> nn.Module:
     """Return the run's initial model, the same in every process."""
-    return _model(config.model, kind, input_shape, num_classes, config.init, config.seed)
+    return _model(config.model, kind, input_shape, num_classes, config.init, config.seed, device)
 
 
 def schema_fields(dataset: Dataset) -> dict[str, Any]:
@@ -106,11 +114,34 @@ def _partition(name: str, data_path: str, num_clients: int, division: Division) 
 
 @lru_cache(maxsize=2)
 def _model(
-    name: str, kind: str, input_shape: tuple[int, ...], num_classes: int, init: str, seed: int
+    name: str,
+    kind: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    init: str,
+    seed: int,
+    device: torch.device,
 ) -> nn.Module:
-    return build_model(
+    model = build_model(
         name, kind=kind, input_shape=input_shape, num_classes=num_classes, init=init, seed=seed
     )
+    return model.to(device)
+
+
+def training_tensors(config: RunConfig, num_clients: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of all clients on ``device``, in the order of the partition's client rows."""
+    return _training(
+        config.dataset, config.data_path, num_clients, division_of(config), config.normalize, device
+    )
+
+
+@lru_cache(maxsize=1)
+def _training(
+    name: str, data_path: str, num_clients: int, division: Division, normalize: bool, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    partition = _partition(name, data_path, num_clients, division)
+    dataset = _dataset(name, data_path, num_clients if name == "synthetic" else 0, dict(division)["seed"])
+    return to_tensors(dataset, partition.client_indices, normalize, device)
 
 
 class TensorCache:

@@ -7,8 +7,9 @@ papers/000_eaef941d18240f45.txt, eq. 4)::
     g = ∇f_i(w̃) + λ w̃                            clipped to norm G, if asked
     w ← w − γ [ g + pull(w, w̄) ],  pull = α (w − w̄)
 
-so a client needs no branch per method. The function works on one client or, under ``torch.func.vmap``, on a batch of
-clients: ragged ones are padded, and a mask says which examples are real.
+so a client needs no branch per method. ``train`` works on one client or, under ``torch.func.vmap``, on a batch of
+clients: ragged ones are padded, and a mask says which examples are real. Models of dense layers have a faster way,
+``fedapp.dense_training``, with the same result to rounding.
 """
 
 from collections.abc import Callable, Iterable
@@ -69,13 +70,16 @@ class Batches:
         Shape (S, B), int64: rows of the client's data; entries past ``sizes`` are padding (0).
     sizes : np.ndarray
         Shape (S,): real examples of each step.
+    num_examples : int
+        n_i: the rows are 0 to n_i − 1.
     whole : bool
         Every step sees all examples, in order.
     """
 
     indices: np.ndarray
     sizes: np.ndarray
-    whole: bool
+    num_examples: int
+    whole: bool = False
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -117,22 +121,61 @@ def plan_batches(
     if batch_size == 0:
         count = epochs or steps
         everything = np.broadcast_to(np.arange(num_examples), (count, num_examples))
-        return Batches(everything, np.full(count, num_examples), whole=True)
+        return Batches(everything, np.full(count, num_examples), num_examples, whole=True)
     if steps:
         drawn = [rng.choice(num_examples, width, replace=False, shuffle=False) for _ in range(steps)]
-        return Batches(np.stack(drawn), np.full(steps, width), whole=False)
+        return Batches(np.stack(drawn), np.full(steps, width), num_examples)
     per_epoch = -(-num_examples // width)
     indices = np.zeros((epochs, per_epoch * width), dtype=np.int64)
     for epoch in range(epochs):
         indices[epoch, :num_examples] = rng.permutation(num_examples)
     sizes = np.full((epochs, per_epoch), width)
     sizes[:, -1] = num_examples - (per_epoch - 1) * width
-    return Batches(indices.reshape(-1, width), sizes.ravel(), whole=False)
+    return Batches(indices.reshape(-1, width), sizes.ravel(), num_examples)
 
 
 def task_rng(seed: int, client: int, task: int) -> np.random.Generator:
     """Return the random stream of a client's task: the same whichever engine or worker runs it."""
     return np.random.default_rng([seed, client, task])
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTask:
+    """All that a client's local training needs.
+
+    Attributes
+    ----------
+    model : nn.Module
+        Says what the parameters mean; its own values aren't used.
+    start : dict of str to Tensor
+        w̄, the parameters sent to the client, on the data's device.
+    x, y : Tensor
+        Inputs (N, ...) and labels (N,): the client's own rows are those from ``offset`` on.
+    offset : int
+        0, or where the client's rows begin in data that are shared by many.
+    batches : Batches
+        What each local step sees of the client's rows.
+    lr : float
+        γ, the step size.
+    rule : LocalRule
+        The method's local step.
+    neighbours : dict of str to Tensor, optional
+        u, the neighbour average; needed if ``rule.beta`` < 1.
+    """
+
+    model: nn.Module
+    start: Parameters
+    x: Tensor
+    y: Tensor
+    offset: int
+    batches: Batches
+    lr: float
+    rule: LocalRule
+    neighbours: Parameters | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule.beta != 1 and self.neighbours is None:
+            raise ValueError(f"beta = {self.rule.beta}: needs the neighbour average u")
 
 
 def cross_entropy(model: nn.Module) -> Loss:
@@ -163,52 +206,6 @@ def functional_gradient(
     """Gradient and value by torch.func: works under vmap over clients."""
     gradients, value = torch.func.grad_and_value(loss)(parameters, x, y, mask)
     return gradients, value
-
-
-def gradient_of(model: nn.Module, *, batched: bool = False) -> Gradient:
-    """Return the fastest gradient for a model: written out for logistic regression and one hidden ReLU layer.
-
-    For other models it is ``plain_gradient`` or, for training under vmap (``batched``), ``functional_gradient``.
-    """
-    kinds = [type(layer) for layer in model] if isinstance(model, nn.Sequential) else []
-    if kinds == [nn.Flatten, nn.Linear]:
-        return logistic_gradient
-    if kinds == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]:
-        return mlp_gradient
-    return functional_gradient if batched else plain_gradient
-
-
-def logistic_gradient(
-    loss: Loss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Parameters, Tensor]:
-    """Gradient and value of the cross-entropy of softmax(W x + b), by hand."""
-    weight, bias = parameters.values()
-    x = x.flatten(1)
-    residual, value = _residual(x @ weight.T + bias, y, mask)
-    return dict(zip(parameters, (residual.T @ x, residual.sum(0)), strict=True)), value
-
-
-def mlp_gradient(
-    loss: Loss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Parameters, Tensor]:
-    """Gradient and value of the cross-entropy of softmax(V relu(W x + b) + c), by hand."""
-    first, first_bias, second, second_bias = parameters.values()
-    x = x.flatten(1)
-    hidden = torch.relu(x @ first.T + first_bias)
-    residual, value = _residual(hidden @ second.T + second_bias, y, mask)
-    inner = (residual @ second) * (hidden > 0)
-    gradients = (inner.T @ x, inner.sum(0), residual.T @ hidden, residual.sum(0))
-    return dict(zip(parameters, gradients, strict=True)), value
-
-
-def _residual(logits: Tensor, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the mean cross-entropy with respect to the logits (B, K), and its value."""
-    log_p = torch.log_softmax(logits, dim=-1)
-    hit = F.one_hot(y, logits.shape[-1])
-    if mask is None:
-        return (log_p.exp() - hit) / len(y), -(log_p * hit).sum() / len(y)
-    share = mask / mask.sum().clamp(min=1)
-    return (log_p.exp() - hit) * share[:, None], -((log_p * hit).sum(-1) * share).sum()
 
 
 def train(
@@ -256,31 +253,42 @@ def train(
     """
     if rule.beta != 1 and neighbours is None:
         raise ValueError(f"beta = {rule.beta}: needs the neighbour average u")
-    w = start
+    w = {name: value.clone() for name, value in start.items()}
     velocity: Parameters = {}
     total, count = x.new_zeros((), dtype=torch.float32), x.new_zeros((), dtype=torch.float32)
     for rows, mask in batches:
         point = w if rule.beta == 1 else _mix(rule.beta, w, neighbours or {})
         g, value = gradient(loss, point, x[rows], y[rows], mask)
-        if rule.l2:
-            g = {name: g[name] + rule.l2 * point[name] for name in g}
-        if rule.clip_norm:
-            g = _clip(g, rule.clip_norm)
-        if rule.alpha:
-            g = {name: g[name] + rule.alpha * (w[name] - start[name]) for name in g}
-        if rule.momentum:
-            velocity = {name: rule.momentum * velocity[name] + g[name] for name in g} if velocity else g
-            g = velocity
+        g = velocity = direction(g, w, point, start, velocity, rule)
         # A step that is all padding must not move the model by momentum, λ or α either.
         active = torch.ones_like(value) if mask is None else (mask.sum() > 0).to(value.dtype)
         rate = lr if mask is None else lr * active
-        w = {name: w[name] - rate * g[name] for name in w}
+        for name, parameter in w.items():  # in place: new memory at every step costs more than the sum
+            parameter -= rate * g[name]
         total, count = total + value * active, count + active
     return w, total / count.clamp(min=1)
 
 
 def _mix(beta: float, w: Parameters, u: Parameters) -> Parameters:
     return {name: beta * w[name] + (1 - beta) * u[name] for name in w}
+
+
+def direction(
+    g: Parameters, w: Parameters, point: Parameters, start: Parameters, velocity: Parameters, rule: LocalRule
+) -> Parameters:
+    """Return what the step size multiplies: the gradient ``g`` at ``point`` with λ, G, α and momentum.
+
+    ``velocity`` is the step before's direction, empty at the first.
+    """
+    if rule.l2:
+        g = {name: g[name] + rule.l2 * point[name] for name in g}
+    if rule.clip_norm:
+        g = _clip(g, rule.clip_norm)
+    if rule.alpha:
+        g = {name: g[name] + rule.alpha * (w[name] - start[name]) for name in g}
+    if rule.momentum and velocity:
+        g = {name: rule.momentum * velocity[name] + g[name] for name in g}
+    return g
 
 
 def _clip(g: Parameters, norm: float) -> Parameters:

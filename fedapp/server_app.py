@@ -177,7 +177,8 @@ def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
 
 def engine_of(grid: Grid) -> str:
     """Name the engine behind a grid."""
-    return {"InMemoryGrid": "ray", "SequentialGrid": "sequential"}.get(type(grid).__name__, "deployment")
+    names = {"InMemoryGrid": "ray", "SequentialGrid": "sequential", "VectorizedGrid": "vectorized"}
+    return names.get(type(grid).__name__, "deployment")
 
 
 class Recorder:
@@ -199,7 +200,6 @@ class Recorder:
         self._graph_of: tuple[int, ...] = ()
         self._test: tuple[Tensor, Tensor] | None = None
         self._meter: DivergenceMeter | None = None
-        self._training: tuple[Tensor, Tensor] | None = None
 
     def begin(self) -> None:
         """Write what is known before the first round; with something to resume, set everything to where it was."""
@@ -246,12 +246,9 @@ class Recorder:
     def _client_losses(self, arrays: ArrayRecord) -> list[float]:
         """Return f_i(w) of every client of a simulation, whose data are all here."""
         experiment, partition = self.experiment, self.experiment.partition
-        if self._training is None:
-            self._training = federation.to_tensors(
-                experiment.dataset, partition.client_indices, self.config.normalize, experiment.device
-            )
+        training = federation.training_tensors(self.config, experiment.num_clients, experiment.device)
         model = experiment.model.to(experiment.device)
-        score = evaluate(model, to_state(arrays, experiment.device), *self._training)
+        score = evaluate(model, to_state(arrays, experiment.device), *training)
         sums = np.add.reduceat(score.losses, partition.client_offsets[:-1])
         return (sums / partition.sizes).tolist()  # type: ignore[no-any-return]
 

@@ -350,7 +350,7 @@ class AsynchronousStrategy(FederatedStrategy):
         member.observed[1] += 1
         assert reply is not None
         self._learn_size(member, reply)
-        num_bytes = sum(messages.num_bytes(record) for record in reply.content.array_records.values())
+        num_bytes = messages.total_bytes(reply)
         self._buffer.append(Contribution(member, delta, task.version, messages.metrics_of(reply), num_bytes))
         if self.ready(len(self._buffer)):
             self._aggregate()

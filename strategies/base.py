@@ -373,9 +373,9 @@ class FederatedStrategy(Strategy):
             raise ArraysMismatchError("no reply before the deadline")
         if reply.has_error():
             raise ArraysMismatchError(messages.reason_of(reply))
-        if messages.ARRAYS not in reply.content.array_records:
+        if (arrays := messages.arrays_of(reply)) is None:
             raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
-        return layout.to_vector(reply.content.array_records[messages.ARRAYS])
+        return layout.to_vector(arrays)
 
 
 def sized_by_replies(clients: list[Client], replies: Mapping[int, Message]) -> list[Client]:

@@ -153,7 +153,7 @@ class ClientGraph:
             raise ValueError("it didn't answer the request for its message")
         if reply.has_error():
             raise ValueError(messages.reason_of(reply))
-        record = reply.content.array_records.get(messages.MESSAGE_RECORD)
+        record = messages.arrays_of(reply, messages.MESSAGE_RECORD)
         if record is None or len(record) != 1:
             raise ValueError(f"its reply needs a record {messages.MESSAGE_RECORD!r} of one array")
         try:

@@ -64,12 +64,17 @@ def request(
     return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
 
 
+# By key and type: RecordDict's own views by type copy themselves at every look.
+def arrays_of(message: Message, key: str = ARRAYS) -> ArrayRecord | None:
+    """Return the arrays under ``key`` in a message; None if there are none."""
+    record = message.content.get(key)
+    return record if isinstance(record, ArrayRecord) else None
+
+
 def metrics_of(reply: Message) -> MetricRecord:
-    """Return the ``metrics`` record of a reply, or its only MetricRecord under another name; maybe empty."""
-    records = reply.content.metric_records
-    if METRICS in records:
-        return records[METRICS]
-    return next(iter(records.values()), MetricRecord())
+    """Return the ``metrics`` record of a reply, or its first MetricRecord under another name; maybe empty."""
+    records = [reply.content.get(METRICS), *reply.content.values()]
+    return next((record for record in records if isinstance(record, MetricRecord)), MetricRecord())
 
 
 def reason_of(reply: Message) -> str:
@@ -88,3 +93,8 @@ def whole(value: object) -> int | None:
 def num_bytes(arrays: ArrayRecord) -> int:
     """Size in bytes of the serialised arrays of a record."""
     return sum(len(array.data) for array in arrays.values())
+
+
+def total_bytes(message: Message) -> int:
+    """Size in bytes of all serialised arrays of a message."""
+    return sum(num_bytes(record) for record in message.content.values() if isinstance(record, ArrayRecord))

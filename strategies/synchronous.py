@@ -123,7 +123,7 @@ class SynchronousStrategy(FederatedStrategy):
             clients=participants,
             weights=list(draw.weights),
             requests=[request.metadata for request in requests],
-            bytes_down=sum(messages.num_bytes(r) for m in requests for r in m.content.array_records.values()),
+            bytes_down=sum(messages.total_bytes(request) for request in requests),
         )
         return requests
 
@@ -151,7 +151,7 @@ class SynchronousStrategy(FederatedStrategy):
             reply = by_node[client.node_id]
             total += weight * delta
             kept += weight
-            bytes_up += sum(messages.num_bytes(record) for record in reply.content.array_records.values())
+            bytes_up += messages.total_bytes(reply)
             if isinstance(train_loss := messages.metrics_of(reply).get(messages.TRAIN_LOSS), float):
                 loss += weight * train_loss
                 loss_weight += weight
