@@ -1,0 +1,1 @@
+"""How fast federated training is simulated: this app beside stock Flower and a bare PyTorch loop."""

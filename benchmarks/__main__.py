@@ -1,0 +1,129 @@
+"""Measure how fast federated training is simulated: this app beside stock Flower and a bare PyTorch loop.
+
+Each contender runs in a process of its own, in turn (A B C A B C ...); what is shown are medians over the repeats.
+Seconds are those between the first round and the last but one, so neither start-up nor evaluation is in them. The
+command fails if the contenders' accuracies differ by more than a point.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks import measure as measuring
+from benchmarks.measure import ContenderError, Measurement
+from benchmarks.report import draw, tables, write_results
+from benchmarks.results import Row, differences, report, rows_of
+from benchmarks.workloads import CONTENDERS, DEFAULT_CONTENDERS, SCALES, WORKLOADS, Data, Workload, scaled
+from fedapp.data.errors import DataError
+
+HERE = Path(__file__).parent
+SCALING = "scaling"
+
+console = Console()
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command(help=__doc__)
+def main(
+    workloads: Annotated[
+        str,
+        typer.Option(
+            help=f"of {', '.join(WORKLOADS)} and {SCALING} (W1 with 10 samples each), comma-separated"
+        ),
+    ] = ",".join((*WORKLOADS, SCALING)),
+    contenders: Annotated[str, typer.Option(help=f"of {', '.join(CONTENDERS)}, comma-separated")] = ",".join(
+        DEFAULT_CONTENDERS
+    ),
+    rounds: Annotated[
+        int | None, typer.Option(min=3, help="rounds of W1 to W3 and scaling; default: each workload's own")
+    ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=1002, help="aggregations of W4; default: 20,000, on Ray 2,500")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="runs of each contender; of scaling there is one")] = 3,
+    max_clients: Annotated[int, typer.Option(min=SCALES[0], help="most clients of scaling")] = SCALES[-1],
+    data_path: Annotated[
+        Path | None,
+        typer.Option(help="MNIST as an .npz file, in place of generated images (not for scaling)"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="JSON to write; the figure goes beside it")] = HERE
+    / "results/latest.json",
+    results: Annotated[
+        bool, typer.Option("--write-results", help="put the tables into benchmarks/RESULTS.md")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds that one run may take")] = 1800,
+) -> None:
+    """Run the command line."""
+    names = _choices("--workloads", workloads, (*WORKLOADS, SCALING))
+    chosen = _choices("--contenders", contenders, tuple(CONTENDERS))
+    compared = [_shortened(WORKLOADS[name], rounds, events) for name in names if name != SCALING]
+    scales = [scaled(number) for number in SCALES if number <= max_clients] if SCALING in names else []
+    scales = [_shortened(workload, rounds, events) for workload in scales]
+    rows: list[Row] = []
+    scaling: list[Row] = []
+    problems: list[str] = []
+    try:
+        with TemporaryDirectory(prefix="fedapp-bench-") as folder:
+            data = Data(Path(folder), data_path)
+            for workload in (*compared, *scales):
+                measured = interleaved(
+                    workload, chosen, data, repeats if workload in compared else 1, timeout
+                )
+                found = rows_of(workload, measured)
+                problems += differences(found)
+                (rows if workload in compared else scaling).extend(found)
+    except (ContenderError, DataError) as error:
+        sys.exit(f"error: {error}")
+    whole = report(rows, scaling, problems, data_path.name if data_path else "generated images", repeats)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
+    for table in tables(whole):
+        console.print(table)
+    print(out, draw(whole, out.with_suffix(".png")), sep="\n")
+    if results:
+        write_results(whole, HERE / "RESULTS.md")
+    if problems:
+        sys.exit("error: " + "\n".join(problems))
+
+
+def interleaved(
+    workload: Workload, contenders: list[str], data: Data, repeats: int, timeout: float
+) -> dict[str, list[Measurement]]:
+    """Measure the contenders that can do a workload in turn, ``repeats`` times."""
+    able = [name for name in contenders if name not in workload.without]
+    measured: dict[str, list[Measurement]] = {name: [] for name in able}
+    path = data.path(workload.data)
+    for repeat in range(repeats):
+        for name in able:
+            with console.status(f"{workload.name} {name}, run {repeat + 1} of {repeats}"):
+                job = workload.job(name, path)
+                found = measuring.measure(CONTENDERS[name][0], job, workload.warmup, timeout)
+            measured[name].append(found)
+            number, unit = workload.unit
+            console.print(
+                f"{workload.name} {name}: {number * found.seconds:.3f} s per {unit}", highlight=False
+            )
+    return measured
+
+
+def _choices(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in allowed:
+            raise typer.BadParameter(f"{name!r}: allowed are {', '.join(allowed)}", param_hint=option)
+    return list(dict.fromkeys(names))
+
+
+def _shortened(workload: Workload, rounds: int | None, events: int | None) -> Workload:
+    number = events if workload.server_lr else rounds
+    return workload if number is None else replace(workload, rounds=number, rounds_of={})
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,29 @@
+"""The process of one contender: ``python -m benchmarks.contender KIND JOB.json LOG.json``."""
+
+import sys
+from pathlib import Path
+
+from benchmarks.job import Job
+
+
+def main(kind: str, job_path: str, log_path: str) -> None:
+    """Run a job the way ``kind`` says: bare, stock, or an engine of this app; write its log."""
+    job = Job.read(Path(job_path))
+    # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
+    if kind == "bare":
+        from benchmarks import bare_loop
+
+        log = bare_loop.run(job)
+    elif kind == "stock":
+        from benchmarks import stock_flower
+
+        log = stock_flower.run(job)
+    else:
+        from benchmarks import fedapp_run
+
+        log = fedapp_run.run(job, kind)
+    log.write(Path(log_path))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

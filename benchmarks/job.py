@@ -1,0 +1,100 @@
+"""What a contender is told, and what it leaves behind: two JSON files between its process and the harness."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one contender.
+
+    Attributes
+    ----------
+    data : str
+        An .npz file with x_train, y_train, x_test, y_test; bytes are scaled by 1/255, floats stay as they are.
+    model : str
+        One of ``fedapp.models.MODELS``; all contenders start from the same parameters.
+    num_clients, participants : int
+        Clients, and how many of them train in a round.
+    batch_size : int
+    lr : float
+        Learning rate of the clients, who train for one epoch.
+    rounds : int
+        Aggregations; of an asynchronous run that is arrivals.
+    evaluate_every : int
+        Aggregations between two evaluations on the test rows; the last model is always evaluated.
+    seed : int
+    server_lr : float
+        0: rounds. Else asynchronous FedAvg with time-based weights and this learning rate of the server.
+    threads : int
+        Of the bare loop.
+    """
+
+    data: str
+    model: str
+    num_clients: int
+    participants: int
+    batch_size: int
+    lr: float
+    rounds: int
+    evaluate_every: int
+    seed: int = 0
+    server_lr: float = 0.0
+    threads: int = 1
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what ``write`` wrote."""
+        return cls(**json.loads(path.read_text("utf-8")))
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self)), "utf-8")
+
+    def evaluates(self, aggregation: int) -> bool:
+        """Say whether the model after so many aggregations is evaluated."""
+        return aggregation == self.rounds or aggregation > 0 == aggregation % self.evaluate_every
+
+
+@dataclass
+class Log:
+    """Of a run: when each aggregation was complete (``time.time()``; first the initial model), and accuracies."""
+
+    marks: list[float] = field(default_factory=list)
+    accuracy: dict[int, float] = field(default_factory=dict)
+
+    def mark(self) -> None:
+        """An aggregation is complete."""
+        self.marks.append(time.time())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what ``write`` wrote."""
+        content = json.loads(path.read_text("utf-8"))
+        return cls(content["marks"], {int(key): value for key, value in content["accuracy"].items()})
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self)), "utf-8")
+
+
+def load_rows(path: str, part: str) -> tuple[Tensor, Tensor]:
+    """Return inputs (N, 1, H, W) float32 and labels (N,) of ``train`` or ``test``, in the order of the file."""
+    with np.load(path) as arrays:
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    inputs = torch.from_numpy(x[:, np.newaxis].astype(np.float32))
+    return inputs.div_(255) if x.dtype == np.uint8 else inputs, torch.from_numpy(y.astype(np.int64))
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Share of the rows whose largest logit is the label's."""
+    with torch.no_grad():
+        hits = [(model(a).argmax(1) == b).sum() for a, b in zip(x.split(1000), y.split(1000), strict=True)]
+    return float(sum(hits)) / len(y)

@@ -1,0 +1,227 @@
+"""What is measured: workloads, contenders, and the data."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.job import Job
+from fedapp.data.errors import DataError
+from fedapp.data.npz import read_npz
+
+# Name on the command line → (kind of process, threads of the bare loop, name in tables and figures).
+CONTENDERS: dict[str, tuple[str, int, str]] = {
+    "bare-1": ("bare", 1, "bare loop, 1 thread"),
+    "bare-2": ("bare", 2, "bare loop, 2 threads"),
+    "stock": ("stock", 1, "stock Flower on Ray"),
+    "ray": ("ray", 1, "fedapp on Ray"),
+    "sequential": ("sequential", 1, "fedapp, sequential"),
+    "vectorized": ("vectorized", 1, "fedapp, vectorized"),
+}
+DEFAULT_CONTENDERS = ("bare-1", "bare-2", "stock", "ray", "vectorized")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One comparison.
+
+    Attributes
+    ----------
+    name, title : str
+    data : str
+        Name of the data, a key of ``Data.path``.
+    model : str
+    num_clients, participants, batch_size : int
+    lr : float
+    rounds : int
+        Aggregations.
+    rounds_of : dict
+        Other numbers of aggregations, by contender.
+    warmup : int
+        Aggregations at the start that aren't timed.
+    server_lr : float
+        Of asynchronous FedAvg; 0: synchronous.
+    without : tuple of str
+        Contenders that can't do it, or would take too long.
+    """
+
+    name: str
+    title: str
+    data: str
+    model: str
+    num_clients: int
+    participants: int
+    batch_size: int
+    lr: float
+    rounds: int
+    rounds_of: dict[str, int] = field(default_factory=dict)
+    warmup: int = 1
+    server_lr: float = 0.0
+    without: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> tuple[int, str]:
+        """Aggregations that a figure is for, and their name."""
+        return (1000, "1,000 events") if self.server_lr else (1, "round")
+
+    def with_rounds(self, rounds: int) -> "Workload":
+        """Return the workload with as many aggregations for every contender."""
+        return replace(self, rounds=rounds, rounds_of={})
+
+    def rounds_for(self, contender: str) -> int:
+        """Return the aggregations of a contender."""
+        return self.rounds_of.get(contender, self.rounds)
+
+    def job(self, contender: str, data: Path) -> Job:
+        """Return what a contender is told; all of them evaluate where the shortest run ends."""
+        return Job(
+            data=str(data),
+            model=self.model,
+            num_clients=self.num_clients,
+            participants=self.participants,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            rounds=self.rounds_for(contender),
+            evaluate_every=min([self.rounds, *self.rounds_of.values()]),
+            server_lr=self.server_lr,
+            threads=CONTENDERS[contender][1],
+        )
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "W1", "logistic regression, 100 of 100 clients", "images", "logistic", 100, 100, 64, 0.1, 12
+        ),
+        Workload("W2", "MLP 784-128-10, 100 of 100 clients", "images", "mlp", 100, 100, 64, 0.1, 10),
+        Workload("W3", "CNN, 10 of 100 clients", "images", "cnn", 100, 10, 64, 0.1, 6),
+        Workload(
+            "W4",
+            "digits, logistic regression, asynchronous FedAvg, 1,000 clients",
+            "digits",
+            "logistic",
+            num_clients=1000,
+            participants=1000,
+            batch_size=16,
+            lr=0.1,
+            rounds=20_000,
+            rounds_of={"ray": 2500},
+            warmup=1000,  # on average one answer of each client
+            server_lr=0.01,
+            without=("stock",),  # it has no asynchronous strategy
+        ),
+    )
+}
+
+SCALES = (100, 1_000, 10_000, 100_000)
+SAMPLES_PER_CLIENT = 10
+
+# More clients than that would take these contenders too long.
+MOST_CLIENTS = {"stock": 1_000, "ray": 1_000, "bare-2": 0, "bare-1": 10_000, "sequential": 10_000}
+
+
+def scaled(num_clients: int) -> Workload:
+    """Return W1 with so many clients of ten samples each."""
+    without = tuple(name for name, most in MOST_CLIENTS.items() if num_clients > most)
+    return replace(
+        WORKLOADS["W1"],
+        name=f"W1x{num_clients}",
+        title=f"logistic regression, {num_clients:,} of {num_clients:,} clients, {SAMPLES_PER_CLIENT} samples each",
+        data=f"images-{num_clients * SAMPLES_PER_CLIENT}",
+        num_clients=num_clients,
+        participants=num_clients,
+        rounds=12 if num_clients <= 1_000 else 5,
+        without=without,
+    )
+
+
+class Data:
+    """The data sets, written to a folder when they are first needed.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to.
+    images : Path, optional
+        An .npz file of 28x28 images in 10 classes, with test rows, to take in place of generated ones.
+
+    Raises
+    ------
+    DataError
+        If it isn't one.
+    """
+
+    def __init__(self, folder: Path, images: Path | None = None) -> None:
+        self.folder = folder
+        self.images = images
+        if images is not None:
+            splits = read_npz(images)
+            shape, classes = splits[0].x.shape[1:], int(splits[0].y.max()) + 1
+            if len(splits) != 2 or shape != (28, 28) or classes != 10:
+                raise DataError(
+                    f"--data-path {images}: must hold x_train, y_train, x_test, y_test, 28x28 images of 10 classes; "
+                    f"found {len(splits) - 1} test sets, images of shape {shape}, {classes} classes"
+                )
+
+    def path(self, name: str) -> Path:
+        """Return the file of ``images``, ``digits``, or ``images-N`` with N generated training rows."""
+        if name == "images" and self.images is not None:
+            return self.images.absolute()
+        path = self.folder / f"{name}.npz"
+        if not path.exists():
+            num_train = int(name.partition("-")[2] or 60_000)
+            arrays = digits() if name == "digits" else images(num_train, 10_000)
+            np.savez(path, **arrays)  # type: ignore[arg-type]
+        return path
+
+
+def images(num_train: int, num_test: int, seed: int = 0) -> dict[str, NDArray[np.generic]]:
+    """Generate images of MNIST's shape: 28x28 bytes, ten classes.
+
+    Each class has four soft spots in places of its own, under noise that is cut off at black, as MNIST's ground is.
+    One label in ten is drawn at random, so that the best accuracy there can be is 0.91.
+    """
+    rng = np.random.default_rng(seed)
+    grid = np.arange(28)
+    spots = np.zeros((10, 28, 28), np.float32)
+    for label in range(10):
+        for y, x, width in rng.uniform((4, 4, 2), (24, 24, 4), (4, 3)):
+            spots[label] += np.exp(-((grid[:, None] - y) ** 2 + (grid - x) ** 2) / (2 * width**2))
+    spots = SPOTS * spots.clip(max=1)
+    labels = rng.integers(0, 10, num_train + num_test)
+    rows = np.empty((len(labels), 28, 28), np.uint8)
+    for start in range(0, len(rows), 10_000):
+        clean = spots[labels[start : start + 10_000]]
+        noisy = clean + NOISE * rng.standard_normal(clean.shape, np.float32)
+        rows[start : start + 10_000] = (255 * noisy).clip(0, 255)
+    wrong = rng.random(len(labels)) < 0.1
+    labels[wrong] = rng.integers(0, 10, wrong.sum())
+    return _split(rows, labels, num_train)
+
+
+SPOTS, NOISE = 0.8, 0.4  # brightness of a spot's middle, deviation of the noise; white is 1
+
+
+def digits() -> dict[str, NDArray[np.generic]]:
+    """Return scikit-learn's digits in random order: 1,000 rows to train on, the other 797 to test on.
+
+    Each training row is a group of its own: row i is client i's for every contender, so that asynchronous runs agree
+    long before they converge.
+    """
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    order = np.random.default_rng(0).permutation(len(source.target))
+    arrays = _split((source.images[order] / 16).astype(np.float32), source.target[order], 1_000)
+    return {**arrays, "group_train": np.arange(1_000), "group_test": np.arange(797)}
+
+
+def _split(x: NDArray[np.generic], y: NDArray[np.int64], num_train: int) -> dict[str, NDArray[np.generic]]:
+    return {
+        "x_train": x[:num_train],
+        "y_train": y[:num_train],
+        "x_test": x[num_train:],
+        "y_test": y[num_train:],
+    }
