@@ -17,12 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, server_app
 from fedapp.config import RunConfig, read_options, read_run
+from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
-from fedapp.engine.sequential import SequentialGrid
-from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.results import RunDirectory
-
-IN_PROCESS = {"sequential": SequentialGrid, "vectorized": VectorizedGrid}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         from fedapp.reproduce.command import compare
 
         print(
-            compare(Path("results"), "sequential" if options.engine == "ray" else options.engine).absolute()
+            compare(Path("results"), IN_PROCESS[-1] if options.engine == "ray" else options.engine).absolute()
         )
         return 0
     try:
@@ -49,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     with stop_on_interrupt() as stop:
         if options.engine != "ray":
-            grid = IN_PROCESS[options.engine](client_app.app, simulation.num_supernodes)
+            grid = make_grid(options.engine, simulation.num_supernodes, simulation.init_args_num_cpus or 0)
             server_app.run(grid, experiment, stop.is_set, directory)
         else:
             app = ServerApp()

@@ -44,6 +44,11 @@ GPU_CHUNK = 4 << 30
 MOST_PADDING = 1.5
 
 
+def _cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def way_of(model: nn.Module, device: torch.device) -> Way:
     """Return how a model's clients are trained on a device."""
     if dense_layers(model):
@@ -73,7 +78,7 @@ class Trainer:
 
     def __init__(self, way: Way | None = None, workers: int = 0) -> None:
         self.way = way
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or _cores()
         # A task's sums must not depend on how many cores there are.
         self._threads = ThreadPoolExecutor(self.workers, "fedapp-training", torch.set_num_threads, (1,))
 

@@ -1,13 +1,18 @@
-"""The engines that run clients in this process, by name."""
+"""The engines that run in this process, by name."""
 
 from flwr.serverapp import Grid
 
 from fedapp import client_app
+from fedapp.engine.batching import Trainer
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.engine.vectorized import VectorizedGrid
 
-IN_PROCESS = ("sequential",)
+# The last is the quickest.
+IN_PROCESS = ("sequential", "vectorized")
 
 
-def make_grid(engine: str, num_clients: int) -> Grid:
-    """Return the Grid of an engine in ``IN_PROCESS``."""
-    return SequentialGrid(client_app.app, num_clients)
+def make_grid(engine: str, num_clients: int, workers: int = 0) -> Grid:
+    """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` is the vectorized one's threads, 0: all cores."""
+    if engine == "sequential":
+        return SequentialGrid(client_app.app, num_clients)
+    return VectorizedGrid(client_app.app, num_clients, Trainer(workers=workers))
