@@ -16,6 +16,7 @@ from fedapp.data import DataError
 from fedapp.data.message import client_message
 from fedapp.deploy.cli import app as deploy_app
 from fedapp.reproduce.command import reproduce
+from fedapp.theory.command import bounds
 from strategies import graph
 from strategies.client_graph import ClientGraph
 
@@ -29,6 +30,7 @@ def commands() -> None:
 
 
 app.command("reproduce")(reproduce)
+app.command("bounds")(bounds)
 
 
 @app.command("graph")
