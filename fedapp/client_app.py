@@ -184,7 +184,7 @@ def local_task(
     )
 
 
-def trained_reply(message: Message, task: LocalTask, trained: Parameters, loss: float) -> Message:
+def trained_reply(message: Message, task: LocalTask, trained: dict[str, np.ndarray], loss: float) -> Message:
     """Answer a training request with the trained model; what isn't trained goes back as it came."""
     metrics = MetricRecord(
         {
@@ -194,10 +194,7 @@ def trained_reply(message: Message, task: LocalTask, trained: Parameters, loss: 
         }
     )
     arrays = ArrayRecord(
-        {
-            name: pack(trained[name].cpu().numpy()) if name in trained else array
-            for name, array in _sent(message).items()
-        }
+        {name: pack(trained[name]) if name in trained else array for name, array in _sent(message).items()}
     )
     return Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
 
@@ -224,7 +221,12 @@ def _sent(message: Message) -> ArrayRecord:
 
 def _parameters(model: nn.Module, state: dict[str, Tensor]) -> Parameters:
     """Return what is trained of a model's state."""
-    return {name: state[name] for name, _ in model.named_parameters()}
+    return {name: state[name] for name in _parameter_names(model)}
+
+
+@functools.lru_cache(maxsize=8)
+def _parameter_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, _ in model.named_parameters())
 
 
 def to_arrays(state: dict[str, Tensor]) -> ArrayRecord:

@@ -6,8 +6,9 @@ in writing and parsing the header.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import BytesIO
+from math import prod
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -37,10 +38,10 @@ class Layout:
             tuple(np.dtype(array.dtype) for array in record.values()),
         )
 
-    @property
+    @cached_property
     def size(self) -> int:
         """D, the number of values."""
-        return sum(int(np.prod(shape)) for shape in self.shapes)
+        return sum(prod(shape) for shape in self.shapes)
 
     @property
     def narrow(self) -> np.dtype:
@@ -85,7 +86,7 @@ class Layout:
         record = ArrayRecord()
         start = 0
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
-            size = int(np.prod(shape))
+            size = prod(shape)
             values = vector[start : start + size].reshape(shape)
             rounded = values if dtype.kind == "f" else np.rint(values)
             record[name] = pack(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
@@ -95,9 +96,8 @@ class Layout:
 
 def pack(values: np.ndarray) -> Array:
     """Serialise an array, to the same bytes as ``Array(values)``."""
-    values = np.ascontiguousarray(values).reshape(values.shape)  # a 0-d array becomes 1-d
-    data = _header(values.dtype.str, values.shape) + values.tobytes()
-    return Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=data)
+    name, header = _header(values.dtype, values.shape)
+    return Array(dtype=name, shape=values.shape, stype="numpy.ndarray", data=header + values.tobytes())
 
 
 def unpack(array: Array) -> np.ndarray:
@@ -110,22 +110,23 @@ def unpack(array: Array) -> np.ndarray:
     """
     try:
         dtype, shape = np.dtype(array.dtype), tuple(array.shape)
-        header = _header(dtype.str, shape)
+        _, header = _header(dtype, shape)
     except (TypeError, ValueError):
         return array.numpy()
     if array.stype == "numpy.ndarray" and array.data.startswith(header):
         size = len(array.data) - len(header)
-        if size == dtype.itemsize * int(np.prod(shape)):
+        if size == dtype.itemsize * prod(shape):
             return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
     return array.numpy()
 
 
 @lru_cache(maxsize=4096)
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return what a .npy file of an array in C order begins with."""
+def _header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """Return a dtype's name, and what a .npy file of an array in C order begins with."""
     header = BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return header.getvalue()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
+    return str(dtype), header.getvalue()
 
 
 def _decode(name: str, array: Array) -> np.ndarray:

@@ -34,7 +34,8 @@ from fedapp.local_training import (
 )  # fmt: skip
 
 Way = Literal["stacked", "vmapped", "single"]
-Trained = tuple[Parameters, float]
+# Trained parameters, on the host, and the loss averaged over the steps.
+Trained = tuple[dict[str, np.ndarray], float]
 
 # Working memory of a chunk in bytes: on a CPU what stays in its caches, on a GPU what keeps it busy.
 CPU_CHUNK = 4 << 20
@@ -165,7 +166,7 @@ def _train_single(tasks: Sequence[LocalTask]) -> list[Trained]:
             neighbours=task.neighbours,
             gradient=plain_gradient,
         )
-        trained.append((w, float(loss)))
+        trained.append(({name: value.cpu().numpy() for name, value in w.items()}, float(loss)))
     return trained
 
 
@@ -223,5 +224,7 @@ def _stack(parameters: Sequence[Parameters]) -> Parameters:
 
 def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
     """Bring a stack to the host in one piece and take it apart."""
-    w = {name: value.cpu() for name, value in w.items()}
-    return [({name: value[k] for name, value in w.items()}, loss) for k, loss in enumerate(losses.tolist())]
+    arrays = {name: value.cpu().numpy() for name, value in w.items()}
+    return [
+        ({name: array[k] for name, array in arrays.items()}, loss) for k, loss in enumerate(losses.tolist())
+    ]
