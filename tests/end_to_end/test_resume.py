@@ -1,6 +1,8 @@
 """Runs that are killed with ``kill -9`` and resumed: equal bit for bit to those that weren't."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import pytest
 
 import run_simulation
 from fedapp.config import RunConfig
+from fedapp.deploy.local import LocalDeployment
 from fedapp.results import RunDirectory
 from strategies import REGISTRY
 
@@ -220,3 +223,61 @@ def test_a_run_that_is_still_going_on_cannot_be_resumed(run, tmp_path):
     directory.close()
     assert run(resume=str(directory.path))[0] == 0  # it had no checkpoint yet: it starts over
     assert count(directory.path) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_aggregation_that_was_reported_is_lost_when_the_serverapp_dies(tmp_path, repository):
+    results = tmp_path / "results"
+    config = {
+        "strategy": "async-fedavg", "clock": "wall", "server-lr": 0.3, "num-server-rounds": 10, "min-clients": 2,
+        "local-epochs": 5, "round-timeout": 120.0, "results-dir": str(results), "run-name": "run",
+    }  # fmt: skip
+    path = results / "run"
+    nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
+    with LocalDeployment(tmp_path / "deployment", nodes) as deployment:
+        deployment.start()
+        with (tmp_path / "first.log").open("wb") as log:
+            first = deployment.start_run(repository, config, stdout=log, stderr=log)
+        wait_until(lambda: count(path) >= 5, 200)
+        (server,) = server_apps(deployment.folder)
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: not server_apps(deployment.folder), 30)
+        reported = (path / "metrics.jsonl").read_bytes()
+        reported = reported[: reported.rfind(b"\n") + 1]
+        lines = [json.loads(line) for line in reported.splitlines()]
+        assert json.loads((path / "summary.json").read_text())["status"] == "running"
+        first.wait(timeout=120)
+        with (tmp_path / "second.log").open("wb") as log:
+            second = deployment.start_run(repository, {"resume": str(path)}, stdout=log, stderr=log)
+        second.wait(timeout=240)
+    output = (tmp_path / "second.log").read_text()
+    assert f"Run directory: {path}" in output, output
+    assert (path / "metrics.jsonl").read_bytes().startswith(reported)
+    rest = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["aggregation"] for line in rest] == list(range(11))
+    assert rest[-1]["time"] > rest[len(lines) - 1]["time"]  # the run's clock goes on
+    assert sum(rest[-1]["clients"]["participation"]) == 10
+    assert rest[-1]["accuracy"] > rest[0]["accuracy"]
+    summary = json.loads((path / "summary.json").read_text())
+    assert (summary["status"], summary["aggregations"], summary["engine"]) == ("finished", 10, "deployment")
+
+
+def server_apps(folder: Path) -> list[int]:
+    """Return the ServerApp processes of a deployment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            named = f"FLWR_HOME={folder}".encode() in (process / "environ").read_bytes()
+            if named and b"flwr-serverapp" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
