@@ -1,18 +1,22 @@
 # make run      set up .venv and run the main job on the embedded data
 # make test     set up .venv and run the tests
+# make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: run test lint constraints clean
+.PHONY: run test bench lint constraints clean
 
 run: $(INSTALLED)
 	$(BIN)/python run_simulation.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,6 +1,8 @@
 """The process of one contender: ``python -m benchmarks.contender KIND JOB.json LOG.json``."""
 
+import os
 import sys
+import traceback
 from pathlib import Path
 
 from benchmarks.job import Job
@@ -26,4 +28,9 @@ def main(kind: str, job_path: str, log_path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a simulation that failed can leave threads of Ray's that keep the process alive
