@@ -6,6 +6,7 @@ command fails if the contenders' accuracies differ by more than a point.
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,9 @@ def main(
     events: Annotated[
         int | None, typer.Option(min=1002, help="aggregations of W4; default: 20,000, on Ray 2,500")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="runs of each contender; of scaling there is one")] = 3,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3 2, others 1")
+    ] = None,
     max_clients: Annotated[int, typer.Option(min=SCALES[0], help="most clients of scaling")] = SCALES[-1],
     data_path: Annotated[
         Path | None,
@@ -62,25 +65,27 @@ def main(
     """Run the command line."""
     names = _choices("--workloads", workloads, (*WORKLOADS, SCALING))
     chosen = _choices("--contenders", contenders, tuple(CONTENDERS))
-    compared = [_shortened(WORKLOADS[name], rounds, events) for name in names if name != SCALING]
+    compared = [_adapted(WORKLOADS[name], rounds, events, repeats) for name in names if name != SCALING]
     scales = [scaled(number) for number in SCALES if number <= max_clients] if SCALING in names else []
-    scales = [_shortened(workload, rounds, events) for workload in scales]
+    scales = [_adapted(workload, rounds, events, 1) for workload in scales]
+    if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):
+        raise typer.BadParameter(f"{contenders} can do none of {workloads}", param_hint="--contenders")
     rows: list[Row] = []
     scaling: list[Row] = []
     problems: list[str] = []
     try:
         with TemporaryDirectory(prefix="fedapp-bench-") as folder:
+            # What is prepared from generated data goes with it.
+            os.environ["FEDAPP_CACHE"] = str(Path(folder, "cache"))
             data = Data(Path(folder), data_path)
             for workload in (*compared, *scales):
-                measured = interleaved(
-                    workload, chosen, data, repeats if workload in compared else 1, timeout
-                )
+                measured = interleaved(workload, chosen, data, timeout)
                 found = rows_of(workload, measured)
                 problems += differences(found)
                 (rows if workload in compared else scaling).extend(found)
     except (ContenderError, DataError) as error:
         sys.exit(f"error: {error}")
-    whole = report(rows, scaling, problems, data_path.name if data_path else "generated images", repeats)
+    whole = report(rows, scaling, problems, data_path.name if data_path else "generated images")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
     for table in tables(whole):
@@ -93,15 +98,15 @@ def main(
 
 
 def interleaved(
-    workload: Workload, contenders: list[str], data: Data, repeats: int, timeout: float
+    workload: Workload, contenders: list[str], data: Data, timeout: float
 ) -> dict[str, list[Measurement]]:
-    """Measure the contenders that can do a workload in turn, ``repeats`` times."""
+    """Measure the contenders that can do a workload in turn, as often as it says."""
     able = [name for name in contenders if name not in workload.without]
     measured: dict[str, list[Measurement]] = {name: [] for name in able}
     path = data.path(workload.data)
-    for repeat in range(repeats):
+    for repeat in range(workload.repeats):
         for name in able:
-            with console.status(f"{workload.name} {name}, run {repeat + 1} of {repeats}"):
+            with console.status(f"{workload.name} {name}, run {repeat + 1} of {workload.repeats}"):
                 job = workload.job(name, path)
                 found = measuring.measure(CONTENDERS[name][0], job, workload.warmup, timeout)
             measured[name].append(found)
@@ -120,9 +125,10 @@ def _choices(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _shortened(workload: Workload, rounds: int | None, events: int | None) -> Workload:
+def _adapted(workload: Workload, rounds: int | None, events: int | None, repeats: int | None) -> Workload:
     number = events if workload.server_lr else rounds
-    return workload if number is None else replace(workload, rounds=number, rounds_of={})
+    workload = replace(workload, repeats=repeats or workload.repeats)
+    return workload if number is None else workload.with_rounds(number)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,7 @@ def tables(report: Row) -> list[Table]:
 def markdown(report: Row) -> str:
     """Return the same as Markdown, with date and machine."""
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    lines = [
-        f"Measured on {report['date']}: {machine}. Data: {report['data']}. Runs of each: {report['repeats']}."
-    ]
+    lines = [f"Measured on {report['date']}: {machine}. Data: {report['data']}."]
     for title, rows in _groups(report):
         lines += [
             "",
@@ -139,7 +137,9 @@ def _groups(report: Row) -> list[tuple[str, list[Row]]]:
     for rows in _by_workload(report["rows"] + report["scaling"]):
         first = rows[0]
         name = f"{first['workload']}: " if first in report["rows"] else ""
-        groups.append((f"{name}{first['title']}, per {first['unit']}", rows))
+        number = len(first["seconds-of-runs"])
+        runs = "one run" if number == 1 else f"median of {number} runs"
+        groups.append((f"{name}{first['title']}, per {first['unit']}, {runs}", rows))
     return groups
 
 

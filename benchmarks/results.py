@@ -77,15 +77,12 @@ def machine() -> dict[str, str]:
     }
 
 
-def report(
-    rows: Sequence[Row], scaling: Sequence[Row], problems: Sequence[str], data: str, repeats: int
-) -> Row:
+def report(rows: Sequence[Row], scaling: Sequence[Row], problems: Sequence[str], data: str) -> Row:
     """Return everything as one JSON object."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "data": data,
-        "repeats": repeats,
         "rows": list(rows),
         "scaling": list(scaling),
         "problems": list(problems),

@@ -38,6 +38,8 @@ class Workload:
         Aggregations.
     rounds_of : dict
         Other numbers of aggregations, by contender.
+    repeats : int
+        Runs of each contender.
     warmup : int
         Aggregations at the start that aren't timed.
     server_lr : float
@@ -56,6 +58,7 @@ class Workload:
     lr: float
     rounds: int
     rounds_of: dict[str, int] = field(default_factory=dict)
+    repeats: int = 3
     warmup: int = 1
     server_lr: float = 0.0
     without: tuple[str, ...] = ()
@@ -93,10 +96,10 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload(
-            "W1", "logistic regression, 100 of 100 clients", "images", "logistic", 100, 100, 64, 0.1, 12
+            "W1", "logistic regression, 100 of 100 clients", "images", "logistic", 100, 100, 64, 0.1, 10
         ),
-        Workload("W2", "MLP 784-128-10, 100 of 100 clients", "images", "mlp", 100, 100, 64, 0.1, 10),
-        Workload("W3", "CNN, 10 of 100 clients", "images", "cnn", 100, 10, 64, 0.1, 6),
+        Workload("W2", "MLP 784-128-10, 100 of 100 clients", "images", "mlp", 100, 100, 64, 0.1, 8),
+        Workload("W3", "CNN, 10 of 100 clients", "images", "cnn", 100, 10, 64, 0.1, 6, repeats=2),
         Workload(
             "W4",
             "digits, logistic regression, asynchronous FedAvg, 1,000 clients",
@@ -108,6 +111,7 @@ WORKLOADS = {
             lr=0.1,
             rounds=20_000,
             rounds_of={"ray": 2500},
+            repeats=1,
             warmup=1000,  # on average one answer of each client
             server_lr=0.01,
             without=("stock",),  # it has no asynchronous strategy
@@ -132,7 +136,8 @@ def scaled(num_clients: int) -> Workload:
         data=f"images-{num_clients * SAMPLES_PER_CLIENT}",
         num_clients=num_clients,
         participants=num_clients,
-        rounds=12 if num_clients <= 1_000 else 5,
+        rounds=12 if num_clients == 100 else 5,
+        repeats=1,
         without=without,
     )
 
