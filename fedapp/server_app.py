@@ -120,7 +120,9 @@ def run(
     """
     config, engine = experiment.config, engine_of(grid)
     if config.record_divergence and engine == "deployment":
-        raise ConfigError("record-divergence = true: only a simulation has all clients' data; allowed is false")
+        raise ConfigError(
+            "record-divergence = true: only a simulation has all clients' data; allowed is false"
+        )
     recorder = Recorder(experiment, engine, directory or RunDirectory(config))
     strategy = recorder.strategy = build_strategy(config, recorder, stopped)
     strategy.witness = recorder.measure if config.record_divergence else None
@@ -257,12 +259,9 @@ class Recorder:
         experiment, strategy = self.experiment, self.strategy
         assert strategy is not None
         if self._meter is None:
-            partition = experiment.partition
-            training = federation.to_tensors(
-                experiment.dataset, partition.client_indices, self.config.normalize, experiment.device
-            )
+            training = federation.training_tensors(self.config, experiment.num_clients, experiment.device)
             model = experiment.model.to(experiment.device)
-            self._meter = DivergenceMeter(model, *training, partition.client_offsets)
+            self._meter = DivergenceMeter(model, *training, experiment.partition.client_offsets)
         layout = Layout.of(to_arrays(experiment.model.state_dict()))
         state = to_state(layout.to_record(local_model), experiment.device)
         self._meter.take(client, state, strategy.importance())
