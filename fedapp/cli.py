@@ -20,7 +20,9 @@ from fedapp.theory.command import bounds
 from strategies import graph
 from strategies.client_graph import ClientGraph
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_show_locals=False
+)
 app.add_typer(deploy_app, name="deploy")
 
 

@@ -1,6 +1,7 @@
 """All strategies on one problem, by the accuracy that each has reached at a given time."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,21 @@ def comparison(runs: Runs, folder: Path) -> Report:
     """Test accuracy against virtual time, each strategy at its best step size, with 95 % confidence bands."""
     best = {name: _best_rate(runs.where(strategy=name)) for name in runs.labels("strategy")}
     target = SHARE * max(mean(cell.tails("accuracy")) for cell in best.values())
+    columns: dict[str, Callable[[Run], float]] = {
+        "accuracy, %": lambda run: 100 * float(run.tail("accuracy").mean()),
+        "averaged over time, %": lambda run: 100 * _average(run),
+        f"time to {target:.0%}": lambda run: _time_to(run, target),
+        "MB to the server": lambda run: run.summary["bytes-up"] / 1e6,
+    }
     report = Report(figures=[_draw(folder, best)])
+    lines = [f"| strategy | step size | {' | '.join(columns)} |", "|---|--:" + "|--:" * len(columns) + "|"]
     for name, cell in best.items():
-        tuned = f" (γ = {cell[0].config['lr']:g})"
-        report.rows += [
-            Row(f"{name}{tuned}: accuracy, last 5 %, %", [100 * value for value in cell.tails("accuracy")]),
-            Row(f"{name}: time to {target:.1%}", [_time_to(run, target) for run in cell]),
-            Row(f"{name}: accuracy averaged over time, %", [100 * _average(run) for run in cell]),
-            Row(f"{name}: megabytes sent to the server", [run.summary["bytes-up"] / 1e6 for run in cell]),
+        rows = [
+            Row(f"{name}: {column}", [measure(run) for run in cell]) for column, measure in columns.items()
         ]
+        report.rows += rows
+        lines.append(f"| {name} | {cell[0].config['lr']:g} | {' | '.join(row.text(3) for row in rows)} |")
+    report.extra.append("\n".join(["## Strategies", "", *lines]))
     return report
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 
 from fedapp.config import ConfigError
 from fedapp.data import DataError
@@ -68,6 +70,22 @@ def reproduce(
     print(path.absolute())
 
 
+def compare(results: Path, engine: str = IN_PROCESS[-1]) -> Path:
+    """Run every strategy on the embedded digits, print the table, and return the path of the figure."""
+    console = Console()
+    folder = make(
+        "compare",
+        results,
+        quick=False,
+        engine=engine,
+        data_path="",
+        jobs=os.cpu_count() or 1,
+        console=console,
+    ).parent
+    console.print(Markdown((folder / "report.md").read_text("utf-8").split("\n## ")[-1]))
+    return folder / "comparison.png"
+
+
 def make(
     name: str,
     out: Path,
@@ -91,7 +109,7 @@ def make(
     folder.mkdir(parents=True, exist_ok=True)
     if plan.is_study:
         study = importlib.import_module(f"fedapp.reproduce.{plan.report}")
-        study.run(folder, quick=quick, data_path=data_path, engine=engine)
+        study.run(folder, quick=quick, data_path=data_path, engine=engine, jobs=jobs)
         return folder / "report.md"
     planned = plan.runs(quick=quick, data_path=data_path)
     began = time.monotonic()

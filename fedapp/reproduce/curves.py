@@ -51,7 +51,7 @@ def panels(
     figure = new_figure(0.9 + height * len(grid), title)
     axes_grid = figure.subplots(len(grid), max(map(len, grid)), squeeze=False)
     names = list(dict.fromkeys(name for row in grid for _, lines, _ in row for name in lines))
-    for row, axes_row in zip(grid, axes_grid, strict=True):
+    for number, (row, axes_row) in enumerate(zip(grid, axes_grid, strict=True), start=1):
         for axes in axes_row[len(row) :]:
             axes.set_axis_off()
         for column, ((panel_title, lines, key), axes) in enumerate(zip(row, axes_row, strict=False)):
@@ -72,7 +72,7 @@ def panels(
                 axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
             if column == 0 or row[column - 1][2] != key:
                 axes.set_ylabel((y_label or {}).get(key, key), fontsize=9)
-            if axes_row is axes_grid[-1]:
+            if number == len(grid):
                 axes.set_xlabel(x_label, fontsize=9)
     handles = {
         label: handle

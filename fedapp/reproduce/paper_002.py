@@ -13,7 +13,8 @@ from fedapp.theory.asynchronous import asynchronous_window, fedfix_window
 from strategies import async_fedavg, fedfix
 from strategies.time_scenario import TimeScenario
 
-FEDERATED, SURROGATE = "federated-loss", "surrogate-loss"
+# The surrogate problem of both schemes is that of identical weights: how often a client answers (eq. 10).
+FEDERATED, SURROGATE = "federated-loss", "hardware-loss"
 LABELS = {
     FEDERATED: "federated loss",
     f"{FEDERATED}-std": "its std. over clients",

@@ -68,7 +68,10 @@ def _minimisers(run: Run) -> tuple[Array, Array]:
     dataset = load_dataset(config["dataset"])
     with np.load(run.path / "partition.npz") as stored:
         rows = np.split(stored["client_indices"], stored["client_offsets"][1:-1])
-    clients = [ClientData(dataset.inputs(own).astype(np.float64), np.asarray(dataset.y[own])) for own in rows]
+    clients = [
+        ClientData(dataset.inputs(own).reshape(len(own), -1).astype(np.float64), np.asarray(dataset.y[own]))
+        for own in rows
+    ]
     work = local_work(config["step-heterogeneity"], 1, np.ones(len(clients)), int(config["seed"]))
     weights = np.array(work) / sum(work)
     return tuple(Logistic(clients, dataset.num_classes, config["l2"], p).minimiser() for p in (weights, None))  # type: ignore[return-value]

@@ -17,16 +17,14 @@ from fedapp.config import ConfigError, RunConfig, Value, defaults
 # Datasets that are read from --data-path; the others come with the app.
 STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare")
 
-# Keys that say where a run is recorded or computed, not what it computes.
+# Keys that say where and how a run is recorded or computed, not what it computes.
 PLACES = (
-    "data-path",
-    "results-dir",
-    "run-name",
-    "server-device",
-    "client-device",
-    "client-threads",
-    "tracker",
-)
+    "data-path", "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
+    "checkpoint-every", "resume",
+)  # fmt: skip
+
+# Most runs are too short to be worth a checkpoint; an experiment with long ones says otherwise.
+NO_CHECKPOINTS: dict[str, Value] = {"checkpoint-every": 0}
 
 NUM_CLIENTS = "num-clients"
 LABEL = "label"
@@ -88,7 +86,7 @@ class Plan(_Strict):
         grid = {**self.grid, **(self.quick.grid if quick else {})}
         planned = []
         for point in itertools.product(*grid.values()):
-            values, labels = dict(self.base), {}
+            values, labels = {**NO_CHECKPOINTS, **self.base}, {}
             for axis, choice in zip(grid, point, strict=True):
                 settings = dict(choice) if isinstance(choice, dict) else {axis: choice}
                 labels[axis] = settings.pop(LABEL) if isinstance(choice, dict) else choice

@@ -41,6 +41,13 @@ class Row:
         """Standard deviation over seeds (n − 1); NaN for fewer than two."""
         return float(np.std(self.ours, ddof=1)) if len(self.ours) > 1 else math.nan
 
+    def text(self, digits: int) -> str:
+        """Write mean ± spread, or how many seeds have a number."""
+        if self.reached and len(self.reached) < len(self.ours):
+            return f"{len(self.reached)} of {len(self.ours)} seeds reach it"
+        spread = f" ± {self.spread:.2g}" if math.isfinite(self.spread) else ""
+        return _number(self.mean, digits) + spread
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -182,16 +189,10 @@ def _version(package: str) -> str:
 
 
 def _table_line(row: Row, digits: int) -> str:
-    ours = _number(row.mean, digits)
-    if math.isfinite(row.spread) and math.isfinite(row.mean):
-        ours += f" ± {_number(row.spread, 2)}"
-    elif len(row.reached) not in (0, len(row.ours)):
-        ours = f"{len(row.reached)} of {len(row.ours)} seeds reach it"
     difference = row.mean - row.published
     shown = f"{difference:+.{digits}g}" if math.isfinite(difference) else "–"
-    return (
-        f"| {_cell(row.quantity)} | {_number(row.published, digits)} | {ours} | {shown} | {len(row.ours)} |"
-    )
+    published = _number(row.published, digits)
+    return f"| {_cell(row.quantity)} | {published} | {row.text(digits)} | {shown} | {len(row.ours)} |"
 
 
 def _number(value: float, digits: int) -> str:

@@ -1,6 +1,6 @@
 """Runs what isn't there yet, in worker processes that stay: starting one costs seconds, a run often less.
 
-A finished run is never repeated. One that was cut off is, from its start: its folder is made anew.
+A finished run is never repeated. One that was cut off goes on from its last checkpoint, or begins anew without one.
 """
 
 import contextlib
@@ -29,9 +29,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedapp.config import ConfigError
+from fedapp.config import ConfigError, RunConfig
 from fedapp.reproduce.plan import PlannedRun
 from fedapp.reproduce.runs import Run, Runs
+from fedapp.results import RunDirectory
 
 
 def run_missing(
@@ -83,21 +84,31 @@ def run_missing(
 
 
 def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
-    """Make one run; return why it failed, or nothing."""
+    """Make one run, or the rest of it; return why it failed, or nothing."""
     from fedapp import server_app
     from fedapp.engine.in_process import make_grid
-    from fedapp.results import RunDirectory
 
-    shutil.rmtree(folder / planned.name, ignore_errors=True)
-    config = planned.config.model_copy(update={"results_dir": str(folder), "run_name": planned.name})
     with contextlib.redirect_stdout(io.StringIO()):
         try:
+            directory = _cut_off(folder / planned.name)
+            config = directory.config if directory else planned.config.model_copy(
+                update={"results_dir": str(folder), "run_name": planned.name}
+            )  # fmt: skip
             experiment = server_app.prepare(config, planned.num_clients)
-            directory = RunDirectory(config)
-            server_app.run(make_grid(engine, planned.num_clients), experiment, directory=directory)
+            grid = make_grid(engine, planned.num_clients, workers=1)
+            server_app.run(grid, experiment, directory=directory or RunDirectory(config))
         except Exception as error:  # one run that can't be made doesn't keep the others from it
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _cut_off(path: Path) -> RunDirectory | None:
+    """Open the folder of a run that was cut off after a checkpoint; remove one that has none."""
+    try:
+        return RunDirectory(RunConfig.load({"resume": str(path)}))
+    except ConfigError:
+        shutil.rmtree(path, ignore_errors=True)
+        return None
 
 
 def _outcomes(

@@ -60,8 +60,15 @@ class Run:
     def column(self, key: str) -> Array:
         """Return one metric of every evaluation; NaN where it is missing or not finite.
 
-        ``objective`` is the federated loss, however the strategy's evaluation calls it.
+        ``objective`` is the federated loss, however the strategy's evaluation calls it. ``hardware-loss`` is 002's
+        surrogate objective for identical weights, Σ q_i f_i with q_i ∝ 1/τ_i, whatever weights the run has; both
+        have their ``-std`` over clients.
         """
+        if key.startswith("hardware-loss"):
+            means, spreads = zip(
+                *(_by_hardware(record.get("clients", {})) for record in self.metrics), strict=True
+            )
+            return np.array(spreads if key.endswith("-std") else means)
         if key == "objective":
             federated = self.column("federated-loss")
             return np.where(np.isnan(federated), self.column("client-loss"), federated)
@@ -126,6 +133,16 @@ class Runs(Sequence[Run]):
         grid = np.linspace(0, min(ends), points)
         curves = np.stack([_steps(grid, run.column(x), run.column(key)) for run in self])
         return grid, curves.mean(axis=0), curves.std(axis=0)
+
+
+def _by_hardware(clients: dict[str, list[float]]) -> tuple[float, float]:
+    """Mean and standard deviation of the clients' losses, weighted by how often each answers."""
+    if not {"loss", "task-time"} <= clients.keys():  # the start has no times
+        return math.nan, math.nan
+    losses, share = np.array(clients["loss"], dtype=np.float64), 1 / np.array(clients["task-time"])
+    share /= share.sum()
+    average = float(share @ losses)
+    return average, float(share @ (losses - average) ** 2) ** 0.5
 
 
 def _steps(grid: Array, x: Array, y: Array) -> Array:

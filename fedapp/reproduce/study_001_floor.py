@@ -29,7 +29,7 @@ SEEDS = 3
 Array = NDArray[np.float64]
 
 
-def run(out: Path, *, quick: bool, data_path: str, engine: str) -> None:
+def run(out: Path, *, quick: bool, data_path: str, engine: str, jobs: int = 1) -> None:
     """Measure both floors by FedAvg itself, and report. No data are read and nothing runs on an engine."""
     began = time.monotonic()
     repeats = 50 if quick else 200

@@ -34,8 +34,8 @@ class Size:
 FULL, QUICK = Size(DATASETS, 100, (0, 1, 41)), Size(DATASETS[:2], 40, (0,))
 
 
-def run(out: Path, *, quick: bool, data_path: str, engine: str) -> None:
-    """Build the graphs of every dataset that is there, and report. ``engine`` isn't needed: nothing is trained."""
+def run(out: Path, *, quick: bool, data_path: str, engine: str, jobs: int = 1) -> None:
+    """Build the graphs of every dataset that is there, and report; nothing is trained, so ``engine`` isn't needed."""
     size = QUICK if quick else FULL
     report, began = Report(), time.monotonic()
     panels: dict[str, list[GraphPanel]] = {}
