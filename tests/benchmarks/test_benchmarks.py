@@ -157,7 +157,7 @@ def test_report(tmp_path: Path) -> None:
     scaling = [
         row
         for number, seconds in ((100, 0.02), (1_000, 0.2), (10_000, 2.1))
-        for row in rows_of(scaled(number), {"vectorized": [measured(seconds, 0.9)]})
+        for row in rows_of(scaled(number).with_rounds(10), {"vectorized": [measured(seconds, 0.9)]})
     ]
     whole = report(rows, scaling, ["W1: they differ"], "generated images")
     assert [table.row_count for table in tables(whole)] == [2, 1, 1, 1]
