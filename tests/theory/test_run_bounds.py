@@ -1,0 +1,238 @@
+"""``fedapp bounds`` on real, small runs: constants and curve against PyTorch and SciPy, bounds above, refusals."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from scipy.optimize import minimize
+from typer.testing import CliRunner
+
+import run_simulation
+from fedapp.cli import app
+from fedapp.config import ConfigError
+from fedapp.data import load_dataset
+from fedapp.theory.run_bounds import bounds_of_run
+
+CLIENTS, L2, LR = 4, 0.5, 0.002
+COMMON = {
+    "model": '"logistic"', "l2": L2, "lr": LR, "local-epochs": 0, "local-steps": 2, "batch-size": 16,
+    "client-weights": '"uniform"', "num-server-rounds": 6, "run-name": '"run"',
+}  # fmt: skip
+
+RunOnce = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+    """Run the app in this process and return the run's folder; the same keys are run once."""
+    done: dict[str, Path] = {}
+
+    def run(**keys: object) -> Path:
+        values = {**COMMON, **{key.replace("_", "-"): value for key, value in keys.items()}}
+        text = " ".join(f"{key}={value}" for key, value in values.items())
+        if text not in done:
+            results = tmp_path_factory.mktemp("results")
+            arguments = ["--engine", "sequential", "--run-config", f'{text} results-dir="{results}"']
+            assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
+            done[text] = results / "run"
+        return done[text]
+
+    return run
+
+
+def command(run_dir: Path) -> object:
+    return CliRunner().invoke(app, ["bounds", str(run_dir)])
+
+
+def objective(run_dir: Path) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """f and its gradient, Σ p_i f_i with p_i = 1/C, by PyTorch from the run's own partition."""
+    dataset = load_dataset("digits", "", num_clients=0, seed=0)
+    with np.load(run_dir / "partition.npz") as stored:
+        indices, offsets = stored["client_indices"], stored["client_offsets"]
+    clients = np.split(indices, offsets[1:-1])
+    rows = [
+        (torch.tensor(dataset.inputs(r)).double().flatten(1), torch.tensor(dataset.y[r])) for r in clients
+    ]
+
+    def f(w: np.ndarray) -> tuple[float, np.ndarray]:
+        v = torch.tensor(w, requires_grad=True)
+        losses = [
+            torch.nn.functional.cross_entropy(x @ v[:640].reshape(10, 64).T + v[640:], y.long())
+            for x, y in rows
+        ]
+        total = torch.stack(losses).mean() + L2 / 2 * v @ v
+        (gradient,) = torch.autograd.grad(total, v)
+        return total.item(), gradient.numpy()
+
+    return f
+
+
+def test_a_fedavg_run_and_all_its_bounds(run_once: RunOnce) -> None:
+    run_dir = run_once()
+    done = []
+    found = bounds_of_run(run_dir, lambda count, total: done.append((count, total)))
+    assert done == [(n, 6) for n in range(7)]
+    assert found.refusals == []
+    f = objective(run_dir)
+    best = minimize(
+        f, np.zeros(650), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 2000}
+    )
+    state = safetensors.torch.load_file(run_dir / "model.safetensors")
+    final = np.concatenate([state["1.weight"].double().numpy().ravel(), state["1.bias"].double().numpy()])
+    assert found.gaps[-1] == pytest.approx(f(final)[0] - best.fun, rel=1e-6)
+    rows = {row.symbol: row.value for row in found.rows}
+    assert rows["C"] == CLIENTS
+    assert rows["μ"] == L2
+    assert rows["S"] == pytest.approx(1 / CLIENTS)
+    assert rows["Δ"] == pytest.approx(found.gaps[0])
+    # Each σ, ζ and G is at least what the final model shows.
+    assert rows["ζ²"] >= rows["ζ² (mean)"] > 0
+    assert rows["G²"] >= rows["σ²"] > 0
+    sources = [bound.source for bound in found.bounds]
+    assert sources == ["000 theorem 2.1", "001 theorem F.2", "003 lemma B.2"]
+    for bound in found.bounds:
+        measured = found.means if bound.of_mean else found.gaps
+        assert bound.values.shape == measured.shape
+        assert (bound.values >= measured).all()
+    # 000 by hand from the rows: D²/(2ητT) + ησ²/C + 4τη²Lσ² + 18τ²η²Lζ² with τ = 2, T = 6.
+    by_hand = rows["D²"] / (24 * LR) + LR * rows["σ²"] / 4
+    by_hand += rows["L"] * LR**2 * (8 * rows["σ²"] + 72 * rows["ζ²"])
+    assert found.bounds[0].values[-1] == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "source"),
+    [
+        ("fedprox", {"proximal_mu": 1.0}, "003 lemma B.2"),
+        ("spectral", {"perturbation_beta": 0.5}, "003 lemma C.2"),
+    ],
+)
+def test_the_other_synchronous_methods(
+    run_once: RunOnce, strategy: str, more: dict[str, float], source: str
+) -> None:
+    found = bounds_of_run(run_once(strategy=f'"{strategy}"', **more))
+    assert [bound.source for bound in found.bounds] == [source]
+    assert (found.bounds[0].values >= found.gaps).all()
+    assert found.refusals == []
+
+
+@pytest.mark.parametrize("strategy", ["async-fedavg", "fedfix"])
+def test_asynchronous_runs_have_terms_and_no_bound(run_once: RunOnce, strategy: str) -> None:
+    # 4 clients of F80: τ = .2, 7/15, 11/15, 1.
+    run_dir = run_once(strategy=f'"{strategy}"', server_lr=0.5, fedfix_interval=0.5)
+    found = bounds_of_run(run_dir)
+    assert found.bounds == []
+    assert ["002 eqs. 38, 42: O(·) without constants" in reason for reason in found.refusals] == [True]
+    rows = {row.symbol: row.value for row in found.rows}
+    assert found.terms["initial"] == pytest.approx(rows["D²"] / 12**0.5)  # K N = 2 · 6
+    # FedFix: ⌈τ/.5⌉ = 1, 1, 2, 2 and lcm 2. Async: in fifteenths 3, 7, 11, 15: lcm 1155: 385 + 165 + 105 + 77.
+    window = {"fedfix": 2, "async-fedavg": 732}[strategy]
+    assert found.terms["window"] == pytest.approx((window - 1) / 12**0.5)
+    done = command(run_dir)
+    assert done.exit_code == 0
+    assert "staleness" in done.output
+    assert not (run_dir / "bounds.png").exists()
+
+
+def test_the_perceptron_with_whole_batches(run_once: RunOnce) -> None:
+    synthetic = {"dataset": '"synthetic"', "partitioner": '"natural"', "model": '"perceptron"'}
+    run_dir = run_once(**synthetic, l2=0.0, batch_size=0, lr=0.2, local_steps=10)
+    found = bounds_of_run(run_dir)
+    rows = {row.symbol: row.value for row in found.rows}
+    assert rows["σ²"] == 0
+    assert rows["L"] == 0.25
+    assert [bound.source for bound in found.bounds] == ["000 theorem 2.1"]
+    assert (found.bounds[0].values >= found.means).all()
+    assert [re.match(r"00\d \w+ \S+:", reason).group() for reason in found.refusals] == [
+        "001 theorem F.2:", "003 lemma B.2:",
+    ]  # fmt: skip
+    assert "mu is 0" in found.refusals[1]
+
+
+def changed(run_dir: Path, to: Path, **keys: str) -> Path:
+    """Copy a run's folder and change its config.toml."""
+    shutil.copytree(run_dir, to, ignore=shutil.ignore_patterns("bounds.png"))
+    text = (to / "config.toml").read_text()
+    for key, value in keys.items():
+        name = key.replace("_", "-")
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        assert count == 1
+    (to / "config.toml").write_text(text)
+    return to
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"model": '"mlp"'}, "model = 'mlp': its loss isn't convex; logistic and perceptron are"),
+        ({"momentum": "0.9"}, "momentum = 0.9: the theorems are about steps without"),
+        ({"clip_norm": "1.0"}, "clip-norm = 1.0: a clipped gradient is biased"),
+        ({"lr_schedule": '"cosine"'}, "lr-schedule = 'cosine': must be constant"),
+        ({"participation": '"fixed:0,1"'}, "participation = 'fixed:0,1': all clients must take part"),
+        ({"strategy": '"fedbuff"'}, "strategy = 'fedbuff': no theorem is about it"),
+        ({"clock": '"wall"'}, "clock = 'wall': the run can't be repeated"),
+        (
+            {"local_steps": "0", "local_epochs": "1"},
+            "local-epochs = 1 with batch-size = 16: the batches of an epoch",
+        ),
+        ({"l2": "0.0"}, "model = 'logistic': l2 = 0: without a regulariser"),
+    ],
+)
+def test_what_breaks_an_assumption_is_named(
+    run_once: RunOnce, tmp_path: Path, keys: dict[str, str], reason: str
+) -> None:
+    run_dir = changed(run_once(), tmp_path / "run", **keys)
+    found = bounds_of_run(run_dir)
+    assert found.refusals[0].startswith(reason)
+    assert (found.bounds, found.rows) == ([], [])
+
+
+def test_a_single_theorem_that_does_not_apply(run_once: RunOnce) -> None:
+    found = bounds_of_run(run_once(lr=0.01, client_weights='"samples"'))
+    assert [bound.source for bound in found.bounds] == ["003 lemma B.2"]
+    assert found.refusals[0].startswith("000 theorem 2.1: all clients must count the same, but Σ p_i² = 0.")
+    assert found.refusals[1].startswith("001 theorem F.2: all clients must count the same")
+    found = bounds_of_run(run_once(lr=0.01))
+    assert found.refusals[0].startswith("001 theorem F.2: step size 0.01 is outside (0, 1/(18LH) = 0.00")
+    assert [bound.source for bound in found.bounds] == ["000 theorem 2.1", "003 lemma B.2"]
+
+
+def test_the_command_prints_and_draws(run_once: RunOnce) -> None:
+    run_dir = run_once()
+    done = command(run_dir)
+    assert done.exit_code == 0, done.output
+    for text in ("000 theorem 2.1", "001 theorem F.2", "003 lemma B.2", "after 6 rounds", "Γ"):
+        assert text in done.output
+    assert Image.open(run_dir / "bounds.png").width == 1200
+    assert str(run_dir / "bounds.png") in done.output
+
+
+def test_the_command_refuses_and_draws_none(run_once: RunOnce, tmp_path: Path) -> None:
+    run_dir = changed(run_once(), tmp_path / "run", model='"mlp"', momentum="0.5")
+    done = command(run_dir)
+    assert done.exit_code == 0
+    assert "doesn't apply: model = 'mlp'" in done.output
+    assert "doesn't apply: momentum = 0.5" in done.output
+    assert not (run_dir / "bounds.png").exists()
+
+
+def test_what_is_no_repeatable_run_is_an_error(run_once: RunOnce, tmp_path: Path) -> None:
+    done = command(tmp_path)
+    assert done.exit_code == 1
+    assert "is no run's folder, it has no config.toml" in done.output
+    other = changed(run_once(), tmp_path / "other", seed="5")
+    with pytest.raises(ConfigError, match=r"repeating the run gives another model \(distance"):
+        bounds_of_run(other)
+    unfinished = changed(run_once(), tmp_path / "unfinished")
+    summary = (unfinished / "summary.json").read_text()
+    (unfinished / "summary.json").write_text(summary.replace('"finished"', '"interrupted"'))
+    assert bounds_of_run(unfinished).refusals == ["status = 'interrupted': the run must be finished"]
+    (unfinished / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="the run has no model yet"):
+        bounds_of_run(unfinished)
