@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 
 
+_LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
+
+
 class ArraysMismatchError(ValueError):
     """A client's arrays can't be combined with the global model; the text says why."""
 
@@ -60,7 +63,8 @@ class Layout:
         Raises
         ------
         ArraysMismatchError
-            If the record has other names, shapes or dtypes, or holds a value that isn't finite.
+            If the record has other names, shapes or dtypes, or holds a value that isn't finite or, like 1e30,
+            of no use in float32.
         """
         if tuple(record) != self.names:
             raise ArraysMismatchError(
@@ -76,9 +80,14 @@ class Layout:
                 )
             vector[start : start + values.size] = values.ravel()
             start += values.size
-        # A sum is finite if all values are, but for an overflow.
-        if not np.isfinite(vector.sum()) and not np.isfinite(vector).all():
-            raise ArraysMismatchError("its arrays hold values that aren't finite (NaN or infinity)")
+        # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow.
+        square = float(vector @ vector)
+        if not square <= _LARGEST_SQUARE:
+            if not np.isfinite(vector).all():
+                raise ArraysMismatchError("its arrays hold values that aren't finite (NaN or infinity)")
+            raise ArraysMismatchError(
+                f"its arrays' norm is {square**0.5:.1e}, whose square overflows float32"
+            )
         return vector
 
     def to_record(self, vector: Vector) -> ArrayRecord:

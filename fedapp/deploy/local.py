@@ -22,6 +22,7 @@ from fedapp.deploy.files import CONNECTION, write_deployment
 from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device, environment
 
 START_TIMEOUT = 120.0  # seconds until the SuperLink must answer
+STATUS_POLL = 5.0  # seconds between two questions whether the run has ended
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 NodeConfigs = Iterable[Mapping[str, int | str]]
@@ -117,13 +118,24 @@ class LocalDeployment:
 
     def run(self, app: Path, run_config: Mapping[str, Any]) -> bool:
         """Run an app, show what it prints, and tell whether it completed."""
+        self.start_run(app, run_config).wait()
+        while not (status := self.status()).startswith(
+            "finished"
+        ):  # the stream may break off before the run does
+            time.sleep(STATUS_POLL)
+        return status == "finished:completed"
+
+    def start_run(self, app: Path, run_config: Mapping[str, Any], **output: Any) -> subprocess.Popen[bytes]:
+        """Start a run, and return the process that prints what it prints; ``output`` says where, as for Popen."""
         options = self.folder / "run.toml"
         options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
         command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
-        shown = self._spawn([str(_BIN / "flwr"), *command], self.folder)
-        shown.wait()
+        return self._spawn([str(_BIN / "flwr"), *command], self.folder, **output)
+
+    def status(self) -> str:
+        """Return what the SuperLink says of the last run, such as ``running`` or ``finished:completed``."""
         runs = json.loads(flwr(self.folder, "list", CONNECTION, "--format", "json"))["runs"]
-        return bool(runs) and runs[0]["status"] == "finished:completed"
+        return str(runs[0]["status"]) if runs else "none"
 
     def log(self, name: str) -> Path:
         """Return where a process's output goes."""

@@ -22,7 +22,8 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     elements = st.integers(-(2**53), 2**53) if dtype is np.int64 else None
     if elements is None:
-        elements = st.floats(allow_nan=False, allow_infinity=False, width=np.dtype(dtype).itemsize * 8)
+        largest = 2.0**15 if dtype is np.float16 else 2.0**50  # a model with values beyond is refused
+        elements = st.floats(-largest, largest, width=np.dtype(dtype).itemsize * 8)
     return draw(hnp.arrays(dtype, shape, elements=elements))
 
 
@@ -111,6 +112,7 @@ def _pickled() -> bytes:
         (lambda: _record(b=np.zeros(2, np.int64)), r"'b' is int64\[2\]"),
         (lambda: _record(b=np.array([1.0, np.nan])), "aren't finite"),
         (lambda: _record(b=np.array([-np.inf, 1.0])), "aren't finite"),
+        (lambda: _record(b=np.array([-1e30, 1.0])), r"norm is 1.0e\+30, whose square overflows float32"),
         (lambda: _with_bytes(b""), "'w' can't be read"),
         (lambda: _with_bytes(b"\x93NUMPY torn"), "'w' can't be read"),
         (lambda: _with_bytes(_record()["w"].data[:-4]), "'w' can't be read"),
@@ -119,7 +121,17 @@ def _pickled() -> bytes:
     ],
     ids=[
         *("missing name", "other order", "empty", "transposed", "one more axis", "float64 for float32"),
-        *("integers", "NaN", "infinity", "no bytes", "torn header", "torn data", "pickle", "npz archive"),
+        *(
+            "integers",
+            "NaN",
+            "infinity",
+            "1e30",
+            "no bytes",
+            "torn header",
+            "torn data",
+            "pickle",
+            "npz archive",
+        ),
     ],
 )
 def test_arrays_that_are_not_the_models_are_refused(
