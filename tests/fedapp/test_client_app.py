@@ -13,16 +13,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapp import client_app, federation
 from fedapp.client_app import CANNOT_TAKE_PART, app, to_arrays, to_state
 from fedapp.config import RunConfig
+from fedapp.engine.batching import train_one
 from fedapp.evaluation import evaluate
-from fedapp.local_training import (
-    LocalRule,
-    cross_entropy,
-    gradient_of,
-    plan_batches,
-    scheduled_lr,
-    task_rng,
-    train,
-)
+from fedapp.local_training import LocalRule, LocalTask, plan_batches, scheduled_lr, task_rng
 from fedapp.server_app import Experiment, prepare, task_config
 from strategies import messages
 
@@ -183,11 +176,8 @@ def directly(
     lr = scheduled_lr(config.lr, config.lr_schedule, server_round, config.num_server_rounds)
     start = {name: value.detach().clone() for name, value in experiment.model.named_parameters()}
     lr = lr / len(batches) if config.normalize_steps else lr
-    model, gradient = experiment.model, gradient_of(experiment.model)
-    state, loss = train(
-        cross_entropy(model), start, x, y, batches.ragged(), lr, rule, gradient=gradient, **more
-    )
-    return {name: value.numpy() for name, value in state.items()}, float(loss), len(batches), len(rows)
+    state, loss = train_one(LocalTask(experiment.model, start, x, y, 0, batches, lr, rule, **more))
+    return state, loss, len(batches), len(rows)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +247,7 @@ def test_the_same_task_is_equal_bit_for_bit_and_another_is_not(experiment: Exper
 
 def test_the_same_task_is_equal_in_a_process_that_knows_nothing(experiment: Experiment) -> None:
     base = trained(ask(messages.TRAIN, experiment))
-    for kept in (federation._dataset, federation._partition, federation._model):
+    for kept in (federation._dataset, federation._partition, federation._model, federation._training):
         kept.cache_clear()
     client_app._tensors = federation.TensorCache()  # the fixture puts the old one back
     assert same(trained(ask(messages.TRAIN, experiment)), base)

@@ -396,11 +396,13 @@ def test_ragged_clients_under_vmap_equal_the_loop(name: str, rule: str, amount: 
         masks: torch.Tensor,
         lr: torch.Tensor,
         u: Parameters,
+        own: Parameters,
     ) -> tuple[Parameters, torch.Tensor]:
         batches = zip(indices, masks, strict=True)
-        return train(loss, start, x, y, batches, lr, local_rule, neighbours=u, gradient=functional_gradient)
+        return train(loss, own, x, y, batches, lr, local_rule, neighbours=u, gradient=functional_gradient)
 
-    trained, losses = torch.func.vmap(one)(x, y, indices, masks, rates, neighbours)
+    starts = {key: torch.stack([value] * 3) for key, value in start.items()}
+    trained, losses = torch.func.vmap(one)(x, y, indices, masks, rates, neighbours, starts)
     for i, (expected, expected_loss) in enumerate(loop):
         for key, value in expected.items():
             torch.testing.assert_close(trained[key][i], value, rtol=0, atol=1e-5)

@@ -33,7 +33,7 @@ def fails(
         pytest.fail("an engine would have been started")
 
     monkeypatch.setattr(run_simulation, "simulate", no_engine)
-    monkeypatch.setattr(run_simulation, "SequentialGrid", no_engine)
+    monkeypatch.setattr(run_simulation, "make_grid", no_engine)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> str:
@@ -218,14 +218,9 @@ def test_a_broken_npz(fails: Callable[..., str], broken_npz: str) -> None:
     assert line.startswith(f"data-path = {broken_npz!r}: is not an npz file")
 
 
-def test_the_vectorized_engine_is_not_there_yet(fails: Callable[..., str]) -> None:
-    line = fails("--engine", "vectorized")
-    assert line == "--engine vectorized: not there yet; available now are ray, sequential"
-
-
 @NO_GPU
 @pytest.mark.parametrize("federation", ["client-resources-num-gpus=0.1", "num-supernodes=3"])
-@pytest.mark.parametrize("engine", ["ray", "sequential"])
+@pytest.mark.parametrize("engine", ["ray", "sequential", "vectorized"])
 def test_clients_on_a_gpu_that_is_not_there(engine: str, federation: str, fails: Callable[..., str]) -> None:
     line = fails("--engine", engine, "-c", 'client-device="cuda"', "--federation-config", federation)
     assert line == "client-device = 'cuda': this machine has no GPU; allowed are auto, cpu"
@@ -236,7 +231,7 @@ def test_a_server_on_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
     assert fails("-c", 'server-device="cuda"').startswith("server-device = 'cuda': this machine has no GPU")
 
 
-@pytest.mark.parametrize("engine", ["ray", "sequential"])
+@pytest.mark.parametrize("engine", ["ray", "sequential", "vectorized"])
 def test_a_name_that_is_taken(engine: str, fails: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "kept" / "run").mkdir(parents=True)
     line = fails("--engine", engine, "-c", f'results-dir="{tmp_path / "kept"}" run-name="run"')
