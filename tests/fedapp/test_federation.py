@@ -186,3 +186,40 @@ def test_the_cache_serves_what_exceeds_its_budget() -> None:
     assert cache.get((0,), digits, np.arange(10), False, CPU) is pair  # the last one stays
     assert len(cache.get((1,), digits, np.arange(5), False, CPU)[1]) == 5
     assert cache.get((0,), digits, np.arange(10), False, CPU) is not pair
+
+
+def test_the_tensors_of_all_clients_are_each_clients_one_after_the_other(
+    configure: Callable[..., RunConfig],
+) -> None:
+    config = configure(data_imbalance=1.0)
+    x, y = federation.training_tensors(config, 6, CPU)
+    dataset, partition = dataset_of(config, 6), partition_of(config, 6)
+    assert len(x) == len(y) == partition.client_offsets[-1]
+    for client in range(6):
+        own, labels = to_tensors(dataset, partition.client(client), False, CPU)
+        rows = slice(*partition.client_offsets[client : client + 2].tolist())
+        assert torch.equal(x[rows], own)
+        assert torch.equal(y[rows], labels)
+
+
+def test_the_tensors_of_all_clients_are_made_once_for_a_division(
+    configure: Callable[..., RunConfig],
+) -> None:
+    x, _ = federation.training_tensors(configure(lr=0.1), 6, CPU)
+    assert federation.training_tensors(configure(lr=0.2), 6, CPU)[0] is x
+    for other, clients in ((configure(), 5), (configure(seed=1), 6), (configure(class_imbalance=0.5), 6)):
+        partition = partition_of(other, clients)
+        found, _ = federation.training_tensors(other, clients, CPU)
+        assert torch.equal(
+            found, to_tensors(dataset_of(other, clients), partition.client_indices, False, CPU)[0]
+        )
+        assert not torch.equal(found, x)
+
+
+def test_a_model_is_made_once_for_a_device(configure: Callable[..., RunConfig]) -> None:
+    config = configure()
+    on_cpu = model_of(config, "image", (1, 8, 8), 10)
+    assert model_of(config, "image", (1, 8, 8), 10, CPU) is on_cpu
+    shapes = model_of(config, "image", (1, 8, 8), 10, torch.device("meta"))  # stands for a GPU
+    assert {value.device.type for value in shapes.parameters()} == {"meta"}
+    assert {value.device.type for value in on_cpu.parameters()} == {"cpu"}

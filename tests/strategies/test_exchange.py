@@ -121,6 +121,26 @@ def test_an_error_from_the_superlink_is_the_reply_of_the_node_that_was_asked(
     assert "Node Unavailable" in messages.reason_of(replies[grid.node(1).node_id])
 
 
+def test_while_replies_come_there_is_no_wait_between_polls(
+    federation: Callable[..., Any], requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A grid in this process works while it is polled, and hands its replies out a few at a time.
+    grid, asked = federation(), [0]
+    pull = grid.pull_messages
+
+    def one_at_a_time(ids: list[str]) -> list[Message]:
+        asked[0] += 1
+        return list(pull(ids[:1]))
+
+    monkeypatch.setattr(grid, "pull_messages", one_at_a_time)
+    monkeypatch.setattr("strategies.exchange.SHORTEST_POLL", 100.0)
+    monkeypatch.setattr("strategies.exchange.LONGEST_POLL", 100.0)
+    began = time.monotonic()
+    assert len(exchange(grid, requests(grid), timeout=200.0)) == 3
+    assert asked == [3]
+    assert time.monotonic() - began < 50.0
+
+
 def test_stopped_ends_the_wait_at_once(federation: Callable[..., Any], requests: Requests) -> None:
     grid, began = federation(), time.monotonic()
     grid.lose(1, "drop")
