@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ from pydantic import Field
 from fedapp.config import ConfigError, Counting, Flag, NonNegative, RunConfig, Schema, Text
 
 log = logging.getLogger("flwr.fedapp")
+
+# Seconds after which a busy thread lets others run. The threads that feed Ray's workers wait behind one that looks
+# through Flower's message store without a pause: with Python's 5 ms a round of 100 clients takes a tenth longer.
+SWITCH_INTERVAL = 0.0005
 
 
 class SimulationConfig(Schema):
@@ -87,13 +92,18 @@ def simulate(server_app: ServerApp, client_app: ClientApp, simulation: Simulatio
     logging.getLogger("flwr").addFilter(_without_deprecation)
     # Ray announces that it may one day show GPUs to workers that were given none; they are hidden now.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-    run_simulation(
-        server_app,
-        client_app,
-        num_supernodes=simulation.num_supernodes,
-        backend_config=simulation.backend(),
-        verbose_logging=simulation.verbose,
-    )
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        run_simulation(
+            server_app,
+            client_app,
+            num_supernodes=simulation.num_supernodes,
+            backend_config=simulation.backend(),
+            verbose_logging=simulation.verbose,
+        )
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @contextmanager
