@@ -7,10 +7,13 @@ INSTALLED := .venv/.installed
 
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: run test bench lint constraints clean
+.PHONY: run compare test bench lint constraints clean
 
 run: $(INSTALLED)
 	$(BIN)/python run_simulation.py
+
+compare: $(INSTALLED)
+	$(BIN)/python run_simulation.py --compare
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

@@ -80,7 +80,7 @@ def _draw(folder: Path, best: dict[str, Runs]) -> Path:
         axes.plot(grid, middle, color=color, lw=1.6, label=name)
         if n > 1:
             width = float(student.ppf(0.975, n - 1)) * spread * math.sqrt(n / (n - 1)) / math.sqrt(n)
-            axes.fill_between(grid, middle - width, middle + width, color=color, alpha=0.15, lw=0)
+            axes.fill_between(grid, middle - width, middle + width, color=color, alpha=0.12, lw=0)
     axes.set(xlabel="virtual time", ylabel="test accuracy", ylim=(0, 1), xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     axes.legend(frameon=False, fontsize=9, loc="lower right")

@@ -44,7 +44,7 @@ class Row:
     def text(self, digits: int) -> str:
         """Write mean ± spread, or how many seeds have a number."""
         if self.reached and len(self.reached) < len(self.ours):
-            return f"{len(self.reached)} of {len(self.ours)} seeds reach it"
+            return f"{len(self.reached)} of {len(self.ours)} seeds"
         spread = f" ± {self.spread:.2g}" if math.isfinite(self.spread) else ""
         return _number(self.mean, digits) + spread
 

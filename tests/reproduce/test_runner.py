@@ -21,7 +21,7 @@ def stamps(folder: Path) -> dict[str, int]:
 def test_only_what_is_not_there_is_run_and_failures_do_not_stop_the_rest(plan, tmp_path):
     cases = [{"label": "good"}, {"label": "bad", "dataset": "mnist", "data-path": "/nowhere"}]
     planned = plan(grid={"seed": [0, 1], "case": cases}).runs(data_path="/nowhere")
-    runs, failures = run_missing(planned, tmp_path, **ENGINE, jobs=2)
+    runs, failures = run_missing(planned, tmp_path, **ENGINE, jobs=1)
     assert [(run["seed"], run["case"]) for run in runs] == [(0, "good"), (1, "good")]
     assert sorted(failures) == sorted(run.name for run in planned if run.labels["case"] == "bad")
     assert all("no such file" in reason for reason in failures.values())

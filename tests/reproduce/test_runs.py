@@ -62,7 +62,7 @@ def test_a_report_has_ours_beside_the_published(tmp_path):
         tmp_path, report, title="T", source="S", claims={"1": "one", "2": "two"}, setting=["quick"]
     ).read_text()
     assert "| a | 5 | 2 ± 1.4 | -3 | 2 |" in text
-    assert "| b | 1 | 1 of 2 seeds reach it | – | 2 |" in text
+    assert "| b | 1 | 1 of 2 seeds | – | 2 |" in text
     assert r"| c \| d | – | – | – | 1 |" in text
     assert r"| 1 | one | **holds** | seen \| twice |" in text
     assert "| 2 | two | **not decided** |" in text
