@@ -10,6 +10,7 @@ that was there was left out.
 
 import argparse
 import heapq
+import logging
 import resource
 import tempfile
 import time
@@ -32,7 +33,8 @@ MEDIAN_TASK = 20 * 60.0  # seconds
 OPTIONS: dict[str, dict[str, Any]] = {
     "async-fedavg": {"server_lr": 1e-4},
     "fedfix": {"fedfix_interval": 60.0},
-    "fedbuff": {"buffer_size": 100},
+    # Time-based weights play the schedule through whenever a device comes or goes: seconds, with so many.
+    "fedbuff": {"buffer_size": 100, "aggregation_weights": "identical"},
 }
 
 
@@ -50,16 +52,25 @@ class Device:
         return (end - away) / HOUR
 
 
-def make_fleet(num_devices: int, hours: float, seed: int, late: float = 0.1, leaving: float = 0.3) -> list[Device]:
+def make_fleet(
+    num_devices: int, hours: float, seed: int, late: float = 0.1, leaving: float = 0.3
+) -> list[Device]:
     """Draw devices: some arrive late, some leave for one to six hours, of which some more than once."""
     rng = np.random.default_rng(seed)
     seconds = MEDIAN_TASK * rng.lognormal(0.0, 0.5, num_devices)
-    fleet = [Device(float(s), int(n)) for s, n in zip(seconds, rng.integers(20, 500, num_devices), strict=True)]
+    fleet = [
+        Device(float(s), int(n)) for s, n in zip(seconds, rng.integers(20, 500, num_devices), strict=True)
+    ]
+    newcomers = max(1, round(late * num_devices))
+    slowest = max(device.seconds for device in fleet[:-newcomers])
+    for device, at in zip(fleet[-newcomers:], np.linspace(0.02, 0.5, newcomers).tolist(), strict=True):
+        device.absences.append((0.0, at * hours * HOUR))
+        device.seconds = slowest  # as in every time scenario
     for device in fleet:
-        if rng.random() < late:
-            device.absences.append((0.0, float(rng.uniform(0, hours / 2)) * HOUR))
         while rng.random() < leaving:
             after = device.absences[-1][1] if device.absences else 0.0
+            if after >= hours * HOUR:
+                break
             gone = float(rng.uniform(after, hours * HOUR))
             device.absences.append((gone, gone + float(rng.uniform(1, 6)) * HOUR))
     return fleet
@@ -129,7 +140,9 @@ class FleetGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         i = self.device_of.get(message.metadata.dst_node_id)
-        if i is None or (message.metadata.message_type == messages.TRAIN and self.rng.random() < self.failures):
+        if i is None or (
+            message.metadata.message_type == messages.TRAIN and self.rng.random() < self.failures
+        ):
             self.errors += 1
             return Message(Error(5, "the device is gone" if i is None else "out of memory"), reply_to=message)
         if message.metadata.message_type == messages.DESCRIBE:
@@ -141,7 +154,9 @@ class FleetGrid(Grid):
         content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: MetricRecord(metrics)})
         return Message(content, reply_to=message)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Answer messages at once."""
         return self.pull_messages(self.push_messages(messages))
 
@@ -164,7 +179,7 @@ class Report:
 
     strategy: str
     devices: int
-    wall_seconds: float
+    cpu_seconds: float  # of the server and of the stub's devices
     virtual_hours: float
     aggregations: int
     arrivals: int
@@ -173,16 +188,18 @@ class Report:
     staleness_mean: float
     staleness_max: int
     starved: list[int]  # devices there for long, without a contribution in a stretch of that length
-    fairness: tuple[float, float, float]  # contributions over those it had time for: 1st, 50th, 99th percentile
+    fairness: tuple[
+        float, float, float
+    ]  # contributions over those it had time for: 1st, 50th, 99th percentile
 
     def lines(self) -> list[str]:
         """Return the report as text."""
         low, middle, high = self.fairness
         return [
             f"{self.strategy}, {self.devices:,} devices, {self.virtual_hours:.1f} h of virtual time "
-            f"in {self.wall_seconds:.1f} s",
+            f"in {self.cpu_seconds:.1f} s of one core",
             f"  throughput   {self.arrivals:,} arrivals and {self.errors:,} errors, "
-            f"{(self.arrivals + self.errors) / self.wall_seconds:,.0f} a second; {self.aggregations:,} aggregations",
+            f"{(self.arrivals + self.errors) / self.cpu_seconds:,.0f} a second; {self.aggregations:,} aggregations",
             f"  memory       {self.peak_memory / 2**20:,.0f} MiB at most",
             f"  staleness    mean {self.staleness_mean:.1f}, at most {self.staleness_max} aggregations",
             f"  work done    of what devices had time for: median {middle:.2f}, 1st to 99th percentile "
@@ -192,9 +209,16 @@ class Report:
 
 
 def measure(
-    name: str, num_devices: int, hours: float, *, size: int = 1000, failures: float = 0.02, seed: int = 0
+    name: str,
+    num_devices: int,
+    hours: float,
+    *,
+    size: int = 1000,
+    failures: float = 0.02,
+    seed: int = 0,
+    **given: Any,
 ) -> Report:
-    """Run a strategy over a fleet; the model has ``size`` float32 values."""
+    """Run a strategy over a fleet; the model has ``size`` float32 values, ``given`` are fields of the config."""
     fleet = make_fleet(num_devices, hours, seed)
     clock, end = VirtualClock(), hours * HOUR
     grid = FleetGrid(fleet, clock, failures, seed)
@@ -212,17 +236,19 @@ def measure(
         trace = Path(folder) / "times.csv"
         trace.write_text("\n".join(f"{i},{device.seconds}" for i, device in enumerate(fleet)))
         kind = REGISTRY[name]
-        options = {"time_scenario": f"trace:{trace}", "time_budget": end, "eval_every": 1000, **OPTIONS[name]}
+        options = {"time_scenario": f"trace:{trace}", "time_budget": end, "eval_every": 1000}
+        options |= OPTIONS[name] | given
         strategy = kind(kind.Config(**options), clock=clock, observer=observe)
         assert isinstance(strategy, AsynchronousStrategy)
-        began = time.perf_counter()
+        began = time.process_time()
         strategy.start(
             grid,
             ArrayRecord({"w": Array(np.zeros(size, dtype=np.float32))}),
-            num_rounds=10**9,
+            num_rounds=1
+            + int(sum(end / device.seconds for device in fleet)) // options.get("buffer_size", 1),
             train_config=ConfigRecord({f"key-{i}": i for i in range(60)}),  # as many as the app's
         )
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
     contributions = {index: member.contributions for index, member in strategy.members.items()}
     shares, starved = [], []
     for i, device in enumerate(fleet):
@@ -250,6 +276,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1000, help="values of the model")
     parser.add_argument("--failures", type=float, default=0.02, help="share of tasks that end in an error")
     options = parser.parse_args()
+    logging.getLogger("flwr.strategies").setLevel(logging.ERROR)  # it names every failure
     for name in options.strategy or OPTIONS:
         report = measure(name, options.devices, options.hours, size=options.size, failures=options.failures)
         print("\n".join(report.lines()), flush=True)

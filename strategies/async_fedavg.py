@@ -22,7 +22,7 @@ class AsyncFedAvgConfig(AsynchronousConfig):
 
 def periods(times: Times) -> Times:
     """P_i = τ_i Σ_j 1/τ_j: arrivals of all clients while client i works once. τ: shape (C,), seconds."""
-    return np.asarray((times[:, None] / times[None, :]).sum(axis=1))
+    return np.asarray(times * (1 / times).sum())
 
 
 class AsyncFedAvg(AsynchronousStrategy):

@@ -167,6 +167,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self._buffer: list[Contribution] = []
         self._since = Tally()
         self._standing: Standing | None = None
+        self._counted: list[Member] | None = None
         self._real = WallClock()
         self._looked = 0.0
         working = self.aggregations < num_rounds
@@ -240,7 +241,7 @@ class AsynchronousStrategy(FederatedStrategy):
         if self._real.now() - self._looked > REFRESH_EVERY:
             self._look()
         if not came:
-            fastest = min(self._time_of(member) for member in self.members.values())
+            fastest = float(self._times(self.members.values()).min())
             pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
             self.clock.wait_until(min(now + pause, self._next_tick(), self._agenda.next_due()))
         return True
@@ -260,8 +261,10 @@ class AsynchronousStrategy(FederatedStrategy):
     def _look(self) -> None:
         """Look who is there; hand the model to those who are new, or back."""
         self._looked = self._real.now()
-        self.clients = self._take_part(self._grid, self._train, wait=False)
-        self._welcome()
+        clients = self._take_part(self._grid, self._train, wait=False)
+        if clients is not self.clients:
+            self.clients = clients
+            self._welcome()
 
     def _welcome(self) -> None:
         fresh = []
@@ -277,7 +280,7 @@ class AsynchronousStrategy(FederatedStrategy):
             self._pending.pop(member.task, None)  # its former node will not answer
             fresh.append(member)
         if fresh:
-            self._standing = None
+            self._changed()
             self._hand_out(fresh)
 
     def _hand_out(self, members: Sequence[Member]) -> None:
@@ -341,10 +344,11 @@ class AsynchronousStrategy(FederatedStrategy):
         if self.witness:
             self.witness(member.client.index, delta)
         delta -= task.base
+        if isinstance(self.clock, WallClock):
+            self._standing = None  # an estimate of τ_i has changed
         if member.dropped:
             log.warning("client %d answers again and counts again", member.client.index)
-        if member.dropped or isinstance(self.clock, WallClock):
-            self._standing = None  # p, or an estimate of τ_i, has changed
+            self._changed()
         member.misses, member.dropped = 0, False
         member.observed[0] += self.clock.now() - task.sent
         member.observed[1] += 1
@@ -368,10 +372,11 @@ class AsynchronousStrategy(FederatedStrategy):
         if not member.dropped:
             log.warning("client %d is dropped after %d misses in a row, the others share its weight",
                         index, member.misses)  # fmt: skip
-            member.dropped, self._standing = True, None
+            member.dropped = True
+            self._changed()
             if not self._counting() and not isinstance(self.clock, WallClock):
                 raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
-        pause = RETRY_AFTER * float(self._time_of(member))
+        pause = RETRY_AFTER * float(self._times([member])[0])
         self._agenda.push(self.clock.now() + pause, index, member)
         if self._buffer and self.aggregations < self._total and self.ready(len(self._buffer)):
             self._aggregate()  # the others don't wait for it
@@ -474,44 +479,55 @@ class AsynchronousStrategy(FederatedStrategy):
         if self._standing is None:
             counting = self._counting()
             if not counting:  # all are dropped
-                return Standing({}, {}, {})
+                return Standing({}, {})
             p = self._importances([member.client for member in counting])
-            times = self._times()
-            d = p * self.periods(times)
             if self.config.aggregation_weights == "identical":
                 d = np.full(len(p), self.identical_weight(len(p)))
-            q = d / self.expected_periods(times)
-            self._standing = Standing(*(
-                {member.client.index: float(v) for member, v in zip(counting, values, strict=True)}
-                for values in (p, d, q / q.sum())
-            ))  # fmt: skip
+            else:
+                d = p * self.periods(self._times(counting))
+            self._standing = Standing(self._by_index(p), self._by_index(d))
         return self._standing
 
+    def _expected_share(self) -> dict[int, float]:
+        """q̃_i by client index; worked out when it is asked for, at evaluations."""
+        standing = self.standing
+        if standing.weight and not standing.expected_share:
+            periods = self.expected_periods(self._times(self._counting()))
+            q = np.array(list(standing.weight.values())) / periods
+            standing.expected_share.update(self._by_index(q / q.sum()))
+        return standing.expected_share
+
+    def _by_index(self, values: Times) -> dict[int, float]:
+        indices = (member.client.index for member in self._counting())
+        return dict(zip(indices, values.tolist(), strict=True))
+
+    def _changed(self) -> None:
+        """Take note that other clients count than before."""
+        self._standing = self._counted = None
+
     def _counting(self) -> list[Member]:
-        return [self.members[index] for index in sorted(self.members) if not self.members[index].dropped]
+        if self._counted is None:
+            members = (self.members[index] for index in sorted(self.members))
+            self._counted = [member for member in members if not member.dropped]
+        return self._counted
 
-    def _times(self) -> Times:
-        """τ_i of the clients that count, in seconds (C,)."""
-        return np.array([self._time_of(member) for member in self._counting()])
-
-    def _time_of(self, member: Member) -> float:
+    def _times(self, members: Iterable[Member]) -> Times:
         """τ_i: the scenario's mean, or the mean of what was observed; before the first answer that of the others."""
         if not isinstance(self.clock, WallClock):
-            return self._mean_task_time(member.client)
-        total, number = member.observed
-        if number:
-            return total / number
-        others = [m.observed[0] / m.observed[1] for m in self.members.values() if m.observed[1]]
-        return float(np.mean(others)) if others else 1.0
+            return np.array([self._mean_task_time(member.client) for member in members])
+        known = [m.observed[0] / m.observed[1] for m in self.members.values() if m.observed[1]]
+        usual = float(np.mean(known)) if known else 1.0
+        return np.array([m.observed[0] / m.observed[1] if m.observed[1] else usual for m in members])
 
     # ---- Diagnostics ---------------------------------------------------------------------------------------------
 
     def _report_evaluation(self, metrics: MetricRecord) -> None:
         self._since = Tally()
         standing = self.standing
-        p, d, q = standing.importance, standing.weight, standing.expected_share
+        p, d, q = standing.importance, standing.weight, self._expected_share()
         indices = list(range(max(self.members) + 1))
         members = [self.members.get(index) for index in indices]
+        times = dict(zip(self.members, self._times(self.members.values()).tolist(), strict=True))
         given = sum(member.weight for member in self.members.values())
         metrics["weights-distance"] = 0.5 * sum(abs(p[index] - q[index]) for index in p)
         self._result.train_metrics_clientapp[self.aggregations] = metrics
@@ -527,7 +543,7 @@ class AsynchronousStrategy(FederatedStrategy):
             clients={
                 "participation": [float(m.contributions) if m else 0.0 for m in members],
                 "weight": [d.get(index, 0.0) for index in indices],
-                "task-time": [self._time_of(m) if m else 0.0 for m in members],
+                "task-time": [times.get(index, 0.0) for index in indices],
                 "importance": [p.get(index, 0.0) for index in indices],
                 "expected-share": [q.get(index, 0.0) for index in indices],
                 "observed-share": [m.weight / given if m and given else 0.0 for m in members],
@@ -540,14 +556,14 @@ class AsynchronousStrategy(FederatedStrategy):
             return {}
         return {
             **mean_and_spread("federated-loss", self.importance(), losses),
-            **mean_and_spread("surrogate-loss", self.standing.expected_share, losses),
+            **mean_and_spread("surrogate-loss", self._expected_share(), losses),
         }
 
     def _log_objective(self) -> None:
         """Say which objective the run minimised, if it wasn't the federated one."""
         if not self.members or self.stopped():
             return
-        p, q = self.standing.importance, self.standing.expected_share
+        p, q = self.standing.importance, self._expected_share()
         distance = 0.5 * sum(abs(p[index] - q[index]) for index in p)
         if distance > 1e-6:
             most = max(p, key=lambda index: q[index] - p[index])

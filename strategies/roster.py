@@ -63,15 +63,18 @@ class Roster:
         self._by_node: dict[int, Client] = {}
         self._refused: set[int] = set()
         self._present: set[int] = set()
+        self._clients: list[Client] | None = None  # those present, until that changes
         self._asked: dict[str, tuple[int, float]] = {}  # node and deadline, by message id
         self._clock = WallClock()
 
     @property
     def clients(self) -> list[Client]:
         """The clients whose nodes are connected, in the order of their index."""
-        # By index: where a replaced node is back, the node that took its place stays.
-        present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
-        return sorted(present.values(), key=lambda client: client.index)
+        if self._clients is None:
+            # By index: where a replaced node is back, the node that took its place stays.
+            present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
+            self._clients = sorted(present.values(), key=lambda client: client.index)
+        return self._clients
 
     def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Look who is connected, ask the new ones to describe themselves, and return the clients.
@@ -79,12 +82,12 @@ class Roster:
         Raises
         ------
         RuntimeError
-            If no client can take part: none came within the timeout, or every description failed.
+            If no client can take part: none came, or came back, within the timeout, or every description failed.
         """
         starting = not self._by_node
         if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
-        self._present = set(grid.get_node_ids())
+        self._see(grid)
         while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
@@ -95,14 +98,24 @@ class Roster:
             # A simulation registers its nodes while the ServerApp is already running.
             if starting and expected > len(self._present):
                 wait_for_nodes(grid, expected, self.timeout, self.stopped)
-            self._present = set(grid.get_node_ids())
+            self._see(grid)
+        if not starting and not self.clients and not self.stopped():
+            log.warning("no client is connected, the run waits for one for up to %g s", self.timeout)
+            clock = WallClock()
+            while not self._present - self._refused and not self.stopped() and clock.now() < self.timeout:
+                clock.wait_until(clock.now() + NODE_POLL)
+                self._see(grid)
+            if self._present - self._refused:
+                return self.refresh(grid, config)
         if not self.clients and not self.stopped():
             raise RuntimeError("no client can take part; the log names the reason for each")
         return self.clients
 
     def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Do as ``refresh`` without waiting: a new node is a client from the first look after its answer."""
-        self._present, now = set(grid.get_node_ids()), self._clock.now()
+        if not self._see(grid) and not self._asked:
+            return self.clients
+        now = self._clock.now()
         asked = {node_id for node_id, _ in self._asked.values()}
         new = sorted(self._present - self._by_node.keys() - self._refused - asked)
         requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in new]
@@ -120,14 +133,24 @@ class Roster:
             del self._asked[message_id]
         if done := sorted([*replies, *late.values()]):
             self._take(done, replies)
+            self._clients = None
             self._refused |= set(done) - self._by_node.keys()
         return self.clients
+
+    def _see(self, grid: Grid) -> bool:
+        """Note which nodes are connected; tell whether they are others than before."""
+        present = set(grid.get_node_ids())
+        changed = present != self._present
+        if changed:
+            self._present, self._clients = present, None
+        return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in node_ids]
         replies = exchange(grid, requests, self.timeout, self.stopped)
         if not self.stopped():
             self._take(node_ids, replies)
+            self._clients = None
 
     def _take(self, node_ids: list[int], replies: Mapping[int, Message]) -> None:
         """Make clients of the nodes whose answers will do; name the others in the log."""

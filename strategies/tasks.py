@@ -58,7 +58,7 @@ class Standing:
 
     importance: dict[int, float]
     weight: dict[int, float]
-    expected_share: dict[int, float]
+    expected_share: dict[int, float] = field(default_factory=dict)
 
 
 class Agenda:
