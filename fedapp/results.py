@@ -85,8 +85,15 @@ class RunDirectory:
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one evaluation to metrics.jsonl and flush it; numbers that aren't finite become null."""
         line = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        path = self.path / "metrics.jsonl"
+        path.touch()
+        size = path.stat().st_size
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError:
+            os.truncate(path, size)  # no torn line on a full disk
+            raise
 
     def metrics_size(self) -> int:
         """Return the bytes of metrics.jsonl, now on the disk to stay."""

@@ -1,7 +1,9 @@
 """The ServerApp: config → data for evaluation, model, strategy; and the run directory."""
 
+import errno
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -37,6 +39,9 @@ app = ServerApp()
 
 # What the user can mend by changing the config or the data.
 USER_ERRORS = (ConfigError, DataError, ModelError)
+
+# What writing to a disk that is full, broken or read-only raises.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,17 @@ def run(
             evaluate_fn=recorder.evaluate,
         )
         status = "interrupted" if stopped() else "finished"
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise ConfigError(
+            f"results-dir = {config.results_dir!r}: {recorder.directory.path} can't be written to any more "
+            f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
+        ) from None
     finally:
-        recorder.end(status)
+        # A full disk, which may be what ended the run, must not hide why.
+        with suppress(*((OSError,) if status == "failed" else ())):
+            recorder.end(status)
         recorder.directory.close()
     return recorder.directory
 
@@ -335,9 +349,9 @@ class Recorder:
 
     def end(self, status: str) -> None:
         """Write the closing summary and the figures, and show them."""
-        summary = self._write_summary(status)
         self.display.stop()
         self.tracker.close()
+        summary = self._write_summary(status)
         if self.last:
             from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
 

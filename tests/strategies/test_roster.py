@@ -1,6 +1,7 @@
 """The handshake: which node is which client, and what becomes of nodes that come late, leave or answer badly."""
 
 import logging
+import threading
 from collections.abc import Callable
 from itertools import permutations
 from typing import Any
@@ -137,6 +138,29 @@ def test_a_node_that_left_is_no_client_until_it_is_back(federation: Callable[...
     grid.node(1).present = True
     assert refresh(roster, grid) == everyone
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
+
+
+def test_a_run_waits_when_all_nodes_are_away(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, roster = federation(), Roster(timeout=30.0)
+    refresh(roster, grid)
+    for partition in range(3):
+        grid.node(partition).present = False
+
+    def come_back() -> None:
+        grid.node(2).present = True
+
+    timer = threading.Timer(0.3, come_back)
+    timer.start()
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert [c.index for c in refresh(roster, grid)] == [2]
+    timer.join()
+    assert "no client is connected, the run waits for one for up to 30 s" in caplog.text
+    grid.node(2).present = False
+    roster.timeout = 0.2
+    with pytest.raises(RuntimeError, match="no client can take part"):
+        refresh(roster, grid)
 
 
 def test_a_node_that_does_not_say_its_partition_takes_no_other_clients_place(
