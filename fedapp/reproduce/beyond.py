@@ -16,9 +16,12 @@ from fedapp.reproduce.runs import Run, Runs, mean
 # The table's target: this share of the best final accuracy of all.
 SHARE = 0.95
 
+# With fewer seeds a confidence interval says next to nothing.
+ENOUGH = 5
+
 
 def comparison(runs: Runs, folder: Path) -> Report:
-    """Test accuracy against virtual time, each strategy at its best step size, with 95 % confidence bands."""
+    """Test accuracy against virtual time, each strategy at its best step size, with bands over seeds."""
     best = {name: _best_rate(runs.where(strategy=name)) for name in runs.labels("strategy")}
     target = SHARE * max(mean(cell.tails("accuracy")) for cell in best.values())
     columns: dict[str, Callable[[Run], float]] = {
@@ -70,17 +73,21 @@ def _draw(folder: Path, best: dict[str, Runs]) -> Path:
     facts = (
         f"{first.config['dataset']}, {first.config['num-clients']} clients, {first.config['time-scenario']}"
     )
-    bands = f", {seeds} seeds, bands: 95 % confidence" if seeds > 1 else ""
+    kind = "95 % confidence" if seeds >= ENOUGH else "lowest to highest"
+    bands = f", {seeds} seeds, bands: {kind}" if seeds > 1 else ""
     figure = new_figure(4.4, f"Clients unlike in data and in speed: {facts}{bands}")
     axes = figure.subplots()
     style_axes(axes)
     for (name, cell), color in zip(best.items(), COLORS, strict=False):
-        grid, middle, spread = cell.band("accuracy")
-        n = len(cell)
+        grid, curves = cell.curves("accuracy")
+        middle, n = curves.mean(axis=0), len(cell)
         axes.plot(grid, middle, color=color, lw=1.6, label=name)
+        low, high = curves.min(axis=0), curves.max(axis=0)
+        if n >= ENOUGH:
+            width = student.ppf(0.975, n - 1) * curves.std(axis=0, ddof=1) / math.sqrt(n)
+            low, high = middle - width, middle + width
         if n > 1:
-            width = float(student.ppf(0.975, n - 1)) * spread * math.sqrt(n / (n - 1)) / math.sqrt(n)
-            axes.fill_between(grid, middle - width, middle + width, color=color, alpha=0.12, lw=0)
+            axes.fill_between(grid, low, high, color=color, alpha=0.12, lw=0)
     axes.set(xlabel="virtual time", ylabel="test accuracy", ylim=(0, 1), xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     axes.legend(frameon=False, fontsize=9, loc="lower right")

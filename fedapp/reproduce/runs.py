@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 # The last part of a run over which a noisy curve is averaged, as 002 does (section 5.2.2).
 TAIL = 0.05
 
+POINTS = 300  # of a curve over all runs
+
 
 @dataclass(frozen=True)
 class Run:
@@ -124,15 +126,16 @@ class Runs(Sequence[Run]):
         """Return the mean over the last part of each run of a metric, one per run."""
         return [float(run.tail(key).mean()) for run in self]
 
-    def band(self, key: str, x: str = "time", points: int = 300) -> tuple[Array, Array, Array]:
-        """Return x, and mean and standard deviation over runs of ``key`` as a step function of x, each (points,).
+    def band(self, key: str, x: str = "time") -> tuple[Array, Array, Array]:
+        """Return x, and mean and standard deviation over runs of ``key`` as a step function of x, each (points,)."""
+        grid, curves = self.curves(key, x)
+        return grid, curves.mean(axis=0), curves.std(axis=0)
 
-        x ends where the first of the runs ends.
-        """
+    def curves(self, key: str, x: str = "time", points: int = POINTS) -> tuple[Array, Array]:
+        """Return x (points,), up to where the first run ends, and ``key`` of every run there, (runs, points)."""
         ends = [float(np.nanmax(run.column(x))) for run in self]
         grid = np.linspace(0, min(ends), points)
-        curves = np.stack([_steps(grid, run.column(x), run.column(key)) for run in self])
-        return grid, curves.mean(axis=0), curves.std(axis=0)
+        return grid, np.stack([_steps(grid, run.column(x), run.column(key)) for run in self])
 
 
 def _by_hardware(clients: dict[str, list[float]]) -> tuple[float, float]:

@@ -35,10 +35,12 @@ def test_a_band_is_mean_and_deviation_of_step_functions(folder_with):
     # At time 0: 0 and 2; from 1: 4 and 6; the second run ends at 2.
     first = folder_with({"seed": 0}, {"time": [0, 1, 4], "loss": [0.0, 4.0, 100.0]})
     second = folder_with({"seed": 1}, {"time": [0, 1, 2], "loss": [2.0, 6.0, 8.0]})
-    grid, middle, spread = Runs([first, second]).band("loss", points=5)
+    runs = Runs([first, second])
+    grid, curves = runs.curves("loss", points=5)
     assert grid.tolist() == [0, 0.5, 1, 1.5, 2]
-    assert middle.tolist() == [1, 1, 5, 5, 6]
-    assert spread.tolist() == [1, 1, 1, 1, 2]
+    assert curves.tolist() == [[0, 0, 4, 4, 4], [2, 2, 6, 6, 8]]
+    _, middle, spread = runs.band("loss")
+    assert (middle[0], middle[-1], spread[0], spread[-1]) == (1, 6, 1, 2)
 
 
 def test_runs_are_chosen_by_label(folder_with):
