@@ -1,6 +1,6 @@
 """Send messages, wait for the replies: the one way in which a round talks to nodes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -35,21 +35,32 @@ def exchange(
     dict of int to Message
         The replies by node id. A node that hasn't answered is missing; a second reply to a message is ignored.
     """
+    return dict(arriving(grid, messages, timeout, stopped))
+
+
+def arriving(
+    grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
+) -> Iterator[tuple[int, Message]]:
+    """Push messages and yield node ids and replies as they come: what is done with them needn't be held."""
     messages = list(messages)
     pushed = set(grid.push_messages(messages))
     # A message that the grid couldn't store has no id among those returned: its node counts as missing.
     nodes = {
         m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in pushed
     }
-    return collect(grid, nodes, timeout, stopped)
+    return _poll(grid, nodes, timeout, stopped)
 
 
 def collect(
     grid: Grid, nodes: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
 ) -> dict[int, Message]:
     """Wait for the replies to messages that were pushed; ``nodes`` names the node of each message id."""
-    nodes = dict(nodes)
-    replies: dict[int, Message] = {}
+    return dict(_poll(grid, dict(nodes), timeout, stopped))
+
+
+def _poll(
+    grid: Grid, nodes: dict[str, int], timeout: float, stopped: Callable[[], bool]
+) -> Iterator[tuple[int, Message]]:
     clock = WallClock()
     expired = False
     while nodes and not expired and not stopped():
@@ -58,8 +69,7 @@ def collect(
         for reply in pulled:
             node_id = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node_id is not None:
-                replies[node_id] = reply
+                yield node_id, reply
         if nodes and not pulled and not expired:
             wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
             clock.wait_until(min(clock.now() + wait, timeout))
-    return replies

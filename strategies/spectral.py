@@ -83,6 +83,7 @@ class Spectral(SynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig
+    streams: ClassVar[bool] = False
     _models: "LocalModels | None" = None
 
     def _adapt(self, config: StrategyConfig) -> StrategyConfig:

@@ -9,7 +9,7 @@ no valid reply keeps the model.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout, Vector
 from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, sized_by_replies
 from strategies.clock import RESOLUTION, WallClock
-from strategies.exchange import exchange
+from strategies.exchange import arriving
 from strategies.roster import Client
 from strategies.weights import Participation
 
@@ -70,6 +70,9 @@ class SynchronousStrategy(FederatedStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = SynchronousConfig
     config: SynchronousConfig
+    # Whether a reply is done with as it comes, so that a round's models are never all in memory. Not where
+    # ``received`` changes what later rounds rest on: a round that is cut off must leave no trace.
+    streams: ClassVar[bool] = True
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
@@ -134,27 +137,30 @@ class SynchronousStrategy(FederatedStrategy):
         current = self._round
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
-        # Not by src_node_id: an error that the SuperLink reports carries its own.
-        asked = {request.message_id: request.dst_node_id for request in current.requests}
-        by_node = {asked.get(r.metadata.reply_to_message_id, 0): r for r in replies}
-        weights = self._weights_of(current, by_node)
+        if not self.streams or any(client.num_examples is None for client in current.clients):
+            replies = list(replies)
+            if self.stopped():
+                return None, None  # a round that was cut off would count only its fast clients
+        weights = self._weights_of(current, replies)
         total = np.zeros_like(current.model)
         kept, loss, loss_weight, bytes_up = 0.0, 0.0, 0.0, 0
-        for client, weight in zip(current.clients, weights, strict=True):
-            delta = self._local_model(current, client, by_node.get(client.node_id))
-            if delta is None:
+        in_order = _by_client(current.requests, replies)
+        for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
+            delta = self._local_model(current, client, reply)
+            if delta is None or reply is None:
                 continue
             self.received(client, delta)
             if self.witness:
                 self.witness(client.index, delta)
             delta -= current.model
-            reply = by_node[client.node_id]
             total += weight * delta
             kept += weight
             bytes_up += messages.total_bytes(reply)
             if isinstance(train_loss := messages.metrics_of(reply).get(messages.TRAIN_LOSS), float):
                 loss += weight * train_loss
                 loss_weight += weight
+        if self.stopped():
+            return None, None
         metrics = MetricRecord(
             {
                 messages.PARTICIPANTS: len(current.clients) - len(current.failures),
@@ -208,10 +214,10 @@ class SynchronousStrategy(FederatedStrategy):
             requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
             if self.stopped() or not self._fits_budget(server_round):
                 break
-            replies = exchange(grid, requests, timeout, self.stopped)
+            replies = (reply for _, reply in arriving(grid, requests, timeout, self.stopped))
+            arrays, train_metrics = self.aggregate_train(server_round, replies)
             if self.stopped():
-                break  # a round that was cut off would count only its fast clients
-            arrays, train_metrics = self.aggregate_train(server_round, list(replies.values()))
+                break
             result.arrays = arrays or result.arrays
             self.clock.wait_until(self.clock.now() + self._duration(server_round))
             self.aggregations, metrics = server_round, train_metrics or MetricRecord()
@@ -238,7 +244,7 @@ class SynchronousStrategy(FederatedStrategy):
             )
         return replace(self.participation, fixed=positions)
 
-    def _weights_of(self, current: _Round, replies: Mapping[int, Message]) -> list[float]:
+    def _weights_of(self, current: _Round, replies: Iterable[Message]) -> list[float]:
         """Weights d_i of the participants; by the sizes in their replies where none were known before."""
         unknown = any(client.num_examples is None for client in current.clients)
         if (
@@ -247,7 +253,9 @@ class SynchronousStrategy(FederatedStrategy):
             or self.participation.scheme in ("md", "paired")
         ):
             return current.weights
-        sizes = [client.num_examples or 0 for client in sized_by_replies(current.clients, replies)]
+        by_client = zip(current.clients, _by_client(current.requests, replies), strict=True)
+        by_node = {client.node_id: reply for client, reply in by_client if reply is not None}
+        sizes = [client.num_examples or 0 for client in sized_by_replies(current.clients, by_node)]
         return [size / sum(sizes) for size in sizes] if any(sizes) else current.weights
 
     def _local_model(self, current: _Round, client: Client, reply: Message | None) -> Vector | None:
@@ -276,3 +284,18 @@ class SynchronousStrategy(FederatedStrategy):
     def _fits_budget(self, server_round: int) -> bool:
         budget = self.config.time_budget
         return not budget or self.clock.now() + self._duration(server_round) <= budget + RESOLUTION
+
+
+def _by_client(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
+    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
+    # Not by src_node_id: an error that the SuperLink reports carries its own.
+    positions = {request.message_id: position for position, request in enumerate(requests)}
+    waiting: dict[int, Message] = {}
+    due = 0
+    for reply in replies:
+        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
+        while due in waiting:
+            yield waiting.pop(due)
+            due += 1
+    for position in range(due, len(requests)):
+        yield waiting.pop(position, None)

@@ -47,10 +47,11 @@ def flower_partition(
     DataError
         If the partitioner can't divide the rows like this.
     """
+    if partitioner == "iid":  # what IidPartitioner does, which takes minutes for 100,000 clients
+        return [np.asarray(client, np.int64) for client in np.array_split(rows, num_clients)]
     from datasets import Dataset as HFDataset
     from flwr_datasets.partitioner import (
         DirichletPartitioner,
-        IidPartitioner,
         NaturalIdPartitioner,
         Partitioner,
         ShardPartitioner,
@@ -60,9 +61,7 @@ def flower_partition(
     if groups is not None:
         columns["group"] = groups
     division: Partitioner
-    if partitioner == "iid":
-        division = IidPartitioner(num_clients)
-    elif partitioner == "dirichlet":
+    if partitioner == "dirichlet":
         division = DirichletPartitioner(num_clients, "label", dirichlet_alpha, min_samples, seed=seed)
     elif partitioner == "shards":
         division = ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
