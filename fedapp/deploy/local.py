@@ -119,10 +119,10 @@ class LocalDeployment:
     def run(self, app: Path, run_config: Mapping[str, Any]) -> bool:
         """Run an app, show what it prints, and tell whether it completed."""
         self.start_run(app, run_config).wait()
-        while not (status := self.status()).startswith(
-            "finished"
-        ):  # the stream may break off before the run does
-            time.sleep(STATUS_POLL)
+        while not (status := self.status()).startswith("finished"):
+            if status == "none":  # it couldn't even be started
+                return False
+            time.sleep(STATUS_POLL)  # the stream broke off before the run ended
         return status == "finished:completed"
 
     def start_run(self, app: Path, run_config: Mapping[str, Any], **output: Any) -> subprocess.Popen[bytes]:

@@ -1,0 +1,50 @@
+"""The app's ClientApp on a device that is broken or lies; the node config's `fault` says how."""
+
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedapp.client_app import app as honest
+
+app = ClientApp()
+
+
+@app.query("describe")
+def describe(message: Message, context: Context) -> Message:
+    """Answer honestly."""
+    return honest(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train, then spoil the reply."""
+    fault = context.node_config.get("fault")
+    if fault == "always-fails":
+        raise RuntimeError("this device is broken")
+    began = time.monotonic()
+    reply = honest(message, context)
+    if fault == "slow":
+        time.sleep(50 * (time.monotonic() - began))
+    if fault == "hangs":
+        time.sleep(3600)
+    if fault == "old-task":
+        _answer_the_first(message, reply, context)
+    spoil = {
+        "nan": lambda values: values * np.nan,
+        "wrong-shape": lambda values: values[:1],
+        "1e30": lambda values: np.full_like(values, 1e30),
+    }.get(str(fault))
+    if spoil:
+        sent = reply.content.array_records["arrays"]
+        reply.content["arrays"] = ArrayRecord({name: Array(spoil(a.numpy())) for name, a in sent.items()})
+    return reply
+
+
+def _answer_the_first(message: Message, reply: Message, context: Context) -> None:
+    """Say that the reply is to the first message of the run."""
+    first = context.state.config_records.setdefault(
+        "first", ConfigRecord({"message-id": message.metadata.message_id})
+    )
+    reply.metadata.__dict__["_reply_to_message_id"] = first["message-id"]

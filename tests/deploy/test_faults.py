@@ -1,0 +1,163 @@
+"""Faults on real processes: what becomes of a run, and what its log says. The rows of docs/deploy.md's table."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.deploy import keys
+from fedapp.deploy.files import CONNECTION
+from fedapp.deploy.local import flwr
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MakeTrial = Callable[..., Any]
+LIES = {
+    "nan": "its arrays hold values that aren't finite (NaN or infinity)",
+    "wrong-shape": "is float32[1",
+    "1e30": "whose square overflows float32",
+    "always-fails": "this device is broken",
+}
+
+
+def complete(trial: Any, rounds: int) -> None:
+    """Every aggregation is on record, once and in order, and the run says that it finished."""
+    assert trial.summary["status"] == "finished"
+    assert [line["aggregation"] for line in trial.metrics] == list(range(rounds + 1))
+    assert trial.deployment.status() == "finished:completed"
+
+
+def test_devices_that_fail_or_lie_are_left_out_and_named(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, *({"fault": fault} for fault in LIES))
+    trial.begin({"num-server-rounds": 2})
+    output = trial.end()
+    complete(trial, 2)
+    for client, text in enumerate(LIES.values(), 1):
+        for number in (1, 2):
+            assert [
+                line for line in output.splitlines()
+                if f"round {number}: left out client {client} (node " in line and text in line
+            ], output  # fmt: skip
+    assert [line["participants"] for line in trial.metrics[1:]] == [1, 1]
+    assert trial.summary["failures"] == 2 * len(LIES)
+    assert trial.metrics[2]["train-loss"] < trial.metrics[1]["train-loss"]
+
+
+def test_an_answer_to_an_old_task_is_not_counted(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {"fault": "old-task"})
+    trial.begin({"num-server-rounds": 2, "round-timeout": 60.0})
+    output = trial.end()
+    complete(trial, 2)
+    # The first answer is to the first task, as it should be; the second isn't to the second.
+    assert [line["participants"] for line in trial.metrics[1:]] == [2, 1]
+    assert "round 2: left out client 1 (node " in output
+
+
+def test_a_device_that_hangs_is_given_up_at_the_deadline(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {"fault": "hangs"})
+    trial.begin({"num-server-rounds": 2, "round-timeout": 60.0})
+    output = trial.end()
+    complete(trial, 2)
+    assert [line["participants"] for line in trial.metrics[1:]] == [1, 1]
+    assert "left out client 1 (node " in output
+    assert "no reply before the deadline" in output
+
+
+def test_async_training_does_not_wait_for_a_device_fifty_times_slower(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {"fault": "slow"})
+    trial.begin({"strategy": "async-fedavg", "server-lr": 0.3, "num-server-rounds": 6, "local-epochs": 20})
+    trial.end()
+    complete(trial, 6)
+    fast, slow = trial.metrics[-1]["clients"]["participation"]
+    assert fast + slow == 6
+    assert fast > slow
+
+
+@pytest.mark.parametrize("pause", [0, 70])
+def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
+    pause: int, make_trial: MakeTrial
+) -> None:
+    trial = make_trial({}, {})
+    trial.begin({"num-server-rounds": 9})
+    trial.wait_for_aggregation(1)
+    trial.wait_for_task("device-1")
+    before = len(trial.device_log("device-1"))
+    trial.deployment.kill("device-1")
+    time.sleep(pause)
+    trial.supervise("device-1")
+    output = trial.end(600)
+    complete(trial, 9)
+    assert "left out client 1 (node " in output
+    # The SuperLink refuses a key that it takes for online; the unit's pauses outlast that.
+    assert ("Exit Code: 305" in trial.device_log("device-1")[before:]) == (pause == 0)
+    assert trial.metrics[-1]["participants"] == 2
+
+
+def test_a_new_key_is_refused_until_it_is_registered(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {})
+    trial.begin({"num-server-rounds": 9})
+    trial.wait_for_aggregation(1)
+    trial.deployment.kill("device-1")
+    folder = trial.deployment.folder
+    keys.write_device(folder / "device-1")
+    before = len(trial.device_log("device-1"))
+    trial.supervise("device-1")
+    trial.wait_for(lambda: "Exit Code: 305" in trial.device_log("device-1")[before:])
+    flwr(folder, "supernode", "register", str(folder / "device-1" / "device.pub"), CONNECTION)
+    trial.end(600)
+    complete(trial, 9)
+    assert trial.metrics[-1]["participants"] == 2
+
+
+def test_a_superlink_killed_and_restarted_loses_nothing(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {})
+    trial.begin({"num-server-rounds": 4})
+    trial.wait_for_aggregation(1)
+    trial.wait_for_task("device-1")
+    trial.deployment.kill("superlink")
+    time.sleep(10)
+    trial.deployment.start_superlink()
+    trial.deployment.wait_for_superlink()
+    trial.end(600)
+    complete(trial, 4)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_the_run_with_one_clear_message(small_disk: Path, make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {})
+    trial.path = small_disk / "run"
+    trial.begin({"num-server-rounds": 20})
+    trial.wait_for_aggregation(1)
+    fill(small_disk / "filler")
+    before = trial.metrics
+    output = trial.end()
+    assert trial.deployment.status() == "finished:failed"
+    assert f"{trial.path} can't be written to any more (No space left on device); what it has stays" in output
+    # What was reported is still there, to be resumed from.
+    assert trial.metrics[: len(before)] == before
+
+
+def fill(file: Path) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+    try:
+        while True:
+            os.write(descriptor, bytes(4096))
+    except OSError:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""``fedapp deploy local``: a whole deployment as a user starts it, and nothing of it left when it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(repository: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start the command, with its folder at tmp_path/out; nothing of it outlives the test."""
+    begun = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "fedapp.cli",
+            "deploy",
+            "local",
+            "--out",
+            str(tmp_path / "out"),
+            *arguments,
+        ]
+        begun.append(
+            subprocess.Popen(
+                command, cwd=repository, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )  # fmt: skip
+        return begun[-1]
+
+    yield run
+    for process in begun:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def left_over(out: Path) -> list[str]:
+    """Return the command lines of processes whose FLWR_HOME is below a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"FLWR_HOME={out}/".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path) -> None:
+    config = f'num-server-rounds=1 results-dir="{tmp_path}" run-name="run"'
+    process = start("-n", "2", "-c", config)
+    output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
+    assert f"Run directory: {tmp_path / 'run'}" in output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["engine"], summary["num-clients"]) == ("finished", "deployment", 2)
+    assert (summary["participants"], summary["failures"]) == (2, 0)
+    assert left_over(tmp_path / "out") == []
+    for name in ("superlink", "superexec", "device-0", "device-1"):
+        assert (tmp_path / "out" / f"{name}.log").stat().st_size > 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_ends_everything_that_it_started(number: int, start: Start, tmp_path: Path) -> None:
+    process = start("-n", "2", "-c", f'results-dir="{tmp_path}"')
+    deadline = time.monotonic() + 200
+    while len([line for line in left_over(tmp_path / "out") if "flower-supernode" in line]) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.2)
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert output.endswith("interrupted; everything that was started is ended\n")
+    assert left_over(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("-c", "lr=-1.0"), "error: lr = -1.0: must be a number > 0"),
+        (("-c", 'dataset="files"'), "error: data-path = '': dataset files needs the path of a .npz"),
+        (("--app", "tests"), "error: --app = 'tests': must be the app's source folder"),
+    ],
+)
+def test_what_cannot_run_is_one_line_before_anything_starts(
+    arguments: tuple[str, ...], text: str, start: Start, tmp_path: Path
+) -> None:
+    process = start(*arguments)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 1
+    assert output.startswith(text)
+    assert len(output.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
