@@ -5,6 +5,7 @@ Everything a client needs comes with the message, apart from what only the node 
 """
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from fedapp.local_training import (
 from fedapp.models import ModelError
 from strategies import messages
 from strategies.arrays import pack, unpack
+
+log = logging.getLogger("flwr.fedapp")
 
 # Error code of a reply that says why a client can't take part (Flower's own codes are below 100).
 CANNOT_TAKE_PART = 100
@@ -70,6 +73,7 @@ def answers_errors(handler: Handler) -> Handler:
         try:
             return handler(message, context)
         except USER_ERRORS as error:
+            log.warning("This client can't take part: %s", error)
             return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
 
     return wrapped
