@@ -160,6 +160,7 @@ class RunConfig(Schema):
     momentum: Annotated[float, Field(description="a number in [0, 1)", ge=0, lt=1)]
     l2: NonNegative
     clip_norm: NonNegative
+    update_norm_bound: NonNegative
 
     seed: Count
     eval_every: Counting

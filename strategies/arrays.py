@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from io import BytesIO
 from math import prod
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -101,6 +102,19 @@ class Layout:
             record[name] = pack(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
             start += size
         return record
+
+
+def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:
+    """Pull a model (D,), in place, to within ``bound`` of the one it started from; tell whether it was further away.
+
+    w ← w̄ + Δ min(1, S / ‖Δ‖₂) with Δ = w − w̄ and S the bound: no client moves the global model by more than d_i S.
+    """
+    delta = model - base
+    norm = float(np.linalg.norm(delta))
+    if norm <= bound:
+        return False
+    np.add(base, delta * (bound / norm), out=model)
+    return True
 
 
 def pack(values: np.ndarray) -> Array:

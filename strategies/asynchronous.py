@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import messages
-from strategies.arrays import ArraysMismatchError, Layout
+from strategies.arrays import ArraysMismatchError, Layout, clip_update
 from strategies.base import EvaluateFn, FederatedStrategy, State, StrategyConfig, mean_and_spread
 from strategies.clock import RESOLUTION, WallClock
 from strategies.exchange import collect
@@ -341,6 +341,8 @@ class AsynchronousStrategy(FederatedStrategy):
         except ArraysMismatchError as error:
             self._miss(member, str(error))
             return
+        if (bound := self.config.update_norm_bound) and clip_update(delta, task.base, bound):
+            self._since.clipped += 1
         if self.witness:
             self.witness(member.client.index, delta)
         delta -= task.base

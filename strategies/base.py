@@ -46,6 +46,8 @@ class StrategyConfig:
         In virtual time, how long a client's task takes: see ``strategies.time_scenario.TimeScenario``.
     min_clients : int
         Clients to wait for before the first task.
+    update_norm_bound : float
+        S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted; 0: no bound.
     message_floor, neighbours : float, int
         Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
     """
@@ -57,6 +59,7 @@ class StrategyConfig:
     time_budget: float = 0.0
     time_scenario: str = "F80"
     min_clients: int = 1
+    update_norm_bound: float = 0.0
     message_floor: float = FLOOR
     neighbours: int = 0
 

@@ -44,6 +44,7 @@ PARTICIPANTS: Final = "participants"
 FAILURES: Final = "failures"
 BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"
+CLIPPED: Final = "clipped-updates"
 
 
 def request(

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies import messages
-from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
 from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, sized_by_replies
 from strategies.clock import RESOLUTION, WallClock
 from strategies.exchange import arriving
@@ -144,11 +144,14 @@ class SynchronousStrategy(FederatedStrategy):
         weights = self._weights_of(current, replies)
         total = np.zeros_like(current.model)
         kept, loss, loss_weight, bytes_up = 0.0, 0.0, 0.0, 0
+        bound, clipped = self.config.update_norm_bound, 0
         in_order = _by_client(current.requests, replies)
         for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
             delta = self._local_model(current, client, reply)
             if delta is None or reply is None:
                 continue
+            if bound and clip_update(delta, current.model, bound):
+                clipped += 1
             self.received(client, delta)
             if self.witness:
                 self.witness(client.index, delta)
@@ -169,6 +172,8 @@ class SynchronousStrategy(FederatedStrategy):
                 messages.BYTES_UP: bytes_up,
             }
         )
+        if bound:
+            metrics[messages.CLIPPED] = clipped
         self._log_failures(server_round, current)
         if loss_weight > 0:
             metrics[messages.TRAIN_LOSS] = loss / loss_weight

@@ -102,7 +102,7 @@ class Tally:
     def __init__(self) -> None:
         self.staleness: list[int] = []
         self.losses: list[float] = []
-        self.bytes_up = self.bytes_down = self.failures = 0
+        self.bytes_up = self.bytes_down = self.failures = self.clipped = 0
         self.unevaluated = False
 
     def take(self, contributions: Sequence[Contribution], aggregation: int) -> None:
@@ -124,6 +124,8 @@ class Tally:
                 messages.BYTES_UP: self.bytes_up,
             }
         )
+        if self.clipped:
+            metrics[messages.CLIPPED] = self.clipped
         if self.staleness:
             metrics["staleness-mean"] = float(np.mean(self.staleness))
             metrics["staleness-max"] = max(self.staleness)

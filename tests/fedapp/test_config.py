@@ -106,6 +106,7 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "momentum": ("a number in [0, 1)", [1, 1.0, *NO_UNIT], [0, 0.9]),
     "l2": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 1e-4]),
     "clip-norm": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 5]),
+    "update-norm-bound": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 5]),
     "seed": (COUNT, NO_COUNT, [0, 2**62]),
     "eval-every": (COUNTING, NO_COUNTING, [1, 10]),
     "checkpoint-every": (COUNT, NO_COUNT, [0, 1]),
