@@ -108,3 +108,23 @@ def test_femnist_by_writer_is_slower_and_ends_lower(folder_with, tmp_path, end, 
     assert outcome(report, "000-5") == expected
     assert {row.quantity: row.ours for row in report.rows}["rounds to 79%: more by writer than IID"] == [1.0]
     check_figures(report)
+
+
+@pytest.mark.parametrize(("clipped", "expected"), [(0.5, "holds"), (0.95, "doesn't hold")])
+def test_figures_4_3_to_4_8_look_at_epochs_clipping_and_step_size(folder_with, tmp_path, clipped, expected):
+    runs = []
+    for setting in ("E 1", "E 10", "G 1", "G 10", "γ 1e-1"):
+        for beta in (1.0, 0.5):
+            level = clipped if setting == "G 1" else 0.8 + 0.1 * (beta == 0.5)
+            # At the large step size small β falls back by 0.3, β = 1 not at all.
+            dip = level - 0.3 * (setting == "γ 1e-1" and beta == 0.5)
+            labels = {"data": "femnist", "setting": setting, "perturbation-beta": beta}
+            runs.append(
+                folder_with(labels, {"accuracy": [0.1, level, dip, level], "loss": [3.0, 1.0, 1.0, 1.0]})
+            )
+    report = paper_003.figures_4(Runs(runs), tmp_path)
+    assert outcome(report, "003-4") == expected
+    # Accuracy averaged over the rounds, E = 1: (0.1 + 3 · 0.9)/4 − (0.1 + 3 · 0.8)/4 = 0.075.
+    assert "E = 1: +7.5" in report.verdicts[0].evidence
+    assert "add up to 30.0 points at β = 0.5 and 0.0" in report.verdicts[0].evidence
+    check_figures(report)
