@@ -25,13 +25,13 @@ Layer = tuple[str, str]
 
 def dense_layers(model: nn.Module) -> list[Layer]:
     """Return the layers of a Sequential of Flatten, Linear and then (ReLU, Linear) pairs; of other models none."""
-    kinds = [type(layer) for layer in model] if isinstance(model, nn.Sequential) else []
+    children = list(model.named_children()) if isinstance(model, nn.Sequential) else []
+    kinds = [type(layer) for _, layer in children]
     if kinds[:2] != [nn.Flatten, nn.Linear] or kinds[2:] != [nn.ReLU, nn.Linear] * (len(kinds) // 2 - 1):
         return []
-    positions = range(1, len(kinds), 2)
-    if any(model[i].bias is None for i in positions):  # type: ignore[index]
+    if children[0][1].start_dim != 1 or any(layer.bias is None for _, layer in children[1::2]):
         return []
-    return [(f"{i}.weight", f"{i}.bias") for i in positions]
+    return [(f"{name}.weight", f"{name}.bias") for name, _ in children[1::2]]
 
 
 def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
@@ -168,12 +168,9 @@ def _decay(w: Parameters, point: Parameters, start: Parameters, lr: Tensor, l2: 
     """w ← w − γ [λ w̃ + α (w − w̄)], in place."""
     for name, value in w.items():
         rate = lr.view(-1, *[1] * (value.dim() - 1))
-        shrink = alpha
-        if point is w:
-            shrink += l2
-        else:
+        value *= 1 - rate * (alpha + l2 if point is w else alpha)
+        if point is not w:
             value -= rate * l2 * point[name]
-        value *= 1 - rate * shrink
         if alpha:
             value.addcmul_(rate, start[name], value=alpha)
 

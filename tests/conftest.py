@@ -7,6 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
+
+# Two threads that wait for each other on a loaded machine make a small product take milliseconds.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

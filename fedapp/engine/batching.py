@@ -198,11 +198,11 @@ def _train_vmapped(tasks: Sequence[LocalTask]) -> list[Trained]:
     lr = torch.tensor([task.lr for task in tasks], device=device)
 
     def one(
-        start: Parameters, rows: Tensor, mask: Tensor, lr: Tensor, neighbours: Parameters | None
+        start: Parameters, rows: Tensor, mask: Tensor, lr: Tensor, neighbours: Parameters
     ) -> tuple[Parameters, Tensor]:
         batches: Iterable[tuple[Tensor, Tensor]] = zip(rows.unbind(0), mask.unbind(0), strict=True)
         return train(
-            cross_entropy(first.model),
+            cross_entropy(_own_copy(first.model)),
             start,
             first.x,
             first.y,
@@ -214,7 +214,7 @@ def _train_vmapped(tasks: Sequence[LocalTask]) -> list[Trained]:
         )
 
     stack = _stack([task.start for task in tasks])
-    neighbours = None if first.neighbours is None else _stack([task.neighbours or {} for task in tasks])
+    neighbours = _stack([task.neighbours or {} for task in tasks]) if first.rule.beta != 1 else {}
     return _unstack(*torch.func.vmap(one)(stack, rows, mask, lr, neighbours))
 
 

@@ -1,0 +1,298 @@
+"""Training many tasks at once: every way, any number of threads and any chunks give each task its own result."""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from fedapp.engine import batching
+from fedapp.engine.batching import Trained, Trainer, train_one, way_of
+from fedapp.local_training import (
+    Batches,
+    LocalRule,
+    LocalTask,
+    cross_entropy,
+    plan_batches,
+    task_rng,
+    train,
+)
+from fedapp.models import build_model
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch
+PLAIN, ALL = LocalRule(), LocalRule(alpha=0.5, beta=0.5, momentum=0.5, l2=0.01, clip_norm=1.0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a run with client-threads = 1; a single chunk is trained in the caller's thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def trainer() -> Iterator[Callable[..., Trainer]]:
+    """Make trainers that end with the test."""
+    made = []
+
+    def make(*arguments: str | None, workers: int = 2) -> Trainer:
+        made.append(Trainer(*arguments, workers=workers))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@lru_cache
+def data_of(name: str) -> tuple[Tensor, Tensor]:
+    """Digits, points or text for a model."""
+    rng = np.random.default_rng(3)
+    count = sum(SIZES)
+    if name == "perceptron":
+        return torch.tensor(rng.normal(size=(count, 2)), dtype=torch.float32), torch.arange(count) % 2
+    if name == "lstm":
+        return torch.tensor(rng.integers(0, 7, (count, 80))), torch.tensor(rng.integers(0, 7, count))
+    digits = load_digits()
+    x = torch.tensor(digits.images[:count] / 16, dtype=torch.float32).unsqueeze(1)
+    return x, torch.tensor(digits.target[:count])
+
+
+@lru_cache
+def model_of(name: str, seed: int = 0) -> nn.Module:
+    kinds = {"perceptron": ("vector", (2,), 2), "lstm": ("text", (80,), 7)}
+    kind, shape, classes = kinds.get(name, ("image", (1, 8, 8), 10))
+    return build_model(name, kind=kind, input_shape=shape, num_classes=classes, seed=seed)
+
+
+def tasks_of(
+    name: str, rule: LocalRule = PLAIN, sizes: tuple[int, ...] = SIZES, epochs: int = 2, key: int = 0
+) -> list[LocalTask]:
+    """Ragged clients of a model, each with a learning rate and, if needed, a neighbour average of its own."""
+    model, (x, y) = model_of(name), data_of(name)
+    start = {part: value.detach() for part, value in model.named_parameters()}
+    offsets = np.cumsum([0, *sizes])
+    return [
+        LocalTask(
+            model,
+            start,
+            x,
+            y,
+            int(offsets[client]),
+            plan_batches(n, batch_size=8, epochs=epochs, steps=0, rng=task_rng(key, client, 1)),
+            0.02 * (client + 1),
+            rule,
+            {part: value.detach() for part, value in model_of(name, 1 + client).named_parameters()}
+            if rule.beta != 1
+            else None,
+        )
+        for client, n in enumerate(sizes)
+    ]
+
+
+def by_autograd(task: LocalTask) -> Trained:
+    rows = slice(task.offset, task.offset + task.batches.num_examples)
+    w, loss = train(
+        cross_entropy(task.model),
+        task.start,
+        task.x[rows],
+        task.y[rows],
+        task.batches.ragged(),
+        task.lr,
+        task.rule,
+        neighbours=task.neighbours,
+    )
+    return {name: value.numpy() for name, value in w.items()}, float(loss)
+
+
+def assert_close(trained: Trained, expected: Trained) -> None:
+    assert list(trained[0]) == list(expected[0])
+    for name, value in expected[0].items():
+        difference = np.linalg.norm(trained[0][name] - value)
+        assert difference <= 1e-5 * max(1.0, float(np.linalg.norm(value))), name
+    assert trained[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-5)
+
+
+def assert_same(one: list[Trained], other: list[Trained]) -> None:
+    """Bit for bit."""
+    for (w, loss), (v, other_loss) in zip(one, other, strict=True):
+        assert list(w) == list(v)
+        assert all(w[name].tobytes() == v[name].tobytes() for name in w)
+        assert loss == other_loss
+
+
+# The way -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "on_cpu", "on_gpu"),
+    [
+        ("logistic", "stacked", "stacked"),
+        ("mlp", "stacked", "stacked"),
+        ("cnn", "single", "vmapped"),
+        ("perceptron", "single", "vmapped"),
+        ("lstm", "single", "single"),
+    ],
+)
+def test_the_way_follows_from_model_and_device(name: str, on_cpu: str, on_gpu: str) -> None:
+    assert way_of(model_of(name), CPU) == on_cpu
+    assert way_of(model_of(name), CUDA) == on_gpu
+
+
+@pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "perceptron"])
+@pytest.mark.parametrize("way", [None, "stacked", "vmapped", "single"])
+def test_every_way_equals_autograd_in_the_order_of_the_tasks(
+    way: str | None, name: str, rule: LocalRule, trainer: Callable[..., Trainer]
+) -> None:
+    tasks = tasks_of(name, rule)
+    trained = trainer(way).train(tasks)
+    assert len(trained) == len(tasks)
+    for one, task in zip(trained, tasks, strict=True):
+        assert_close(one, by_autograd(task))
+
+
+def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
+    tasks = tasks_of("lstm", sizes=(4, 2), epochs=1)
+    trained = trainer().train(tasks)
+    assert_same(trained, trainer("single").train(tasks))
+    for one, task in zip(trained, tasks, strict=True):
+        assert_close(one, by_autograd(task))
+
+
+@pytest.mark.parametrize("name", ["logistic", "cnn", "perceptron"])
+def test_one_task_alone_is_the_same_and_its_own(name: str, trainer: Callable[..., Trainer]) -> None:
+    (task,) = tasks_of(name, sizes=(20,))
+    alone = train_one(task)
+    assert_same([alone], trainer().train([task]))
+    start = {part: value.clone() for part, value in task.start.items()}
+    for value in alone[0].values():
+        value += 1
+    assert all(torch.equal(task.start[part], value) for part, value in start.items())
+
+
+# Threads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "chunk_bytes"),
+    [("logistic", None, 30_000), ("mlp", None, 100_000), ("cnn", None, 0), ("cnn", "vmapped", 10_000_000)],
+)
+def test_the_number_of_threads_changes_no_bit(
+    name: str,
+    way: str | None,
+    chunk_bytes: int,
+    trainer: Callable[..., Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "CPU_CHUNK", chunk_bytes)
+    tasks = [task for key in range(3) for task in tasks_of(name, epochs=1, key=key)]
+    alone = trainer(way, workers=1)
+    assert len(list(alone._chunks(tasks))) > 2
+    expected = alone.train(tasks)
+    for workers in (2, 5):
+        several = trainer(way, workers=workers)
+        for _ in range(2):
+            assert_same(several.train(tasks), expected)
+
+
+def test_by_default_there_is_a_thread_for_each_core() -> None:
+    trainer = Trainer()
+    assert trainer.workers == batching._cores() >= 1
+    trainer.close()
+
+
+def test_threads_end_with_the_trainer() -> None:
+    before = set(threading.enumerate())
+    trainer = Trainer("single", workers=3)
+    trainer.train(tasks_of("logistic"))
+    started = set(threading.enumerate()) - before
+    assert 1 <= len(started) <= 3
+    assert all(thread.name.startswith("fedapp-training") for thread in started)
+    trainer.close()
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_no_tasks(trainer: Callable[..., Trainer]) -> None:
+    assert trainer().train([]) == []
+
+
+def test_what_a_task_raises_is_raised(trainer: Callable[..., Trainer]) -> None:
+    (task,) = tasks_of("cnn", sizes=(4,))
+    beyond = LocalTask(task.model, task.start, task.x, task.y - 10, 0, task.batches, 0.1, PLAIN)
+    for tasks in ([beyond], [task, beyond, task]):
+        with pytest.raises(IndexError, match="out of bounds"):
+            trainer().train(tasks)
+
+
+# Chunks --------------------------------------------------------------------------------------------------------
+
+
+def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[..., Trainer]) -> None:
+    moved = [
+        LocalTask(t.model, t.start, t.x + 0.1, t.y, t.offset, t.batches, t.lr, t.rule, t.neighbours)
+        for t in tasks_of("mlp", sizes=(13, 8))
+    ]
+    groups = [
+        tasks_of("mlp"), tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
+        tasks_of("perceptron"),
+    ]  # fmt: skip
+    tasks = [task for group in groups for task in group]
+    order = np.random.default_rng(0).permutation(len(tasks))
+    mixed = [tasks[i] for i in order]
+    chunks = [positions for _, positions in trainer()._chunks(mixed)]
+    assert sorted(position for chunk in chunks for position in chunk) == list(range(len(mixed)))
+    for chunk in chunks:
+        assert len({(id(mixed[i].model), mixed[i].rule, id(mixed[i].x)) for i in chunk}) == 1
+    for one, task in zip(trainer().train(mixed), mixed, strict=True):
+        assert_close(one, by_autograd(task))
+
+
+@pytest.mark.parametrize(("name", "way"), [("logistic", "stacked"), ("mlp", "stacked"), ("cnn", "vmapped")])
+@pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
+def test_smaller_chunks_change_nothing_beyond_rounding(
+    name: str,
+    way: str,
+    rule: LocalRule,
+    trainer: Callable[..., Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = tasks_of(name, rule, epochs=1)
+    found = []
+    for chunk_bytes in (1 << 40, 300_000, 1):
+        monkeypatch.setattr(batching, "CPU_CHUNK", chunk_bytes)
+        found.append((len(list(trainer(way)._chunks(tasks))), trainer(way).train(tasks)))
+    (few, large), (_, middle), (many, small) = found
+    assert few < many == len(tasks)  # a byte is too little for any: then each is alone
+    for one, two, three in zip(large, middle, small, strict=True):
+        assert_close(two, one)
+        assert_close(three, one)
+
+
+def test_a_stack_holds_as_many_as_its_memory(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A logistic model has 650 parameters, a batch 8·64 inputs: 4·(650 + 512) = 4,648 bytes a client
+    monkeypatch.setattr(batching, "CPU_CHUNK", 3 * 4648)
+    chunks = [positions for _, positions in trainer()._chunks(tasks_of("logistic", sizes=(8,) * 7))]
+    assert [len(chunk) for chunk in chunks] == [3, 3, 1]
+
+
+def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "CPU_CHUNK", 1 << 40)
+    sizes = tuple(np.random.default_rng(0).integers(1, 20, 10).tolist())
+    tasks = tasks_of("logistic", sizes=sizes)
+    chunks = [positions for _, positions in trainer("vmapped")._chunks(tasks)]
+    assert 1 < len(chunks) < len(tasks)
+    for chunk in chunks:
+        batches: list[Batches] = [tasks[i].batches for i in chunk]
+        steps, width = max(len(b) for b in batches), max(b.indices.shape[1] for b in batches)
+        if len(chunk) > 1:
+            assert steps * width * len(chunk) <= 1.5 * sum(int(b.sizes.sum()) for b in batches)

@@ -1,0 +1,346 @@
+"""The vectorized engine against the sequential one: same events, same replies, same model up to rounding."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from flwr.app import ConfigRecord, Message
+
+from fedapp import client_app, server_app
+from fedapp.config import RunConfig
+from fedapp.engine import vectorized
+from fedapp.engine.batching import Trainer
+from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
+from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.report import figures
+from strategies import REGISTRY, AsynchronousStrategy, messages
+
+CLIENTS = 5
+Configure = Callable[..., RunConfig]
+
+# What depends on the model's values, and so on the rounding; everything else is the same to the last bit.
+ROUNDED = (
+    "loss", "accuracy", "train-loss", "federated-loss", "federated-loss-std", "surrogate-loss",
+    "surrogate-loss-std", "client-loss", "client-losses", "client-accuracy",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost more than the runs, and tell nothing about an engine."""
+    for name in ("draw_curves", "draw_partition"):
+        monkeypatch.setattr(figures, name, lambda *_: None)
+
+
+@pytest.fixture
+def small(configure: Configure, tmp_path: Path) -> Configure:
+    """Configure a short run: 5 rounds, or 5 aggregations for each client, a few steps each."""
+    numbers = itertools.count()
+
+    def build(**values: Any) -> RunConfig:
+        asynchronous = issubclass(REGISTRY[values.get("strategy", "fedavg")], AsynchronousStrategy)
+        return configure(
+            **{
+                "num_server_rounds": 5 * CLIENTS if asynchronous else 5,
+                "eval_every": 5 if asynchronous else 1,
+                "checkpoint_every": 0, "server_lr": 0.5, "buffer_size": 2, "l2": 1e-3,
+                "results_dir": str(tmp_path), "run_name": f"run-{next(numbers)}",
+                **values,
+            }
+        )  # fmt: skip
+
+    return build
+
+
+def run(grid: SequentialGrid, config: RunConfig, stopped: Callable[[], bool] | None = None) -> Path:
+    """Run the app on a grid; return the run directory."""
+    experiment = server_app.prepare(config, len(grid.contexts))
+    return server_app.run(grid, experiment, *([stopped] if stopped else [])).path
+
+
+def vectorized_grid(clients: int = CLIENTS, way: Any = None, workers: int = 2) -> VectorizedGrid:
+    return VectorizedGrid(client_app.app, clients, Trainer(way, workers))
+
+
+def sequential_grid(clients: int = CLIENTS) -> SequentialGrid:
+    return SequentialGrid(client_app.app, clients)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "loss" in line.get("clients", {}):
+            line["client-losses"] = line["clients"].pop("loss")  # rounded, unlike the rest about clients
+    return lines
+
+
+def model_of(path: Path) -> np.ndarray:
+    model = safetensors.numpy.load_file(path / "model.safetensors")
+    return np.concatenate([model[name].ravel() for name in sorted(model)]).astype(np.float64)
+
+
+def assert_equal_runs(path: Path, reference: Path) -> None:
+    """Same events bit for bit; the model within 1e-5 of its norm."""
+    log, expected = events(path), events(reference)
+    assert len(log) == len(expected) > 1
+    for line, other in zip(log, expected, strict=True):
+        assert list(line) == list(other)
+        rounded = [key for key in line if key in ROUNDED]
+        assert rounded
+        exact = {key: value for key, value in line.items() if key not in ROUNDED}
+        assert exact == {key: other[key] for key in exact}
+        for key in rounded:
+            # a test row on the boundary between two classes may fall on either side
+            assert line[key] == pytest.approx(other[key], rel=1e-3, abs=5e-3 if "accuracy" in key else 1e-6)
+    ours, theirs = model_of(path), model_of(reference)
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    summary, other = (json.loads((folder / "summary.json").read_text()) for folder in (path, reference))
+    assert (summary["engine"], other["engine"]) == ("vectorized", "sequential")
+    for key in ("status", "aggregations", "failures", "bytes-up", "bytes-down"):
+        assert summary[key] == other[key]
+
+
+DIVISIONS = {"equal": {"partitioner": "iid"}, "ragged": {"data_imbalance": 1.0}}
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("strategy", REGISTRY)
+def test_every_strategy_equals_the_sequential_engine(
+    strategy: str, model: str, division: str, small: Configure
+) -> None:
+    work = {"local_epochs": 0, "local_steps": 2} if model == "cnn" else {"batch_size": 32}
+
+    def config() -> RunConfig:
+        return small(strategy=strategy, model=model, **work, **DIVISIONS[division])
+
+    path, reference = run(vectorized_grid(), config()), run(sequential_grid(), config())
+    assert_equal_runs(path, reference)
+    sizes = np.diff(np.load(path / "partition.npz")["client_offsets"])
+    assert (np.ptp(sizes) <= 1) == (division == "equal")
+    if strategy == "spectral":
+        graph, other = np.load(path / "graph.npz"), np.load(reference / "graph.npz")
+        assert list(graph) == list(other)
+        assert all(np.array_equal(graph[name], other[name]) for name in graph)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "spectral", "async-fedavg"])
+@pytest.mark.parametrize("way", ["vmapped", "single"])
+def test_every_way_of_training_equals_the_sequential_engine(
+    strategy: str, way: str, small: Configure
+) -> None:
+    for model, work in (("cnn", {"local_epochs": 0, "local_steps": 2}), ("mlp", {"batch_size": 64})):
+        config, same = (
+            small(strategy=strategy, model=model, num_server_rounds=5, **work, **DIVISIONS["ragged"], lr=0.05)
+            for _ in range(2)
+        )
+        assert_equal_runs(run(vectorized_grid(way=way), config), run(sequential_grid(), same))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"momentum": 0.9, "lr": 0.02, "clip_norm": 1.0},
+        {"step_heterogeneity": "range:1-3", "normalize_steps": True},
+        {"batch_size": 0, "lr_schedule": "inverse-sqrt", "lr": 0.5},
+        {"participation": "md", "fraction_train": 0.6},  # a client may be drawn more than once
+        {"dataset": "synthetic", "partitioner": "natural", "model": "perceptron", "batch_size": 0},
+        {"test_on": "unseen-clients", "record_divergence": True},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_every_kind_of_local_work_equals_the_sequential_engine(
+    values: dict[str, Any], small: Configure
+) -> None:
+    values = {"model": "logistic", **values}
+    path, reference = (run(grid, small(**values)) for grid in (vectorized_grid(), sequential_grid()))
+    if "record_divergence" in values:
+        for line, other in zip(events(path), events(reference), strict=True):
+            assert line.pop("clock") == other.pop("clock")
+            assert line == pytest.approx(other, rel=1e-2, abs=5e-3)
+        assert np.linalg.norm(model_of(path) - model_of(reference)) <= 1e-5 * np.linalg.norm(model_of(path))
+    else:
+        assert_equal_runs(path, reference)
+
+
+def test_clients_evaluate_too(small: Configure) -> None:
+    config, same = (small(client_evaluation=True, model="logistic") for _ in range(2))
+    path = run(vectorized_grid(), config)
+    assert {"client-loss", "client-accuracy"} <= set(events(path)[-1])
+    assert_equal_runs(path, run(sequential_grid(), same))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model"), [("fedavg", "mlp"), ("fedbuff", "logistic"), ("fedavg", "cnn")]
+)
+def test_a_run_is_repeated_to_the_last_bit_on_any_number_of_threads(
+    strategy: str, model: str, small: Configure
+) -> None:
+    work = {"local_epochs": 0, "local_steps": 2}
+    paths = [
+        run(vectorized_grid(workers=workers), small(strategy=strategy, model=model, **work))
+        for workers in (2, 2, 1, 3)
+    ]
+    for path in paths[1:]:
+        for name in ("model.safetensors", "metrics.jsonl"):
+            assert (path / name).read_bytes() == (paths[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "spectral", "async-fedavg"])
+def test_little_memory_at_a_time(strategy: str, small: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    class Counting(Trainer):
+        def train(self, tasks: Any) -> Any:
+            taken.append(len(tasks))
+            return super().train(tasks)
+
+    def one(budget: int) -> Path:
+        monkeypatch.setattr(vectorized, "PULL_BUDGET", budget)
+        taken.clear()
+        grid = VectorizedGrid(client_app.app, CLIENTS, Counting(workers=2))
+        return run(grid, small(strategy=strategy, model="logistic", batch_size=64))
+
+    assert_equal_runs(
+        one(1), run(sequential_grid(), small(strategy=strategy, model="logistic", batch_size=64))
+    )
+    assert set(taken) == {1}
+    one(256 << 20)
+    assert max(taken) == CLIENTS
+
+
+# Errors ----------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """Mixed into a grid: once training begins, node 3 has no data, and node 4 an unreadable partition."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        requests = list(messages)
+        if any(request.metadata.message_type == "train" for request in requests):
+            self.contexts[3].node_config.clear()  # type: ignore[attr-defined]
+            self.contexts[4].node_config["partition-id"] = 99  # type: ignore[attr-defined]
+        return super().push_messages(requests)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "spectral", "async-fedavg", "fedbuff"])
+def test_failing_clients_reach_the_strategy_as_in_the_sequential_engine(
+    strategy: str, small: Configure
+) -> None:
+    paths = []
+    for engine in (VectorizedGrid, SequentialGrid):
+        faulty = type(engine.__name__, (Faulty, engine), {})
+        paths.append(run(faulty(client_app.app, CLIENTS), small(strategy=strategy, model="logistic")))
+    assert_equal_runs(*paths)
+    summary = json.loads((paths[0] / "summary.json").read_text())
+    assert summary["failures"] >= 5
+    assert summary["accuracy"] > 0.3  # three still learn
+
+
+def requests_of(config: RunConfig, grid: SequentialGrid) -> list[Message]:
+    """Two of each: good ones, one to a node without data, one that makes the app raise, other kinds in between."""
+    experiment = server_app.prepare(config, CLIENTS)
+    fields = server_app.task_config(experiment)
+    arrays = client_app.to_arrays(experiment.model.state_dict())
+    del grid.contexts[2].node_config["partition-id"]
+
+    def request(kind: str, node: int, record: ConfigRecord | None = None) -> Message:
+        own = {messages.CLIENT: node - 1, messages.TASK: 1, messages.SERVER_ROUND: 1}
+        record = ConfigRecord({**fields, **own}) if record is None else record
+        queried = kind in (messages.DESCRIBE, messages.MESSAGE)
+        return messages.request(kind, node, record, ttl=60.0, arrays=None if queried else arrays)
+
+    return [
+        request(messages.TRAIN, 1),
+        request(messages.TRAIN, 2),
+        request(messages.EVALUATE, 3),
+        request(messages.TRAIN, 4, ConfigRecord({"lr": 0.1})),
+        request(messages.DESCRIBE, 1),
+        request(messages.MESSAGE, 5),
+        request(messages.TRAIN, 5),
+        request(messages.TRAIN, 1, ConfigRecord({**fields, messages.CLIENT: 0, "lr": -1.0})),
+    ]
+
+
+def test_replies_are_those_of_the_sequential_engine(small: Configure) -> None:
+    config = small(model="logistic", batch_size=64)
+    found = []
+    for grid in (vectorized_grid(), sequential_grid()):
+        requests = requests_of(config, grid)
+        replies = {reply.metadata.reply_to_message_id: reply for reply in grid.send_and_receive(requests)}
+        found.append([replies[request.metadata.message_id] for request in requests])
+        assert list(grid.pull_messages([request.metadata.message_id for request in requests])) == []
+    for reply, expected in zip(*found, strict=True):
+        assert reply.metadata.src_node_id == expected.metadata.src_node_id
+        assert reply.metadata.message_type == expected.metadata.message_type
+        assert reply.has_error() == expected.has_error()
+        if reply.has_error():
+            assert (reply.error.code, reply.error.reason) == (expected.error.code, expected.error.reason)
+            continue
+        assert list(reply.content) == list(expected.content)
+        metrics, others = messages.metrics_of(reply), messages.metrics_of(expected)
+        assert list(metrics) == list(others)
+        for key, value in metrics.items():
+            assert value == pytest.approx(others[key], rel=1e-5)
+        for key in (messages.ARRAYS, messages.MESSAGE_RECORD):
+            arrays, other = (messages.arrays_of(message, key) for message in (reply, expected))
+            assert (arrays is None) == (other is None)
+            for name in arrays or {}:
+                np.testing.assert_allclose(arrays[name].numpy(), other[name].numpy(), rtol=0, atol=1e-6)
+    codes = [reply.error.code if reply.has_error() else 0 for reply in found[0]]
+    refused, raised = client_app.CANNOT_TAKE_PART, CLIENT_APP_RAISED
+    assert codes == [0, refused, 0, raised, 0, 0, 0, refused]
+    assert found[0][3].error.reason.startswith("KeyError: ")
+
+
+def test_only_the_replies_that_are_asked_for_are_given_and_once(small: Configure) -> None:
+    grid = vectorized_grid()
+    requests = [
+        message for message in requests_of(small(model="logistic"), grid) if message.metadata.dst_node_id != 4
+    ]
+    ids = list(grid.push_messages(requests))
+    assert list(grid.pull_messages([])) == []
+    first = list(grid.pull_messages(ids[:1]))
+    assert [reply.metadata.reply_to_message_id for reply in first] == ids[:1]
+    assert list(grid.pull_messages(["unknown"])) == []
+    rest: list[Message] = []
+    while len(rest) < len(ids) - 1:
+        pulled = list(grid.pull_messages(ids))
+        assert pulled
+        rest += pulled
+    assert sorted(reply.metadata.reply_to_message_id for reply in rest) == sorted(ids[1:])
+    assert list(grid.pull_messages(ids)) == []
+
+
+# Ctrl-C ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+@pytest.mark.parametrize("pulls", [1, 2 * CLIENTS + 2])
+def test_a_run_can_be_interrupted_between_the_pulls_of_a_round(
+    strategy: str, pulls: int, small: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectorized, "PULL_BUDGET", 1)  # one client a pull
+    trained = 0
+
+    class Counting(Trainer):
+        def train(self, tasks: Any) -> Any:
+            nonlocal trained
+            trained += len(tasks)
+            return super().train(tasks)
+
+    grid = VectorizedGrid(client_app.app, CLIENTS, Counting(workers=1))
+    path = run(grid, small(strategy=strategy, model="logistic"), lambda: trained >= pulls)
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert trained == pulls  # it stops at once, in the middle of a round
+    assert summary["aggregations"] < 5 * (CLIENTS if strategy == "async-fedavg" else 1)
+    if strategy == "fedavg":
+        assert summary["aggregations"] == pulls // CLIENTS  # complete rounds
+    assert events(path)[-1]["aggregation"] == summary["aggregations"]
+    assert model_of(path).size == 650
