@@ -294,7 +294,9 @@ class FederatedStrategy(Strategy):
         if evaluate and evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
             result.evaluate_metrics_serverapp[aggregation] = evaluated
             collected.update(evaluated)
-            collected.update(self._losses(collected.pop(messages.CLIENT_LOSSES, None)))
+            if isinstance(losses := collected.pop(messages.CLIENT_LOSSES, None), list):
+                collected.update(self._losses(losses))
+                clients = {**(clients or {}), "loss": losses}
         if self.observer:
             scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
             self.observer(

@@ -544,8 +544,9 @@ def test_every_diagnostic_of_a_small_run_by_hand(federation: Make, start: Start,
     assert [p.time for p in run.seen] == pytest.approx([0, 0.2, 0.4, 0.6, 0.6, 0.8, 1.0])
     four, last = run.seen[4], run.seen[6]
     assert set(four.clients) == {
-        "participation", "weight", "task-time", "importance", "expected-share", "observed-share",
+        "participation", "weight", "task-time", "importance", "expected-share", "observed-share", "loss",
     }  # fmt: skip
+    assert four.clients["loss"] == [8, 4, 0]
     assert four.clients["participation"] == [3, 1, 0]
     assert four.clients["weight"] == pytest.approx([0.575 / 3, 1.15, 14.375 / 3])
     assert four.clients["task-time"] == pytest.approx([0.2, 0.6, 1.0])
