@@ -222,7 +222,9 @@ class RunConfig(Schema):
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if self.dataset in OWN_DATA and not self.data_path:
-            raise ConfigError(f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}")
+            raise ConfigError(
+                f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}"
+            )
 
 
 # Datasets that are the user's own, and what their data-path must be.

@@ -296,7 +296,7 @@ class FederatedStrategy(Strategy):
             collected.update(evaluated)
             if isinstance(losses := collected.pop(messages.CLIENT_LOSSES, None), list):
                 collected.update(self._losses(losses))
-                clients = {**(clients or {}), "loss": losses}
+                clients = {**(clients or {}), "loss": [float(loss) for loss in losses]}
         if self.observer:
             scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
             self.observer(

@@ -264,7 +264,9 @@ def test_a_participation_that_is_none(value: str) -> None:
 def test_npz_needs_a_path() -> None:
     assert refusal({"dataset": "npz"}) == "data-path = '': dataset npz needs the path of an .npz file"
     assert RunConfig.load({"dataset": "npz", "data-path": "x.npz"}).data_path == "x.npz"
-    assert refusal({"dataset": "files"}).startswith("data-path = '': dataset files needs the path of a .npz, .csv")
+    assert refusal({"dataset": "files"}).startswith(
+        "data-path = '': dataset files needs the path of a .npz, .csv"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""Local training on a GPU: this app's batching beside a bare PyTorch loop, without Flower.
+
+    python -m benchmarks.gpu --clients 1000 --clients 10000
+
+One round of W1, W2 and W3 each (``benchmarks/workloads.py``): every client trains once on data that are already on
+the device, and the trained models come back to the host. Runs where there is no Flower, and on a CPU too.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+from fedapp.engine.batching import Trainer, way_of
+from fedapp.local_training import LocalRule, LocalTask, plan_batches, task_rng
+from fedapp.models import build_model
+
+MODELS = {"W1": "logistic", "W2": "mlp", "W3": "cnn"}
+BATCH, LR = 64, 0.1
+
+
+def tasks_of(model: str, num_clients: int, samples: int, device: torch.device) -> list[LocalTask]:
+    """Return one task per client, on random images of MNIST's shape."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(num_clients * samples, 1, 28, 28, generator=generator).to(device)
+    y = torch.randint(0, 10, (len(x),), generator=generator).to(device)
+    module = build_model(model, kind="image", input_shape=(1, 28, 28), num_classes=10).to(device)
+    start = {name: value.detach() for name, value in module.named_parameters()}
+    return [
+        LocalTask(
+            module,
+            start,
+            x,
+            y,
+            client * samples,
+            plan_batches(samples, batch_size=BATCH, epochs=1, steps=0, rng=task_rng(0, client, 1)),
+            LR,
+            LocalRule(),
+        )
+        for client in range(num_clients)
+    ]
+
+
+def bare_loop(tasks: Sequence[LocalTask]) -> None:
+    """Train one client after the other with torch.optim, as one writes it."""
+    for task in tasks:
+        model = task.model
+        model.load_state_dict(task.start)
+        optimizer = torch.optim.SGD(model.parameters(), task.lr)
+        for rows, _ in task.batches.ragged(task.x.device):
+            optimizer.zero_grad()
+            F.cross_entropy(model(task.x[task.offset + rows]), task.y[task.offset + rows]).backward()
+            optimizer.step()
+        {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the median duration of some work, after a first time that doesn't count."""
+    taken = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
+
+
+def main() -> None:
+    """Print a line of JSON for each workload and number of clients."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, action="append", help="1,000 and 10,000 if not given")
+    parser.add_argument("--samples", type=int, default=600, help="of each client")
+    parser.add_argument("--workloads", default="W1,W2,W3")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--bare-clients", type=int, default=100, help="clients of the bare loop, scaled up")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name in options.workloads.split(","):
+        for num_clients in options.clients or (1_000, 10_000):
+            tasks = tasks_of(MODELS[name], num_clients, options.samples, device)
+            trainer = Trainer()
+            ours = seconds(lambda tasks=tasks, trainer=trainer: trainer.train(tasks), options.repeats, device)
+            trainer.close()
+            few = tasks[: options.bare_clients]
+            bare = seconds(lambda few=few: bare_loop(few), 1, device) * len(tasks) / len(few)
+            figures = {
+                "workload": name,
+                "clients": num_clients,
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "way": way_of(tasks[0].model, device),
+                "seconds": round(ours, 4),
+                "bare loop, seconds": round(bare, 4),
+                "times as fast": round(bare / ours, 2),
+            }
+            if device.type == "cuda":
+                figures["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+            print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
