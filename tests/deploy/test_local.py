@@ -83,7 +83,8 @@ def test_interrupted_it_ends_everything_that_it_started(number: int, start: Star
     process.send_signal(number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1
-    assert output.endswith("interrupted; everything that was started is ended\n")
+    # What Flower's own command says of the end of its stream may come later.
+    assert "interrupted; everything that was started is ended\n" in output
     assert left_over(tmp_path / "out") == []
 
 
