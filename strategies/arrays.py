@@ -81,8 +81,9 @@ class Layout:
                 )
             vector[start : start + values.size] = values.ravel()
             start += values.size
-        # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow.
-        square = float(vector @ vector)
+        # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
+        # whose threads wait for each other where clients keep every core busy.
+        square = float(np.einsum("i,i->", vector, vector))
         if not square <= _LARGEST_SQUARE:
             if not np.isfinite(vector).all():
                 raise ArraysMismatchError("its arrays hold values that aren't finite (NaN or infinity)")
