@@ -170,11 +170,11 @@ class Roster:
                 continue
             metrics = messages.metrics_of(reply)
             described.append((messages.whole(metrics.get(messages.PARTITION_ID)), node_id, metrics))
-        taken = {client.index: client.node_id for client in self.clients}
+        taken, asked = {client.index: client.node_id for client in self.clients}, set(node_ids)
         # Those without a partition id come last, so that they take nobody's place.
         for partition, node_id, metrics in sorted(described, key=lambda e: (e[0] is None, e[0] or 0, e[1])):
             index = self._free_index() if partition is None else partition
-            if taken.get(index) in node_ids:
+            if taken.get(index) in asked:
                 log.warning(
                     "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
                 )
