@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, server_app
 from fedapp.config import RunConfig, read_options, read_run
+from fedapp.engine.batching import WAYS
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.results import RunDirectory
@@ -46,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     with stop_on_interrupt() as stop:
         if options.engine != "ray":
-            grid = make_grid(options.engine, simulation.num_supernodes, simulation.init_args_num_cpus or 0)
+            cores = simulation.init_args_num_cpus or 0
+            grid = make_grid(options.engine, simulation.num_supernodes, cores, options.way)
             server_app.run(grid, experiment, stop.is_set, directory)
         else:
             app = ServerApp()
@@ -64,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", choices=("ray", *IN_PROCESS), default="ray", help="what runs the clients")
+    parser.add_argument(
+        "--way",
+        choices=WAYS,
+        help="how the vectorized engine trains; default: what suits the model and the device",
+    )
     parser.add_argument(
         "--compare",
         action="store_true",

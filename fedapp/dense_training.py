@@ -51,10 +51,10 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     first = tasks[0]
     x, y, rule = first.x.flatten(1), first.y, first.rule
     layers = dense_layers(first.model)
-    w = _stack([task.start for task in tasks])
+    w = stack_parameters([task.start for task in tasks])
     lr = torch.tensor([task.lr for task in tasks], device=x.device)[:, None, None]
-    pulled = _stack([task.start for task in tasks]) if rule.alpha else {}
-    neighbours = _stack([task.neighbours or {} for task in tasks]) if rule.beta != 1 else {}
+    pulled = stack_parameters([task.start for task in tasks]) if rule.alpha else {}
+    neighbours = stack_parameters([task.neighbours or {} for task in tasks]) if rule.beta != 1 else {}
     direct = not rule.clip_norm and not rule.momentum
     total = torch.zeros(len(tasks), device=x.device)
     velocity: Parameters = {}
@@ -175,7 +175,8 @@ def _decay(w: Parameters, point: Parameters, start: Parameters, lr: Tensor, l2: 
             value.addcmul_(rate, start[name], value=alpha)
 
 
-def _stack(parameters: Sequence[Parameters]) -> Parameters:
+def stack_parameters(parameters: Sequence[Parameters]) -> Parameters:
+    """Put the parameters of G clients into one stack, each (G, ...)."""
     return {name: torch.stack([one[name] for one in parameters]) for name in parameters[0]}
 
 

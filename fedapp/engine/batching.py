@@ -17,13 +17,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapp.dense_training import dense_layers, train_dense
+from fedapp.dense_training import dense_layers, stack_parameters, train_dense
 from fedapp.local_training import (
     LocalTask,
     Parameters,
@@ -34,6 +34,7 @@ from fedapp.local_training import (
 )  # fmt: skip
 
 Way = Literal["stacked", "vmapped", "single"]
+WAYS: tuple[Way, ...] = get_args(Way)
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
 
@@ -72,7 +73,7 @@ class Trainer:
     Parameters
     ----------
     way : str, optional
-        Overrides ``way_of``.
+        Overrides ``way_of``; what isn't dense is trained singly instead of stacked.
     workers : int
         Threads; 0: one for each core (one alone on a GPU, whose work is in order anyway).
     """
@@ -213,13 +214,9 @@ def _train_vmapped(tasks: Sequence[LocalTask]) -> list[Trained]:
             gradient=functional_gradient,
         )
 
-    stack = _stack([task.start for task in tasks])
-    neighbours = _stack([task.neighbours or {} for task in tasks]) if first.rule.beta != 1 else {}
+    stack = stack_parameters([task.start for task in tasks])
+    neighbours = stack_parameters([task.neighbours or {} for task in tasks]) if first.rule.beta != 1 else {}
     return _unstack(*torch.func.vmap(one)(stack, rows, mask, lr, neighbours))
-
-
-def _stack(parameters: Sequence[Parameters]) -> Parameters:
-    return {name: torch.stack([one[name] for one in parameters]) for name in parameters[0]}
 
 
 def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:

@@ -3,7 +3,7 @@
 from flwr.serverapp import Grid
 
 from fedapp import client_app
-from fedapp.engine.batching import Trainer
+from fedapp.engine.batching import Trainer, Way
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 
@@ -11,8 +11,8 @@ from fedapp.engine.vectorized import VectorizedGrid
 IN_PROCESS = ("sequential", "vectorized")
 
 
-def make_grid(engine: str, num_clients: int, workers: int = 0) -> Grid:
-    """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` is the vectorized one's threads, 0: all cores."""
+def make_grid(engine: str, num_clients: int, workers: int = 0, way: Way | None = None) -> Grid:
+    """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` and ``way`` are the vectorized one's (Trainer)."""
     if engine == "sequential":
         return SequentialGrid(client_app.app, num_clients)
-    return VectorizedGrid(client_app.app, num_clients, Trainer(workers=workers))
+    return VectorizedGrid(client_app.app, num_clients, Trainer(way, workers))

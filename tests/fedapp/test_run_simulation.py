@@ -325,3 +325,21 @@ def test_a_gpu_that_the_user_vouches_for_is_kept(configure: Callable[..., RunCon
 def test_on_the_cpu_nothing_changes(configure: Callable[..., RunConfig]) -> None:
     simulation = SimulationConfig.read({"num-supernodes": 3})
     assert simulation.fit_to_machine(configure(client_device="cpu")) == simulation
+
+
+@pytest.mark.parametrize("way", [None, "single", "vmapped"])
+def test_the_way_of_training_can_be_chosen(
+    way: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    grids = []
+
+    def remember(*arguments: Any) -> Any:
+        grids.append(make_grid(*arguments))
+        return grids[-1]
+
+    make_grid = run_simulation.make_grid
+    monkeypatch.setattr(run_simulation, "make_grid", remember)
+    config = f'results-dir="{tmp_path}" num-server-rounds=1'
+    chosen = ["--way", way] if way else []
+    assert main(["--engine", "vectorized", *chosen, "--run-config", config]) == 0
+    assert [grid.trainer.way for grid in grids] == [way]
