@@ -56,7 +56,9 @@ def test_figure_3_wants_the_loss_to_fall_and_rise_again(folder_with, tmp_path, l
     check_figures(report)
 
 
-@pytest.mark.parametrize(("fedfix", "expected"), [(0.5, "holds"), (1.5, "doesn't hold")])
+@pytest.mark.parametrize(
+    ("fedfix", "expected"), [(0.5, "holds"), (1.5, "doesn't hold"), (0.995, "not decided")]
+)
 def test_figure_4_compares_methods_at_their_best_rates(folder_with, tmp_path, fedfix, expected):
     losses = {"sync": 1.0, "async": 2.0, "FedFix-0.5": fedfix, "FedBuff-10": 0.1}
     runs = [
