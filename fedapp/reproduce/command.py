@@ -41,6 +41,9 @@ def reproduce(
         str, typer.Option(help="folder with the data sets; none: from the Hugging Face hub")
     ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, each in a process of one thread")] = 1,
+    only: Annotated[
+        str, typer.Option(help="part of a name: start only runs in whose folder's name it occurs")
+    ] = "",
     minutes: Annotated[
         float, typer.Option(min=0, help="start no run after that, and report on those there are")
     ] = math.inf,
@@ -60,7 +63,7 @@ def reproduce(
     try:
         path = make(
             name, out, quick=quick, engine=engine, data_path=absolute(data_path), jobs=jobs, minutes=minutes,
-            console=Console(),
+            only=only, console=Console(),
         )  # fmt: skip
     except (ConfigError, DataError) as error:
         raise SystemExit(f"error: {error}") from None
@@ -96,6 +99,7 @@ def make(
     jobs: int,
     console: Console,
     minutes: float = math.inf,
+    only: str = "",
 ) -> Path:
     """Make an experiment's runs and report in ``out/NAME`` (``NAME-quick``); return the path of the report.
 
@@ -114,7 +118,7 @@ def make(
     planned = plan.runs(quick=quick, data_path=data_path)
     began = time.monotonic()
     runs, failures = run_missing(
-        planned, folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, console=console
+        planned, folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only, console=console
     )
     took = time.monotonic() - began
     module, _, function = plan.report.partition(":")

@@ -42,6 +42,7 @@ def run_missing(
     engine: str,
     jobs: int,
     minutes: float = math.inf,
+    only: str = "",
     console: Console | None = None,
 ) -> tuple[Runs, dict[str, str]]:
     """Run what has no finished run in ``folder`` yet, with a bar over the grid and the time left.
@@ -58,6 +59,8 @@ def run_missing(
         Worker processes, each with one thread.
     minutes : float
         No run is started after that.
+    only : str
+        No run is started in whose name this doesn't occur.
 
     Returns
     -------
@@ -67,14 +70,17 @@ def run_missing(
     Raises
     ------
     ConfigError
-        If another process runs in this folder.
+        If another process runs in this folder, or ``only`` occurs in no name.
     """
+    if only and not any(only in each.name for each in planned):
+        raise ConfigError(f"--only {only}: is in the name of no run; they are called like {planned[0].name}")
     folder.mkdir(parents=True, exist_ok=True)
     runs = [Run(each, folder / each.name) for each in planned]
-    missing = {run.path.name: run.planned for run in runs if not run.finished}
+    missing = {run.path.name: run.planned for run in runs if not run.finished and only in run.path.name}
+    total = len({run.path for run in runs if only in run.path.name})
     failures: dict[str, str] = {}
-    with _only_one(folder), _bar(console or Console(), len({run.path for run in runs})) as advance:
-        advance(len({run.path for run in runs}) - len(missing), "")
+    with _only_one(folder), _bar(console or Console(), total) as advance:
+        advance(total - len(missing), "")
         end = time.monotonic() + 60 * minutes
         for name, reason in _outcomes(missing, folder, engine, jobs, end) if minutes else ():
             if reason:
