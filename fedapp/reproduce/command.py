@@ -42,8 +42,8 @@ def reproduce(
     ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, each in a process of one thread")] = 1,
     only: Annotated[
-        str, typer.Option(help="part of a name: start only runs in whose folder's name it occurs")
-    ] = "",
+        str, typer.Option(help="shell pattern: start only runs with such a name, e.g. 'MNIST*'")
+    ] = "*",
     minutes: Annotated[
         float, typer.Option(min=0, help="start no run after that, and report on those there are")
     ] = math.inf,
@@ -99,7 +99,7 @@ def make(
     jobs: int,
     console: Console,
     minutes: float = math.inf,
-    only: str = "",
+    only: str = "*",
 ) -> Path:
     """Make an experiment's runs and report in ``out/NAME`` (``NAME-quick``); return the path of the report.
 

@@ -5,6 +5,7 @@ A finished run is never repeated. One that was cut off goes on from its last che
 
 import contextlib
 import fcntl
+import fnmatch
 import io
 import logging
 import math
@@ -42,7 +43,7 @@ def run_missing(
     engine: str,
     jobs: int,
     minutes: float = math.inf,
-    only: str = "",
+    only: str = "*",
     console: Console | None = None,
 ) -> tuple[Runs, dict[str, str]]:
     """Run what has no finished run in ``folder`` yet, with a bar over the grid and the time left.
@@ -60,7 +61,7 @@ def run_missing(
     minutes : float
         No run is started after that.
     only : str
-        No run is started in whose name this doesn't occur.
+        Shell pattern; no run with another name is started.
 
     Returns
     -------
@@ -70,14 +71,18 @@ def run_missing(
     Raises
     ------
     ConfigError
-        If another process runs in this folder, or ``only`` occurs in no name.
+        If another process runs in this folder, or no run has a name like ``only``.
     """
-    if only and not any(only in each.name for each in planned):
-        raise ConfigError(f"--only {only}: is in the name of no run; they are called like {planned[0].name}")
+    if not fnmatch.filter((each.name for each in planned), only):
+        raise ConfigError(f"--only {only}: no run has such a name; they are called like {planned[0].name}")
     folder.mkdir(parents=True, exist_ok=True)
     runs = [Run(each, folder / each.name) for each in planned]
-    missing = {run.path.name: run.planned for run in runs if not run.finished and only in run.path.name}
-    total = len({run.path for run in runs if only in run.path.name})
+    missing = {
+        run.path.name: run.planned
+        for run in runs
+        if not run.finished and fnmatch.fnmatch(run.path.name, only)
+    }
+    total = len({run.path for run in runs if fnmatch.fnmatch(run.path.name, only)})
     failures: dict[str, str] = {}
     with _only_one(folder), _bar(console or Console(), total) as advance:
         advance(total - len(missing), "")
