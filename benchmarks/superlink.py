@@ -1,0 +1,290 @@
+"""What one SuperLink takes: rounds of this app on a deployment of this machine, per number of devices and model.
+
+    python -m benchmarks.superlink --nodes 2 4 8 16
+    python -m benchmarks.superlink --light --nodes 16 64 256 --models logistic mlp-1m
+
+With keys, TLS and a database, as on real devices (``fedapp deploy local``). By default each device is a SuperNode of
+its own, which starts a ClientApp process for every message, and all of them share this machine's cores with the
+SuperLink: seconds per round say little about real devices, which have cores of their own. With ``--light`` the
+devices are threads of one process that speak the same protocol and answer at once, so that the SuperLink is what a
+round waits for. CPU seconds of the SuperLink's process don't depend on who runs beside it.
+
+An exchange is a request to a device and its reply. Memory is resident sets (RSS), the largest sum seen.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import ROOT, descendants, resident
+from fedapp.deploy.local import LocalDeployment
+from fedapp.report.figures import INK, TEST, TRAIN, new_figure, save, style_axes
+
+WIDE = 8_000  # features of the generated vectors
+SAMPLES = 640
+MODELS: dict[str, dict[str, Any]] = {
+    "logistic": {"model": "logistic"},  # on the embedded digits, 650 parameters
+    "mlp-1m": {"model": "mlp", "dataset": "npz"},  # on vectors, 8000-128-10: 1,025,418 parameters
+}
+POLL = 0.25  # seconds between two looks at the processes
+IDLE = 20.0  # seconds after the run in which devices only ask for messages
+TIMEOUT = 900.0  # seconds of a run
+TICK = os.sysconf("SC_CLK_TCK")
+SERVER_APP, CLIENT_APP = "flwr-serverapp", "flwr-clientapp"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """When a round was reported (seconds), and the CPU seconds used so far by who takes part."""
+
+    time: float
+    superlink: float
+    server_app: float
+    devices: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one deployment; CPU seconds, and memory in MiB (0 where there is no such process).
+
+    Attributes
+    ----------
+    round_seconds : float
+        Median over the rounds after the first.
+    superlink_cpu, server_app_cpu, device_cpu : float
+        Per exchange, after the first round.
+    idle_cpu : float
+        Of the SuperLink, per second and device that waits for work.
+    memory : dict
+        Largest resident set of the SuperLink, its SuperExec and the ServerApp, and of one SuperNode and ClientApp.
+    database : float
+        The SuperLink's database while it runs, its log included.
+    """
+
+    devices: int
+    light: bool
+    model: str
+    round_seconds: float
+    superlink_cpu: float
+    server_app_cpu: float
+    device_cpu: float
+    idle_cpu: float
+    memory: dict[str, float]
+    database: float
+
+
+@dataclass
+class Watch:
+    """Looks at the processes of a deployment, as often as it is asked."""
+
+    deployment: LocalDeployment
+    light: subprocess.Popen[bytes] | None
+    metrics: Path
+    marks: list[Mark] = field(default_factory=list)
+    memory: dict[str, float] = field(default_factory=dict)
+    database: float = 0.0
+
+    def look(self) -> None:
+        """Note the memory, and the time of each round that was reported since the last look."""
+        processes = self.deployment.processes
+        superlink = self.superlink
+        server = descendants(processes["superexec"].pid)
+        server_app = [pid for pid in server if SERVER_APP in command_of(pid)]
+        self._note("SuperLink", [superlink])
+        self._note("SuperExec", set(server) - set(server_app))
+        self._note("ServerApp", server_app)
+        devices = [processes[d.name].pid for d in self.deployment.deployment.devices if d.name in processes]
+        for root in devices:
+            family = descendants(root)
+            client_app = [pid for pid in family if CLIENT_APP in command_of(pid)]
+            self._note("SuperNode", set(family) - set(client_app))
+            self._note("ClientApp", client_app)
+        files = self.deployment.folder.glob("superlink/superlink.db*")
+        self.database = max(self.database, sum(file.stat().st_size for file in files) / 2**20)
+        if rounds_in(self.metrics) > len(self.marks):
+            roots = [self.light.pid] if self.light else devices
+            mark = Mark(
+                time.monotonic(),
+                cpu_seconds([superlink]),
+                cpu_seconds(server_app),
+                cpu_seconds(pid for root in roots for pid in descendants(root)),
+            )
+            self.marks += [mark] * (rounds_in(self.metrics) - len(self.marks))
+
+    @property
+    def superlink(self) -> int:
+        """The SuperLink's process id."""
+        return self.deployment.processes["superlink"].pid
+
+    def _note(self, name: str, pids: Iterable[int]) -> None:
+        self.memory[name] = max(self.memory.get(name, 0.0), sum(resident(pid) for pid in pids) / 2**20)
+
+
+def measure(devices: int, light: bool, model: str, rounds: int) -> Result:
+    """Deploy, run and end everything; ``rounds`` after the first are measured."""
+    with (
+        tempfile.TemporaryDirectory(prefix="superlink-") as folder,
+        deployed(Path(folder), devices, light) as (deployment, driver),
+    ):
+        config = {
+            **MODELS[model], "clock": "wall", "min-clients": devices, "num-server-rounds": rounds + 1,
+            "partitioner": "iid", "min-samples": 1, "checkpoint-every": 0, "round-timeout": TIMEOUT,
+            "results-dir": folder, "run-name": "run",
+        }  # fmt: skip
+        if config.get("dataset") == "npz":
+            config["data-path"] = str(write_vectors(Path(folder)))
+        watch = Watch(deployment, driver, Path(folder, "run", "metrics.jsonl"))
+        with Path(folder, "run.log").open("wb") as log:
+            stream = deployment.start_run(ROOT, config, stdout=log, stderr=log)
+        deadline = time.monotonic() + TIMEOUT
+        while stream.poll() is None and time.monotonic() < deadline:
+            watch.look()
+            time.sleep(POLL)
+        if len(watch.marks) < rounds + 2:  # one for the initial model
+            raise RuntimeError(f"the run didn't complete:\n{Path(folder, 'run.log').read_text()[-2000:]}")
+        before = cpu_seconds([watch.superlink])
+        time.sleep(IDLE)
+        idle = (cpu_seconds([watch.superlink]) - before) / IDLE / devices
+        return summarise(watch, devices, driver is not None, model, idle)
+
+
+def summarise(watch: Watch, devices: int, light: bool, model: str, idle: float) -> Result:
+    """Tell what an exchange costs from the marks of a run: the initial model's, the first round's, the others'."""
+    first, last = watch.marks[1], watch.marks[-1]
+    exchanges = devices * (len(watch.marks) - 2)
+    seconds = [later.time - mark.time for mark, later in zip(watch.marks[1:], watch.marks[2:], strict=False)]
+    return Result(
+        devices, light, model, statistics.median(seconds),
+        (last.superlink - first.superlink) / exchanges, (last.server_app - first.server_app) / exchanges,
+        (last.devices - first.devices) / exchanges, idle, watch.memory, watch.database,
+    )  # fmt: skip
+
+
+@contextmanager
+def deployed(
+    folder: Path, devices: int, light: bool
+) -> Iterator[tuple[LocalDeployment, subprocess.Popen[bytes] | None]]:
+    """Start a SuperLink and devices, and end them; return the process of the light ones too."""
+    nodes = [{"partition-id": part, "num-partitions": devices} for part in range(devices)]
+    with LocalDeployment(folder / "deployment", nodes) as deployment:
+        if not light:
+            deployment.start()
+            yield deployment, None
+            return
+        deployment.start_superlink()
+        deployment.start_superexec()
+        deployment.wait_for_superlink()
+        command = [sys.executable, "-m", "benchmarks.light_devices", str(deployment.folder)]
+        with deployment.log("light").open("wb") as log:
+            driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            yield deployment, driver
+        finally:
+            driver.kill()
+            driver.wait()
+
+
+def write_vectors(folder: Path) -> Path:
+    """Write a dataset of long vectors, for a large model that is quick to train."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(SAMPLES, WIDE)).astype(np.float32)
+    np.savez(folder / "vectors.npz", x_train=x, y_train=np.arange(SAMPLES) % 10)
+    return folder / "vectors.npz"
+
+
+def rounds_in(metrics: Path) -> int:
+    """Return the number of complete lines of metrics.jsonl, 0 if it isn't there yet."""
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU seconds that processes used so far, with those of their children that have ended."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(int(value) for value in fields[11:15])  # utime, stime, cutime, cstime
+    return total / TICK
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def table(results: list[Result]) -> str:
+    """Return the results as a Markdown table."""
+    memory = ("SuperLink", "SuperExec", "ServerApp", "SuperNode", "ClientApp")
+    head = ["devices", "model", "s a round", "exchanges a s", "SuperLink CPU ms an exchange"]
+    head += ["ServerApp CPU ms", "device CPU s", "SuperLink CPU ms a s and idle device"]
+    head += [f"{name} MiB" for name in (*memory, "database")]
+    lines = [head, ["---:"] * len(head)]
+    for r in results:
+        cells = [f"{r.devices}" + " light" * r.light, r.model, f"{r.round_seconds:.1f}"]
+        cells += [f"{r.devices / r.round_seconds:.1f}", f"{1000 * r.superlink_cpu:.0f}"]
+        cells += [f"{1000 * r.server_app_cpu:.0f}", f"{r.device_cpu:.2f}", f"{1000 * r.idle_cpu:.1f}"]
+        cells += [f"{r.memory[name]:.0f}" if r.memory.get(name) else "-" for name in memory]
+        lines.append([*cells, f"{r.database:.0f}"])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def draw(results: list[Result], path: Path) -> Path:
+    """Draw seconds per round and the SuperLink's CPU seconds in a round against the number of devices."""
+    models = [name for name in MODELS if any(r.model == name for r in results)]
+    figure = new_figure(3.4, "one SuperLink: a round in which every device trains")
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        style_axes(axes)
+        rows = sorted((r for r in results if r.model == model), key=lambda r: r.devices)
+        x = [r.devices for r in rows]
+        axes.plot(x, [r.round_seconds for r in rows], "o-", color=TEST, label="seconds")
+        cpu = [r.devices * r.superlink_cpu for r in rows]
+        axes.plot(x, cpu, "o-", color=TRAIN, label="CPU seconds of the SuperLink")
+        axes.set_title(model, fontsize=10, color=INK)
+        axes.set(xlabel="devices", xlim=(0, None), ylim=(0, None))
+        axes.legend(frameon=False, fontsize=9)
+    return save(figure, path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of devices")
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=["logistic"])
+    parser.add_argument("--rounds", type=int, default=5, help="measured ones, after the first")
+    parser.add_argument("--light", action="store_true", help="devices without SuperNode and ClientApp")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--figure", type=Path, help="draw them there")
+    options = parser.parse_args(arguments)
+    results = []
+    for model in options.models:
+        for devices in options.nodes:
+            results.append(measure(devices, options.light, model, options.rounds))
+            print(table(results[-1:]).splitlines()[-1], flush=True)
+    print("\n" + table(results))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    if options.figure:
+        draw(results, options.figure)
+
+
+if __name__ == "__main__":
+    main()
