@@ -263,8 +263,13 @@ class AsynchronousStrategy(FederatedStrategy):
         self._looked = self._real.now()
         clients = self._take_part(self._grid, self._train, wait=False)
         if clients is not self.clients:
+            before = {client.index for client in self.clients}
+            if before and not clients and isinstance(self.clock, WallClock):
+                log.warning("no client is connected, the run waits for one")
             self.clients = clients
             self._welcome()
+            # Who was away is asked at once, not only when its next try is due.
+            self._hand_out([self.members[c.index] for c in clients if c.index not in before])
 
     def _welcome(self) -> None:
         fresh = []

@@ -8,6 +8,7 @@ strategies, so a ClientApp written for them understands ours.
 from typing import Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 # Records of a message.
 ARRAYS: Final = "arrays"
@@ -46,6 +47,9 @@ BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"
 CLIPPED: Final = "clipped-updates"
 
+# Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
+NO_REPLY: Final = "no reply before the deadline"
+
 
 def request(
     message_type: str,
@@ -80,6 +84,8 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def reason_of(reply: Message) -> str:
     """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
+    if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:  # its time to live is over
+        return NO_REPLY
     lines = (reply.error.reason or "").strip().splitlines()
     return lines[-1][:500] if lines else f"error code {reply.error.code}"
 

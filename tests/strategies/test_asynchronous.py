@@ -1087,6 +1087,40 @@ def test_a_node_that_is_replaced_and_fails_while_its_work_waits_in_the_buffer(
     check_accounts(run)
 
 
+def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
+    federation: Make,
+    start: Start,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each is dropped, as it misses three tasks, and comes back under its own id, long before its retry."""
+    monkeypatch.setattr("strategies.asynchronous.RETRY_AFTER", 1e6)
+    grid = delayed(federation(), 0.02, 0.02, 0.02)
+    pull = grid.pull_messages
+
+    def switch(present: bool) -> None:
+        for node in grid.nodes.values():
+            node.present = present
+            node.transport = {} if present else {"train": "unavailable"}
+
+    def pulled(message_ids: Iterable[str]) -> Iterable[Message]:
+        text = text_of(caplog)
+        if "no client is connected, the run waits for one" in text and text.count("is dropped after 3") == 3:
+            switch(True)
+        return pull(message_ids)
+
+    grid.pull_messages = pulled
+    run = start(
+        "async", grid, 30, lr=0.01, clock=WallClock(), limit=8,
+        observe=lambda progress: switch(False) if progress.aggregation == 3 else None,
+    )  # fmt: skip
+    check_accounts(run)
+    assert len(run.seen) == 31
+    assert text_of(caplog).count("no client is connected") == 1
+    assert run.evaluations[-1].clients["importance"] == [0.125, 0.25, 0.625]
+
+
 def test_a_late_joiner_takes_part(federation: Make, start: Start, add_node: Make, quick: None) -> None:
     grid = delayed(federation(), 0.02, 0.03, 0.02)
 

@@ -301,4 +301,5 @@ def test_the_reason_is_the_last_line_of_a_traceback() -> None:
     reason = "Traceback (most recent call last):\n  File ...\nRuntimeError: out of memory\n"
     assert messages.reason_of(_reply(Error(code=2, reason=reason))) == "RuntimeError: out of memory"
     assert messages.reason_of(_reply(Error(code=2))) == "error code 2"
+    assert messages.reason_of(_reply(Error(code=3, reason="Message Unavailable"))) == messages.NO_REPLY
     assert len(messages.reason_of(_reply(Error(code=2, reason="x" * 10_000)))) == 500
