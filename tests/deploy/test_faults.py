@@ -113,6 +113,27 @@ def test_a_new_key_is_refused_until_it_is_registered(make_trial: MakeTrial) -> N
     assert trial.metrics[-1]["participants"] == 2
 
 
+@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+def test_with_all_devices_away_the_run_waits_for_one(strategy: str, make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {})
+    trial.begin({"strategy": strategy, "num-server-rounds": 5})
+    trial.wait_for_aggregation(1)
+    for name in ("device-0", "device-1"):
+        trial.deployment.kill(name)
+    trial.wait_for(lambda: "no client is connected, the run waits for one" in trial.output)
+    before = len(trial.metrics)
+    assert before < 5
+    trial.supervise("device-0")
+    trial.end(600)
+    complete(trial, 5)
+    last = trial.metrics[-1]
+    if strategy == "fedavg":
+        assert last["participants"] == 1
+    else:
+        counts = [line["clients"]["participation"] for line in (trial.metrics[before - 1], last)]
+        assert counts[1][1] == counts[0][1]  # all that came since is of the device that is back
+
+
 def test_a_superlink_killed_and_restarted_loses_nothing(make_trial: MakeTrial) -> None:
     trial = make_trial({}, {})
     trial.begin({"num-server-rounds": 4})
