@@ -1,6 +1,7 @@
 """Deployments of real processes on loopback, ended with the test; and an app whose devices can be made faulty."""
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -107,6 +108,10 @@ class Trial:
 
     def device_log(self, name: str) -> str:
         return self.deployment.log(name).read_text()
+
+    def node_ids(self, name: str) -> list[str]:
+        """Return the node id of each connection that a device made, in order."""
+        return re.findall(r"SuperNode ID: (\d+)", self.device_log(name))
 
     def wait_for_task(self, name: str) -> None:
         """Wait until a device begins its next task."""

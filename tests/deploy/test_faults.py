@@ -95,6 +95,8 @@ def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
     # The SuperLink refuses a key that it takes for online; the unit's pauses outlast that.
     assert ("Exit Code: 305" in trial.device_log("device-1")[before:]) == (pause == 0)
     assert trial.metrics[-1]["participants"] == 2
+    former, node_id = trial.node_ids("device-1")
+    assert node_id == former
 
 
 def test_a_new_key_is_refused_until_it_is_registered(make_trial: MakeTrial) -> None:
@@ -111,6 +113,8 @@ def test_a_new_key_is_refused_until_it_is_registered(make_trial: MakeTrial) -> N
     trial.end(600)
     complete(trial, 9)
     assert trial.metrics[-1]["participants"] == 2
+    former, node_id = trial.node_ids("device-1")
+    assert node_id != former
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
@@ -145,6 +149,7 @@ def test_a_superlink_killed_and_restarted_loses_nothing(make_trial: MakeTrial) -
     trial.deployment.wait_for_superlink()
     trial.end(600)
     complete(trial, 4)
+    assert "Connection attempt failed, retrying" in trial.device_log("device-1")
 
 
 @pytest.fixture
