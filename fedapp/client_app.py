@@ -31,6 +31,7 @@ from fedapp.local_training import (
     task_rng,
 )  # fmt: skip
 from fedapp.models import ModelError
+from fedapp.privacy import is_simulated, privately
 from strategies import messages
 from strategies.arrays import pack, unpack
 
@@ -86,14 +87,11 @@ def describe(message: Message, context: Context) -> Message:
     record, config = _read_config(message)
     data = _client_data(config, record, context)
     metrics = MetricRecord(
-        {
-            messages.NUM_EXAMPLES: len(data.rows),
-            "label-histogram": np.bincount(
-                data.dataset.y[data.rows], minlength=data.dataset.num_classes
-            ).tolist(),
-            "gpu": int(_device(config).type == "cuda"),
-        }
+        {messages.NUM_EXAMPLES: len(data.rows), "gpu": int(_device(config).type == "cuda")}
     )
+    if config.dp == "none":
+        labels = data.dataset.y[data.rows]
+        metrics["label-histogram"] = np.bincount(labels, minlength=data.dataset.num_classes).tolist()
     if data.partition_id is not None:
         metrics[messages.PARTITION_ID] = data.partition_id
     if (number := _node_number(context, "num-partitions")) is not None:
@@ -113,8 +111,8 @@ def graph_message(message: Message, context: Context) -> Message:
     data = _client_data(config, record, context)
     direction = client_message(data.dataset, data.rows)
     if config.message_epsilon:
-        simulated = "data-path" not in context.node_config
-        seed = [config.seed, _integer(record, messages.CLIENT), _NOISE_STREAM] if simulated else None
+        client = _integer(record, messages.CLIENT)
+        seed = [config.seed, client, _NOISE_STREAM] if is_simulated(context) else None
         rng = np.random.default_rng(seed)
         direction = private_message(direction, config.message_epsilon, config.message_delta, 1.0, rng)
     arrays = ArrayRecord({messages.MESSAGE_RECORD: Array(direction)})
@@ -126,7 +124,7 @@ def graph_message(message: Message, context: Context) -> Message:
 def train_model(message: Message, context: Context) -> Message:
     """Train the model in the message on this client's data."""
     task = local_task(message, context)
-    return trained_reply(message, task, *train_one(task))
+    return trained_reply(message, context, task, *train_one(task))
 
 
 def own_tensors(config: RunConfig, data: ClientData, device: torch.device) -> tuple[Tensor, Tensor, int]:
@@ -188,7 +186,9 @@ def local_task(
     )
 
 
-def trained_reply(message: Message, task: LocalTask, trained: dict[str, np.ndarray], loss: float) -> Message:
+def trained_reply(
+    message: Message, context: Context, task: LocalTask, trained: dict[str, np.ndarray], loss: float
+) -> Message:
     """Answer a training request with the trained model; what isn't trained goes back as it came."""
     metrics = MetricRecord(
         {
@@ -200,7 +200,8 @@ def trained_reply(message: Message, task: LocalTask, trained: dict[str, np.ndarr
     arrays = ArrayRecord(
         {name: pack(trained[name]) if name in trained else array for name, array in _sent(message).items()}
     )
-    return Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
+    reply = Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
+    return privately(message, context, reply)
 
 
 @app.evaluate()

@@ -161,6 +161,12 @@ class RunConfig(Schema):
     l2: NonNegative
     clip_norm: NonNegative
     update_norm_bound: NonNegative
+    aggregation_rule: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "bulyan"]
+    faulty_clients: Count
+    dp: Literal["none", "central", "local"]
+    dp_clipping_norm: Positive
+    dp_noise_multiplier: Positive
+    dp_delta: Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]
 
     seed: Count
     eval_every: Counting

@@ -18,10 +18,12 @@ from fedapp.checkpoint import Checkpoint
 from fedapp.client_app import to_arrays, to_state
 from fedapp.config import ConfigError, RunConfig, defaults, read_run
 from fedapp.data import DataError, Dataset, Partition
+from fedapp.data.message import gaussian_epsilon
 from fedapp.display import Display
 from fedapp.divergence import DivergenceMeter
 from fedapp.evaluation import evaluate
 from fedapp.models import ModelError
+from fedapp.privacy import check_privacy
 from fedapp.report import read_metrics
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker, make_tracker
@@ -31,7 +33,6 @@ from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.roster import wait_for_nodes
 from strategies.time_scenario import TimeScenario
-from strategies.weights import Participation
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -65,19 +66,15 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         With one clear message, before any client is started.
     """
     try:
-        Participation.parse(config.participation, config.fraction_train).check(num_clients)
         work_of_clients(config, num_clients)
         strategy = build_strategy(config)
+        strategy.check(num_clients)
         if isinstance(strategy, AsynchronousStrategy):
-            strategy.check(num_clients)
-            if config.participation != "full":
-                raise ConfigError(
-                    f"participation = {config.participation!r}: {config.strategy} works with every client; "
-                    "allowed is full"
-                )
+            _check_asynchronous(config)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
         config = config.model_copy(update=resolved)
+        check_privacy(config)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
@@ -131,6 +128,7 @@ def run(
     recorder = Recorder(experiment, engine, directory or RunDirectory(config))
     strategy = recorder.strategy = build_strategy(config, recorder, stopped)
     strategy.witness = recorder.measure if config.record_divergence else None
+    strategy.repeatable = engine != "deployment"
     recorder.begin()
     status = "failed"
     try:
@@ -166,6 +164,24 @@ def build_strategy(
     values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
     clock = WallClock() if config.clock == "wall" else VirtualClock()
     return strategy(strategy.Config(**values), clock=clock, observer=observer, stopped=stopped)
+
+
+def _check_asynchronous(config: RunConfig) -> None:
+    """Refuse what needs rounds."""
+    if config.participation != "full":
+        raise ConfigError(
+            f"participation = {config.participation!r}: {config.strategy} works with every client; allowed is full"
+        )
+    if config.aggregation_rule != "mean":
+        raise ConfigError(
+            f"aggregation-rule = {config.aggregation_rule!r}: compares updates of one round, from one model; "
+            f"{config.strategy} has no rounds, allowed is mean"
+        )
+    if config.dp == "central":
+        raise ConfigError(
+            "dp = 'central': its account is of rounds in which each client counts once, with the same weight; "
+            f"{config.strategy} has no rounds, allowed are none, local"
+        )
 
 
 def task_config(experiment: Experiment) -> ConfigRecord:
@@ -285,6 +301,8 @@ class Recorder:
         for key in self.totals:
             self.totals[key] += int(progress.metrics.get(key, 0))
         metrics = {**progress.metrics, **(self._meter.metrics() if self._meter else {})}
+        if self.config.dp != "none" and progress.aggregation:
+            metrics["dp-epsilon"] = self._privacy_spent(progress.aggregation)
         self.last = {**metrics, **self.totals, "aggregation": progress.aggregation}
         line = None
         if progress.evaluated:
@@ -301,6 +319,13 @@ class Recorder:
         if line is not None:
             self._publish(line, progress.arrays)
         self.display.update(progress)
+
+    def _privacy_spent(self, aggregation: int) -> float:
+        """Return the ε of the client that has sent most; of every round, whether a client took part or not."""
+        releases = aggregation
+        if isinstance(self.strategy, AsynchronousStrategy):
+            releases = max(1, *(member.tasks for member in self.strategy.members.values()))
+        return gaussian_epsilon(self.config.dp_noise_multiplier, self.config.dp_delta, releases)
 
     def _publish(self, line: Mapping[str, Any], arrays: ArrayRecord) -> None:
         """Write what an evaluation changes in the run directory."""

@@ -119,6 +119,8 @@ class FederatedStrategy(Strategy):
 
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
     config: StrategyConfig
+    # Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
+    repeatable: bool = False
 
     def __init__(
         self,
@@ -153,6 +155,9 @@ class FederatedStrategy(Strategy):
         self._scenario: TimeScenario | None = None
         self._places: dict[int, int] = {}
         self._resumed: State | None = None
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if the config is none for so many clients."""
 
     def local_rule(self) -> dict[str, float]:
         """Return the message fields that tell clients the algorithm's local step."""
@@ -375,7 +380,7 @@ class FederatedStrategy(Strategy):
     def _read_model(self, layout: Layout, reply: Message | None) -> Vector:
         """Return the model of a valid reply, shape (D,); raise ArraysMismatchError with the reason for any other."""
         if reply is None:
-            raise ArraysMismatchError("no reply before the deadline")
+            raise ArraysMismatchError(messages.NO_REPLY)
         if reply.has_error():
             raise ArraysMismatchError(messages.reason_of(reply))
         if (arrays := messages.arrays_of(reply)) is None:

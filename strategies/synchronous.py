@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies import messages
+from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
 from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
 from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, sized_by_replies
 from strategies.clock import RESOLUTION, WallClock
@@ -32,6 +33,9 @@ log = logging.getLogger("flwr.strategies")
 # Tag of the random stream that draws participants, beside the seed and the round.
 _PARTICIPATION_STREAM = 1
 
+# The same for the noise of differential privacy, in a simulation.
+_NOISE_STREAM = 3
+
 
 @dataclass(frozen=True)
 class SynchronousConfig(StrategyConfig):
@@ -41,10 +45,21 @@ class SynchronousConfig(StrategyConfig):
     ----------
     participation, fraction_train : str, float
         Who takes part in a round: see ``strategies.weights.Participation``.
+    aggregation_rule, faulty_clients : str, int
+        How updates are put together: Σ d_i Δ_i (``mean``), or a robust rule that bears so many clients which send
+        anything: see ``strategies.aggregation``.
+    dp, dp_clipping_norm, dp_noise_multiplier : str, float, float
+        ``central`` differential privacy: no update counts with a norm above S, and the sum gets Gaussian noise of
+        deviation z S max d_i. ``local`` is the clients' own affair.
     """
 
     participation: str = "full"
     fraction_train: float = 1.0
+    aggregation_rule: str = MEAN
+    faulty_clients: int = 0
+    dp: str = "none"
+    dp_clipping_norm: float = 1.0
+    dp_noise_multiplier: float = 1.0
 
 
 @dataclass
@@ -78,6 +93,46 @@ class SynchronousStrategy(FederatedStrategy):
         super().__init__(config, **run)
         self.participation = Participation.parse(self.config.participation, self.config.fraction_train)
         self._round: _Round | None = None
+        self._check_equality()
+
+    def _check_equality(self) -> None:
+        """Refuse what rests on all clients counting alike where they don't."""
+        config, scheme = self.config, self.participation.scheme
+        if config.aggregation_rule not in RULES:
+            raise ValueError(
+                f"aggregation-rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}"
+            )
+        asked = {
+            f"aggregation-rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
+            f"dp = {config.dp!r}": config.dp == "central",
+        }
+        for name in (name for name, there in asked.items() if there):
+            if all(asked.values()):
+                raise ValueError(
+                    f"{name} with dp = 'central': its noise is that of a mean; allowed is one of the two"
+                )
+            if config.client_weights != "uniform":
+                raise ValueError(
+                    f"{name}: takes clients as equals; client-weights = {config.client_weights!r}, allowed is uniform"
+                )
+            if scheme in ("md", "paired"):
+                raise ValueError(
+                    f"{name}: takes clients as equals; participation = {scheme!r}, allowed are full, uniform, fixed:…"
+                )
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if so many clients are too few for the participation scheme or the aggregation rule."""
+        self.participation.check(num_clients)
+        if (rule := self.config.aggregation_rule) != MEAN:
+            scheme, faulty = self.participation, self.config.faulty_clients
+            drawn = len(scheme.fixed) or (
+                scheme.sample_size(num_clients) if scheme.scheme == "uniform" else num_clients
+            )
+            if drawn < least_updates(rule, faulty):
+                raise ValueError(
+                    f"aggregation-rule = {rule!r}, faulty-clients = {faulty}: needs {least_updates(rule, faulty)} "
+                    f"clients a round or more, {drawn} take part"
+                )
 
     # ---- What an algorithm fills in -------------------------------------------------------------------------
 
@@ -142,8 +197,11 @@ class SynchronousStrategy(FederatedStrategy):
             if self.stopped():
                 return None, None  # a round that was cut off would count only its fast clients
         weights = self._weights_of(current, replies)
-        total = np.zeros_like(current.model)
-        kept, loss, loss_weight, bytes_up = 0.0, 0.0, 0.0, 0
+        rule, central = self.config.aggregation_rule, self.config.dp == "central"
+        gathered = (
+            WeightedSum(len(current.model)) if rule == MEAN else RobustRule(rule, self.config.faulty_clients)
+        )
+        loss, loss_weight, bytes_up = 0.0, 0.0, 0
         bound, clipped = self.config.update_norm_bound, 0
         in_order = _by_client(current.requests, replies)
         for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
@@ -152,12 +210,13 @@ class SynchronousStrategy(FederatedStrategy):
                 continue
             if bound and clip_update(delta, current.model, bound):
                 clipped += 1
+            if central:  # as the client has done, if it is ours
+                clip_update(delta, current.model, self.config.dp_clipping_norm)
             self.received(client, delta)
             if self.witness:
                 self.witness(client.index, delta)
             delta -= current.model
-            total += weight * delta
-            kept += weight
+            gathered.add(weight, delta)
             bytes_up += messages.total_bytes(reply)
             if isinstance(train_loss := messages.metrics_of(reply).get(messages.TRAIN_LOSS), float):
                 loss += weight * train_loss
@@ -177,12 +236,18 @@ class SynchronousStrategy(FederatedStrategy):
         self._log_failures(server_round, current)
         if loss_weight > 0:
             metrics[messages.TRAIN_LOSS] = loss / loss_weight
-        if kept <= 0:
-            log.warning("round %d: no valid reply, the model stays as it is", server_round)
+        update = gathered.result(weights)
+        if update is None:
+            number = metrics[messages.PARTICIPANTS]
+            few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
+            log.warning("round %d: %s, the model stays as it is", server_round, few)
             return None, metrics
-        if current.failures:
-            total *= sum(weights) / kept
-        return current.layout.to_record(self.server_rule(current.model, total)), metrics
+        if central:
+            norm = self.config.dp_clipping_norm * gathered.sensitivity(weights)
+            update += self._noise(server_round).normal(
+                0.0, self.config.dp_noise_multiplier * norm, len(update)
+            )
+        return current.layout.to_record(self.server_rule(current.model, update)), metrics
 
     # ---- The loop -------------------------------------------------------------------------------------------
 
@@ -233,6 +298,11 @@ class SynchronousStrategy(FederatedStrategy):
         if self.aggregations > self._evaluated:  # stopped early, between two evaluations
             self._report(self.aggregations, result, evaluate_fn, MetricRecord(), evaluate=True)
         return result
+
+    def _noise(self, server_round: int) -> np.random.Generator:
+        """Return a round's stream of noise, which nobody can know unless the run is to be repeated."""
+        seed = [self.config.seed, _NOISE_STREAM, server_round] if self.repeatable else None
+        return np.random.default_rng(seed)
 
     # ---- Parts of a round -----------------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class VectorizedGrid(SequentialGrid):
             tasks.append(task)
             size += messages.total_bytes(request)
         for request, task, trained in zip(requests, tasks, self.trainer.train(tasks), strict=True):
-            self._answer(request, trained_reply(request, task, *trained))
+            context = self.contexts[request.metadata.dst_node_id]
+            self._answer(request, trained_reply(request, context, task, *trained))
 
     def _answer(self, request: Message, reply: Message) -> None:
         self._replies[request.metadata.message_id] = reply

@@ -14,6 +14,7 @@ from fedapp.config import ConfigError, RunConfig, defaults
 from fedapp.data import DATASETS, PARTITIONERS, TEST_ON
 from fedapp.models import INITS, MODELS
 from strategies import REGISTRY
+from strategies.aggregation import RULES
 from strategies.weights import SCHEMES
 
 KEYS = RunConfig.key_names()
@@ -107,6 +108,12 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "l2": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 1e-4]),
     "clip-norm": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 5]),
     "update-norm-bound": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 5]),
+    "aggregation-rule": (one_of(*RULES), ["Mean", "", 1], list(RULES)),
+    "faulty-clients": (COUNT, NO_COUNT, [0, 3]),
+    "dp": (one_of("none", "central", "local"), ["yes", "", True], ["none", "central", "local"]),
+    "dp-clipping-norm": (POSITIVE, NO_POSITIVE, [1, 0.1]),
+    "dp-noise-multiplier": (POSITIVE, NO_POSITIVE, [1, 0.1]),
+    "dp-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),
     "seed": (COUNT, NO_COUNT, [0, 2**62]),
     "eval-every": (COUNTING, NO_COUNTING, [1, 10]),
     "checkpoint-every": (COUNT, NO_COUNT, [0, 1]),

@@ -1,0 +1,118 @@
+"""How a round's updates Δ_i are put together: the weighted sum, or one of Flower's robust rules.
+
+A robust rule bears f clients that send anything at all. It takes all clients as equals, so it needs uniform weights.
+It is given updates instead of models: it makes no difference to a rule, and differences of updates are more exact.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum
+
+from strategies import messages
+from strategies.arrays import Vector
+from strategies.chatter import without_chatter
+
+MEAN = "mean"
+_UPDATE = "update"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How to make Flower's strategy for n updates of which f may be anything, and the least n that it needs."""
+
+    make: Callable[[int, int], FedAvg]
+    least: Callable[[int], int]
+
+
+_RULES = {
+    # D. Yin et al., ICML 2018
+    "median": _Rule(lambda n, f: FedMedian(), lambda f: 2 * f + 1),
+    # Flower cuts off ⌊β n⌋ at each end; the quarter keeps that at f whatever the rounding.
+    "trimmed-mean": _Rule(lambda n, f: FedTrimmedAvg(beta=(f + 0.25) / n if f else 0.0), lambda f: 2 * f + 1),
+    # P. Blanchard et al., NeurIPS 2017
+    "krum": _Rule(lambda n, f: Krum(num_malicious_nodes=f), lambda f: 2 * f + 3),
+    "multi-krum": _Rule(
+        lambda n, f: MultiKrum(num_malicious_nodes=f, num_nodes_to_select=n - f), lambda f: 2 * f + 3
+    ),
+    # E. M. El Mhamdi et al., ICML 2018
+    "bulyan": _Rule(lambda n, f: Bulyan(num_malicious_nodes=f), lambda f: 4 * f + 3),
+}
+
+RULES = (MEAN, *_RULES)
+
+
+def least_updates(rule: str, faulty: int) -> int:
+    """Return how many updates a rule needs, to bear ``faulty`` clients among them."""
+    return 1 if rule == MEAN else _RULES[rule].least(faulty)
+
+
+class WeightedSum:
+    """Σ d_i Δ_i of the updates that are valid, with the weight of the others shared over them.
+
+    Parameters
+    ----------
+    size : int
+        D. One vector of that size is all that is kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.total = np.zeros(size)
+        self.kept: list[float] = []
+
+    def add(self, weight: float, update: Vector) -> None:
+        """Take in d_i and Δ_i (D,)."""
+        self.total += weight * update
+        self.kept.append(weight)
+
+    def result(self, weights: Sequence[float]) -> Vector | None:
+        """Return the sum (D,), given the d_i of all, or None if nothing counts."""
+        return self.total * self._share(weights) if sum(self.kept) > 0 else None
+
+    def sensitivity(self, weights: Sequence[float]) -> float:
+        """Return how far the sum moves at most by one update of norm 1."""
+        return self._share(weights) * max(self.kept)
+
+    def _share(self, weights: Sequence[float]) -> float:
+        return sum(weights) / sum(self.kept)  # exactly 1 if all are there
+
+
+class RobustRule(WeightedSum):
+    """One of ``RULES`` other than the mean, over updates of equal weight.
+
+    Parameters
+    ----------
+    rule : str
+        Its name.
+    faulty : int
+        f, clients that may send anything.
+    """
+
+    def __init__(self, rule: str, faulty: int) -> None:
+        super().__init__(0)
+        self.rule, self.faulty = rule, faulty
+        self.updates: list[Vector] = []
+
+    def add(self, weight: float, update: Vector) -> None:
+        """Keep Δ_i (D,)."""
+        self.updates.append(update)
+
+    def result(self, weights: Sequence[float]) -> Vector | None:
+        """Return the rule's Δ (D,), or None if there are too few updates to bear f faulty ones."""
+        if len(self.updates) < least_updates(self.rule, self.faulty):
+            return None
+        flower = _RULES[self.rule].make(len(self.updates), self.faulty)
+        with without_chatter():
+            arrays, _ = flower.aggregate_train(0, [_reply(update) for update in self.updates])
+        return None if arrays is None else np.asarray(arrays[_UPDATE].numpy(), dtype=np.float64)
+
+
+def _reply(update: Vector) -> Message:
+    """Return what Flower's strategies put together."""
+    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        messages.ARRAYS: ArrayRecord({_UPDATE: Array(update)}),
+        messages.METRICS: MetricRecord({messages.NUM_EXAMPLES: 1}),
+    }
+    return Message(RecordDict(content), dst_node_id=0, message_type=messages.TRAIN)

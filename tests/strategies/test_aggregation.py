@@ -1,0 +1,164 @@
+"""Flower's robust rules over a round's updates, by hand, and what they are refused for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from strategies import FedAvg, FedProx, Spectral
+from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
+
+Make = Callable[..., Any]
+ROBUST = [rule for rule in RULES if rule != MEAN]
+
+
+def together(rule: str, faulty: int, updates: list[list[float]]) -> list[float] | None:
+    gathered = RobustRule(rule, faulty)
+    for update in updates:
+        gathered.add(1 / len(updates), np.array(update))
+    result = gathered.result([1 / len(updates)] * len(updates))
+    return None if result is None else result.tolist()
+
+
+def test_rules_by_hand() -> None:
+    five = [[1.0, 0.0], [2.0, 1.0], [3.0, 5.0], [4.0, 2.0], [1e6, -1e6]]
+    assert together("median", 1, five) == [3.0, 1.0]  # by coordinate
+    assert together("trimmed-mean", 1, five) == [3.0, 1.0]  # (2 + 3 + 4) / 3 and (0 + 1 + 2) / 3
+    assert together("trimmed-mean", 0, five[:4]) == [2.5, 2.0]  # nothing is cut off: the mean
+    line = [[0.0], [1.0], [2.5], [4.5], [1e3]]
+    # n − f − 2 = 2 nearest: 0: 1 + 2.5², 1: 1 + 1.5² = 3.25, 2.5: 1.5² + 2² = 6.25, …: Krum takes 1
+    assert together("krum", 1, line) == [1.0]
+    # the n − f = 4 with the least scores: all but 1000; (0 + 1 + 2.5 + 4.5) / 4
+    assert together("multi-krum", 1, line) == [2.0]
+    # Scores over n − f − 2 = 4 nearest: 30, 15, 10, 10, 16.25, 41, …; the θ = n − 2f = 5 least are −1 to 3, their
+    # median 1, and the β = θ − 2f = 3 nearest to it 0, 1, 2
+    assert together("bulyan", 1, [[-1.0], [0.0], [1.0], [2.0], [3.0], [4.5], [1e6]]) == [1.0]
+
+
+def test_too_few_updates_are_none() -> None:
+    assert [least_updates(rule, 1) for rule in RULES] == [1, 3, 3, 5, 5, 7]
+    for rule in ROBUST:
+        enough = [[float(i)] for i in range(least_updates(rule, 1))]
+        assert together(rule, 1, enough) is not None
+        assert together(rule, 1, enough[1:]) is None
+
+
+@given(
+    rule=st.sampled_from(ROBUST),
+    faulty=st.integers(0, 2),
+    extra=st.integers(0, 4),
+    lie=st.floats(1e3, 1e12),
+    data=st.data(),
+)
+def test_no_lie_gets_far(rule: str, faulty: int, extra: int, lie: float, data: st.DataObject) -> None:
+    """With as many liars as a rule bears, it stays within what honest clients sent."""
+    number = least_updates(rule, faulty) + extra
+    honest = data.draw(hnp.arrays(np.float64, (number - faulty, 3), elements=st.floats(-1, 1)))
+    lies = [[lie, -lie, lie]] * faulty
+    result = together(rule, faulty, [*honest.tolist(), *lies])
+    assert result is not None
+    assert np.all(np.abs(result) <= 1 + 1e-9)
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.1, 5)), st.data())
+def test_the_sum_shares_missing_weights(weights: np.ndarray, data: st.DataObject) -> None:
+    there = data.draw(hnp.arrays(np.bool_, len(weights)).filter(np.any))
+    gathered = WeightedSum(2)
+    for weight in weights[there]:
+        gathered.add(float(weight), np.ones(2))
+    result = gathered.result(weights.tolist())
+    assert result == pytest.approx(np.full(2, weights.sum()))
+    assert gathered.sensitivity(weights.tolist()) == pytest.approx(
+        weights[there].max() * weights.sum() / weights[there].sum()
+    )
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedProx])
+def test_a_liar_decides_the_mean_and_not_the_median(
+    strategy: Any, federation: Make, model: Callable[..., ArrayRecord], train_config: Make
+) -> None:
+    # Clients go from w to (w + centre) / 2 of centres 3, 2, −1: Δ = 1, .5, −1 from w = 1, median .5.
+    options = {"client_weights": "uniform", "aggregation_rule": "median"}
+    run = strategy(strategy.Config(**options))
+    result = run.start(federation(), model(1.0), num_rounds=1, timeout=10.0, train_config=train_config())
+    assert result.arrays["w"].numpy() == pytest.approx([1.5])
+
+
+def test_a_round_with_too_few_valid_replies_keeps_the_model(
+    federation: Make, model: Callable[..., ArrayRecord], train_config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation()
+    grid.spoil(1, "raise")
+    config = FedAvg.Config(client_weights="uniform", aggregation_rule="trimmed-mean", faulty_clients=1)
+    result = FedAvg(config).start(grid, model(1.0), num_rounds=1, timeout=10.0, train_config=train_config())
+    assert result.arrays["w"].numpy().tolist() == [1.0]
+    assert "round 1: 2 valid replies are too few for trimmed-mean, the model stays as it is" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "text"),
+    [
+        (FedAvg, {"aggregation_rule": "mode"}, "aggregation-rule = 'mode': allowed are mean, median"),
+        (FedAvg, {"aggregation_rule": "krum"}, "client-weights = 'samples', allowed is uniform"),
+        (FedAvg, {"dp": "central"}, "dp = 'central': takes clients as equals; client-weights = 'samples'"),
+        (
+            FedAvg,
+            {"dp": "central", "client_weights": "uniform", "participation": "md"},
+            "participation = 'md'",
+        ),
+        (
+            FedProx,
+            {"aggregation_rule": "krum", "client_weights": "uniform", "dp": "central"},
+            "allowed is one of the two",
+        ),
+        (
+            Spectral,
+            {"aggregation_rule": "krum"},
+            "aggregation-rule = 'krum': each client of the spectral method",
+        ),
+        (Spectral, {"dp": "central"}, "dp = 'central': each client of the spectral method"),
+    ],
+)
+def test_what_the_maths_does_not_allow_is_refused(strategy: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        strategy(strategy.Config(**options))
+
+
+def test_a_rule_for_more_clients_than_there_are_is_refused() -> None:
+    config = FedAvg.Config(client_weights="uniform", aggregation_rule="bulyan", faulty_clients=1)
+    FedAvg(config).check(7)
+    with pytest.raises(ValueError, match="needs 7 clients a round or more, 6 take part"):
+        FedAvg(config).check(6)
+
+
+def noises(federation: Make, model: Callable[..., ArrayRecord], train_config: Make, **run: Any) -> np.ndarray:
+    """Return the noise of a round of a large model that nobody trains away from where it is."""
+    config = FedAvg.Config(
+        client_weights="uniform", dp="central", dp_clipping_norm=0.5, dp_noise_multiplier=3.0, seed=1
+    )
+    strategy = FedAvg(config)
+    strategy.repeatable = run.get("repeatable", True)
+    grid = federation()
+    if run.get("spoil"):
+        grid.spoil(1, "raise")
+    start = model(*[1.0] * 20_000)
+    result = strategy.start(grid, start, num_rounds=1, timeout=10.0, train_config=train_config())
+    return np.asarray(result.arrays["w"].numpy(), dtype=np.float64) - 1
+
+
+def test_central_noise_has_the_right_size_and_is_repeated_only_in_a_simulation(
+    federation: Make, model: Callable[..., ArrayRecord], train_config: Make
+) -> None:
+    tools = (federation, model, train_config)
+    noise = noises(*tools)
+    # z S / n = 3 · .5 / 3 = .5; updates of norm S / √20000 an entry don't show. 4 standard errors: 4 · .5 / √40000
+    assert noise.std() == pytest.approx(0.5, abs=0.01)
+    assert np.array_equal(noise, noises(*tools))
+    assert not np.array_equal(noise, noises(*tools, repeatable=False))
+    # One reply is missing: the others count for half each, so z S / 2.
+    assert noises(*tools, spoil=True).std() == pytest.approx(0.75, abs=0.015)
