@@ -247,19 +247,27 @@ def table(results: list[Result]) -> str:
 
 def draw(results: list[Result], path: Path) -> Path:
     """Draw seconds per round and the SuperLink's CPU seconds in a round against the number of devices."""
-    models = [name for name in MODELS if any(r.model == name for r in results)]
-    figure = new_figure(3.4, "one SuperLink: a round in which every device trains")
-    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+    kinds = sorted({(r.light, r.model) for r in results})
+    figure = new_figure(3.2, "One SuperLink: a round in which every device trains")
+    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         style_axes(axes)
-        rows = sorted((r for r in results if r.model == model), key=lambda r: r.devices)
+        rows = sorted((r for r in results if (r.light, r.model) == kind), key=lambda r: r.devices)
         x = [r.devices for r in rows]
         axes.plot(x, [r.round_seconds for r in rows], "o-", color=TEST, label="seconds")
         cpu = [r.devices * r.superlink_cpu for r in rows]
         axes.plot(x, cpu, "o-", color=TRAIN, label="CPU seconds of the SuperLink")
-        axes.set_title(model, fontsize=10, color=INK)
+        axes.set_title(f"{kind[1]}, {'light devices' if kind[0] else 'SuperNodes'}", fontsize=10, color=INK)
         axes.set(xlabel="devices", xlim=(0, None), ylim=(0, None))
-        axes.legend(frameon=False, fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=8)
     return save(figure, path)
+
+
+def keep(path: Path, results: list[Result]) -> list[Result]:
+    """Add results to those of earlier calls in a file, and return them all."""
+    if path.exists():
+        results = [Result(**content) for content in json.loads(path.read_text("utf-8"))] + results
+    path.write_text(json.dumps([asdict(result) for result in results], indent=1), "utf-8")
+    return results
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -271,7 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["logistic"])
     parser.add_argument("--rounds", type=int, default=5, help="measured ones, after the first")
     parser.add_argument("--light", action="store_true", help="devices without SuperNode and ClientApp")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="keep the results there, with those of earlier calls")
     parser.add_argument("--figure", type=Path, help="draw them there")
     options = parser.parse_args(arguments)
     results = []
@@ -279,9 +287,9 @@ def main(arguments: list[str] | None = None) -> None:
         for devices in options.nodes:
             results.append(measure(devices, options.light, model, options.rounds))
             print(table(results[-1:]).splitlines()[-1], flush=True)
-    print("\n" + table(results))
     if options.json:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+        results = keep(options.json, results)
+    print("\n" + table(results))
     if options.figure:
         draw(results, options.figure)
 

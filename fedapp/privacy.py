@@ -50,7 +50,7 @@ def privately(request: Message, context: Context, reply: Message) -> Message:
         messages.ARRAYS: request.content[messages.ARRAYS],
         messages.CONFIG: ConfigRecord({_CLIPPING_NORM: norm}),
     }
-    view = Message(RecordDict(seen), dst_node_id=request.metadata.dst_node_id, message_type=messages.TRAIN)
+    view = Message(RecordDict(seen), reply_to=request)  # the one kind of message that a client can make
     with without_chatter(), _random_numbers([*seed, _NOISE_STREAM] if is_simulated(context) else None):
         reply = mod(view, context, lambda *_: reply)
     messages.metrics_of(reply).pop(messages.TRAIN_LOSS, None)  # it tells of the data too

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,17 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from benchmarks import superlink
 from benchmarks.light_devices import answer
-from benchmarks.superlink import Mark, Result, command_of, cpu_seconds, draw, rounds_in, summarise, table
+from benchmarks.superlink import (
+    Mark,
+    Result,
+    command_of,
+    cpu_seconds,
+    draw,
+    keep,
+    rounds_in,
+    summarise,
+    table,
+)
 from strategies import messages
 
 MEMORY = {"SuperLink": 170.0, "ServerApp": 810.0}
@@ -83,6 +94,12 @@ def test_the_table_has_a_line_per_deployment_and_the_figure_its_models(tmp_path)
     # 8 devices in 4 s are 2 exchanges a second; there was no SuperExec, SuperNode or ClientApp to see.
     assert line == "| 8 light | logistic | 4.0 | 2.0 | 250 | 30 | 0.02 | 4.0 | 170 | - | 810 | - | - | 5 |"
     assert draw([RESULT], tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_results_of_several_calls_are_kept_together(tmp_path):
+    other = replace(RESULT, light=False, devices=2)
+    assert keep(tmp_path / "results.json", [RESULT]) == [RESULT]
+    assert keep(tmp_path / "results.json", [other]) == [RESULT, other]
 
 
 @pytest.mark.slow

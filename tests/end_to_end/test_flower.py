@@ -4,18 +4,23 @@ import json
 
 import safetensors.numpy
 
+# Flower's mods are called in the clients, wherever these run; nodes with a partition draw noise from the seed.
+CENTRAL = {"dp": "central", "client-weights": "uniform", "dp-noise-multiplier": 0.01}
+LOCAL = {"dp": "local", "dp-noise-multiplier": 0.01}
+
 
 def test_flwr_run_gives_the_same_bits_as_run_simulation(
     flower, flower_home, free_port, pairs, simulate, tmp_path
 ):
     config = {"num-server-rounds": 3, "results-dir": str(tmp_path), "run-name": "run", "strategy": "fedprox"}
+    config |= CENTRAL
     federation = "num-supernodes=4 client-resources-num-cpus=1"
     done = flower(
         "flwr", "run", ".", "--stream", "--run-config", pairs(config), "--federation-config", federation,
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(free_port),
     )  # fmt: skip
     assert f"Run directory: {tmp_path / 'run'}" in done.stdout, done.stdout
-    other = simulate({"num-server-rounds": 3, "strategy": "fedprox"}, engine="sequential")
+    other = simulate({"num-server-rounds": 3, "strategy": "fedprox", **CENTRAL}, engine="sequential")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == other.model
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "ray"
 
@@ -42,10 +47,11 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(
         )  # fmt: skip
     config = {
         "num-server-rounds": 2, "min-clients": 2, "clock": "wall", "results-dir": str(tmp_path), "run-name": "run",
+        **LOCAL,
     }  # fmt: skip
     done = flower("flwr", "run", ".", "here", "--stream", "--run-config", pairs(config))
     assert f"Run directory: {tmp_path / 'run'}" in done.stdout, done.stdout
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "deployment"
-    other = simulate({"num-server-rounds": 2}, federation="num-supernodes=2", engine="sequential")
+    other = simulate({"num-server-rounds": 2, **LOCAL}, federation="num-supernodes=2", engine="sequential")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == other.model
     assert len(safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")) == 4
