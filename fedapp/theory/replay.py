@@ -19,6 +19,7 @@ from fedapp import client_app, server_app
 from fedapp.client_app import to_arrays, to_state
 from fedapp.config import ConfigError
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.recorder import Experiment
 from fedapp.theory.constants import Array
 from fedapp.theory.problems import Problem
 from strategies import Progress, messages
@@ -75,9 +76,7 @@ class _Witness:
         }
 
 
-def replay(
-    experiment: server_app.Experiment, problem: Problem, run_dir: Path, note: Callable[[int], None]
-) -> Replay:
+def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callable[[int], None]) -> Replay:
     """Repeat a run in this process.
 
     Parameters

@@ -13,6 +13,7 @@ from fedapp import server_app
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset
 from fedapp.models import PERCEPTRON_SLOPE
+from fedapp.recorder import Experiment
 from fedapp.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
 from fedapp.theory.constants import Array, AssumptionError, Constants
 from fedapp.theory.problems import ClientData, FrozenSlope, Logistic
@@ -215,7 +216,7 @@ def _weights(config: RunConfig, sizes: np.ndarray, run_dir: Path) -> Array:
     return weights
 
 
-def _problem(experiment: server_app.Experiment, weights: Array) -> Logistic | FrozenSlope:
+def _problem(experiment: Experiment, weights: Array) -> Logistic | FrozenSlope:
     config, dataset = experiment.config, experiment.dataset
     clients = [
         _client_data(dataset, experiment.partition.client(i), config.normalize)

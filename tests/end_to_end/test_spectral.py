@@ -17,7 +17,7 @@ from fedapp import client_app, federation, server_app
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.local_training import LocalRule, cross_entropy, plan_batches, task_rng, train
-from fedapp.server_app import Experiment
+from fedapp.recorder import Experiment
 from strategies import graph
 
 CLIENTS, ROUNDS, STEPS, LR, L2 = 7, 20, 5, 0.5, 0.01

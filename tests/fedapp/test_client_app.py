@@ -16,7 +16,8 @@ from fedapp.config import RunConfig
 from fedapp.engine.batching import train_one
 from fedapp.evaluation import evaluate
 from fedapp.local_training import LocalRule, LocalTask, plan_batches, scheduled_lr, task_rng
-from fedapp.server_app import Experiment, prepare, task_config
+from fedapp.recorder import Experiment
+from fedapp.server_app import prepare, task_config
 from strategies import messages
 
 CPU = torch.device("cpu")

@@ -15,7 +15,8 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.divergence import DivergenceMeter
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.models import PERCEPTRON_SLOPE, build_model
-from fedapp.server_app import Experiment, prepare, run
+from fedapp.recorder import Experiment
+from fedapp.server_app import prepare, run
 from strategies import REGISTRY
 
 OFFSETS = np.array([0, 3000, 3500, 5000])  # more rows than are worked on at once

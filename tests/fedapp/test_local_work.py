@@ -18,7 +18,8 @@ from fedapp.client_app import to_arrays
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.local_work import local_work, of_client, to_text
-from fedapp.server_app import Experiment, prepare, run, task_config
+from fedapp.recorder import Experiment
+from fedapp.server_app import prepare, run, task_config
 from strategies import messages
 
 F80 = np.linspace(0.2, 1, 5)
