@@ -7,6 +7,8 @@ With a common step size the clients' fixed point is the minimiser of Σ E_k J_k(
 is μ_k = μ / E_k, and the gradient is unbiased again (eq. 5.26).
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,5 +84,6 @@ def of_client(kind: str, epochs: int, steps: int, client: int) -> tuple[int, int
     return (own, 0) if epochs else (0, own)
 
 
-def _listed(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+@lru_cache(maxsize=2)
+def _listed(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
