@@ -253,12 +253,13 @@ def draw(results: list[Result], path: Path) -> Path:
         style_axes(axes)
         rows = sorted((r for r in results if (r.light, r.model) == kind), key=lambda r: r.devices)
         x = [r.devices for r in rows]
-        axes.plot(x, [r.round_seconds for r in rows], "o-", color=TEST, label="seconds")
+        axes.plot(x, [r.round_seconds for r in rows], "o-", color=TEST, label="seconds of the round")
         cpu = [r.devices * r.superlink_cpu for r in rows]
         axes.plot(x, cpu, "o-", color=TRAIN, label="CPU seconds of the SuperLink")
         axes.set_title(f"{kind[1]}, {'light devices' if kind[0] else 'SuperNodes'}", fontsize=10, color=INK)
         axes.set(xlabel="devices", xlim=(0, None), ylim=(0, None))
-    figure.axes[0].legend(frameon=False, fontsize=8)
+    lines, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return save(figure, path)
 
 
