@@ -167,6 +167,11 @@ def _obstacles(config: RunConfig) -> list[str]:
         in SYNCHRONOUS + ASYNCHRONOUS,
         f"momentum = {config.momentum}: the theorems are about steps without": config.momentum == 0,
         f"clip-norm = {config.clip_norm}: a clipped gradient is biased": config.clip_norm == 0,
+        f"update-norm-bound = {config.update_norm_bound}: a shortened update is biased": (
+            config.update_norm_bound == 0
+        ),
+        f"aggregation-rule = {config.aggregation_rule!r}: must be mean": config.aggregation_rule == "mean",
+        f"dp = {config.dp!r}: its clipping is biased": config.dp == "none",
         f"lr-schedule = {config.lr_schedule!r}: must be constant": config.lr_schedule == "constant",
         f"participation = {config.participation!r}: all clients must take part": config.participation
         == "full",

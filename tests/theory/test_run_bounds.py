@@ -173,6 +173,8 @@ def changed(run_dir: Path, to: Path, **keys: str) -> Path:
         ({"model": '"mlp"'}, "model = 'mlp': its loss isn't convex; logistic and perceptron are"),
         ({"momentum": "0.9"}, "momentum = 0.9: the theorems are about steps without"),
         ({"clip_norm": "1.0"}, "clip-norm = 1.0: a clipped gradient is biased"),
+        ({"update_norm_bound": "1.0"}, "update-norm-bound = 1.0: a shortened update is biased"),
+        ({"dp": '"local"'}, "dp = 'local': its clipping is biased"),
         ({"lr_schedule": '"cosine"'}, "lr-schedule = 'cosine': must be constant"),
         ({"participation": '"fixed:0,1"'}, "participation = 'fixed:0,1': all clients must take part"),
         ({"strategy": '"fedbuff"'}, "strategy = 'fedbuff': no theorem is about it"),
