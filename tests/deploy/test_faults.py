@@ -82,7 +82,7 @@ def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
     pause: int, make_trial: MakeTrial
 ) -> None:
     trial = make_trial({}, {})
-    trial.begin({"num-server-rounds": 9})
+    trial.begin({"num-server-rounds": 11})
     trial.wait_for_aggregation(1)
     trial.wait_for_task("device-1")
     before = len(trial.device_log("device-1"))
@@ -90,7 +90,7 @@ def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
     time.sleep(pause)
     trial.supervise("device-1")
     output = trial.end(600)
-    complete(trial, 9)
+    complete(trial, 11)
     assert "left out client 1 (node " in output
     # The SuperLink refuses a key that it takes for online; the unit's pauses outlast that.
     assert ("Exit Code: 305" in trial.device_log("device-1")[before:]) == (pause == 0)
