@@ -26,7 +26,7 @@ SCHEMES = ("identical", "time-based")
 # Problems for which the paper sees identical weights ahead on the surrogate loss.
 SURROGATE_PROBLEMS = ("MNIST", "MNIST-shard", "CIFAR-10")
 
-# Losses that differ by less, relatively, decide nothing.
+# Values that differ by less, relatively, decide nothing.
 AS_GOOD_AS_EQUAL = 0.01
 
 
@@ -73,35 +73,39 @@ def _ends(own: Runs, key: str) -> tuple[float, float]:
 
 
 def _time_based_is_better(tuned: dict[str, Runs]) -> Verdict:
-    facts, evidence = [], []
+    facts: list[bool | None] = []
+    evidence = []
     for problem, own in tuned.items():
         loss, spread, surrogate = (_ends(own, key) for key in (FEDERATED, f"{FEDERATED}-std", SURROGATE))
         if not finite(*loss, *spread, *surrogate):
             continue
-        facts += [loss[1] < loss[0], spread[1] < spread[0]]
+        facts += [_is_lower(loss[1], loss[0]), _is_lower(spread[1], spread[0])]
         if problem in SURROGATE_PROBLEMS:
-            facts.append(surrogate[0] < surrogate[1])
+            facts.append(_is_lower(surrogate[0], surrogate[1]))
         evidence.append(
             f"{problem}, identical → time-based: federated loss {loss[0]:.4f} → {loss[1]:.4f}, its std. "
             f"{spread[0]:.4f} → {spread[1]:.4f}, surrogate loss {surrogate[0]:.4f} → {surrogate[1]:.4f}"
         )
-    return judge("002-1", all(facts) if facts else None, "; ".join(evidence))
+    return judge("002-1", _all(facts), "; ".join(evidence))
 
 
 def _suboptimum(tuned: dict[str, Runs]) -> Verdict:
     if not {"MNIST", "MNIST-shard"} <= set(tuned):
         return judge("002-2", None, "needs MNIST and MNIST-shard")
-    gaps = {}
+    gaps, there = {}, []
     for problem in ("MNIST", "MNIST-shard"):
         identical, time_based = _ends(tuned[problem], FEDERATED)
         gaps[problem] = identical - time_based
+        there.append(_is_lower(time_based, identical))
     plain, shard = gaps["MNIST"], gaps["MNIST-shard"]
     if not finite(plain, shard):
         return judge("002-2", None, "runs are missing")
     evidence = f"identical − time-based: {plain:.4f} on MNIST, {shard:.4f} on MNIST-shard"
     if plain > 0:
         evidence += f" ({shard / plain:.1f}×)"
-    return judge("002-2", shard > 0 and plain > 0 and 1.5 < shard / plain < 3, evidence)
+    if all(there):
+        there.append(1.5 < shard / plain < 3)
+    return judge("002-2", _all(there), evidence)
 
 
 def figure_3(runs: Runs, folder: Path) -> Report:
@@ -189,6 +193,11 @@ def _all(facts: list[bool | None]) -> bool | None:
     return False if False in facts else None if None in facts or not facts else True
 
 
+def _is_lower(low: float, high: float) -> bool | None:
+    """Tell whether a value is the lower one; None where the two are as good as equal."""
+    return None if abs(low / high - 1) < AS_GOOD_AS_EQUAL else low < high
+
+
 def _objective_tails(cell: Runs) -> list[float]:
     return cell.tails("objective")
 
@@ -202,16 +211,13 @@ def _best_rate(runs: Runs) -> Runs:
 
 
 def _order(losses: dict[str, float], scenario: str) -> list[bool | None]:
-    """Tell whether each loss that should be the lower one is; None where the two are as good as equal."""
+    """Tell whether each loss that should be the lower one is."""
     if not {"sync", "async", "FedFix-0.5"} <= set(losses):
         return []
     pairs = [("FedFix-0.5", "sync"), ("FedFix-0.5", "async")]
     if scenario == "F0":
         pairs.append(("sync", "async"))
-    return [
-        None if abs(losses[low] / losses[high] - 1) < AS_GOOD_AS_EQUAL else losses[low] < losses[high]
-        for low, high in pairs
-    ]
+    return [_is_lower(losses[low], losses[high]) for low, high in pairs]
 
 
 def _table_2(scenarios: list[tuple[int, str]], interval: float, budget: float, runs: Runs) -> str:
