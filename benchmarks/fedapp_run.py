@@ -9,6 +9,7 @@ import tomli_w
 import run_simulation
 from benchmarks.job import Job, Log
 from fedapp import server_app
+from fedapp.recorder import Recorder
 from fedapp.report import read_metrics
 from strategies import Progress
 
@@ -17,14 +18,14 @@ def run(job: Job, engine: str) -> Log:
     """Run a job on an engine of ``run_simulation.py``."""
     log = Log()
 
-    class TimedRecorder(server_app.Recorder):
+    class TimedRecorder(Recorder):
         """Told of every aggregation, evaluated or not, when all that belongs to it is done."""
 
         def __call__(self, progress: Progress) -> None:
             super().__call__(progress)
             log.mark()
 
-    server_app.Recorder = TimedRecorder  # type: ignore[misc]
+    server_app.Recorder = TimedRecorder  # type: ignore[attr-defined]
     with TemporaryDirectory() as folder:
         config = Path(folder, "run.toml")
         config.write_text(
