@@ -109,9 +109,6 @@ class AsynchronousStrategy(FederatedStrategy):
         """Return d for ``aggregation_weights = "identical"``."""
         return 1.0
 
-    def check(self, num_clients: int) -> None:
-        """Raise ValueError if the scheme can't work with so many clients."""
-
     # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
 
     def configure_train(
