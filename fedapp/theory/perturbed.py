@@ -341,7 +341,8 @@ def spectral_lower_bound(
 
 
 def _contract(t: Array, c: Constants, contraction: float, residual: float) -> Array:
-    bound: Array = c.L / c.mu * (contraction**t * (c.Delta - residual) + residual)
+    left = contraction**t  # κ^t Δ + (1 − κ^t) R: with κ^t (Δ − R) + R a large R would swallow Δ
+    bound: Array = c.L / c.mu * (left * c.Delta + (1 - left) * residual)
     return bound
 
 
