@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 
 from fedapp.config import ConfigError, RunConfig
@@ -26,6 +26,9 @@ from strategies.chatter import without_chatter
 
 # Where Flower's mod looks for the norm.
 _CLIPPING_NORM = "clipping_norm"
+
+# Error code of a reply in place of an update that the mods can't take (Flower's own codes are below 100).
+NO_UPDATE = 101
 
 # Tag of the random stream of local noise in simulations, beside the seed, the client and the task.
 _NOISE_STREAM = 2
@@ -52,7 +55,10 @@ def privately(request: Message, context: Context, reply: Message) -> Message:
     }
     view = Message(RecordDict(seen), reply_to=request)  # the one kind of message that a client can make
     with without_chatter(), _random_numbers([*seed, _NOISE_STREAM] if is_simulated(context) else None):
-        reply = mod(view, context, lambda *_: reply)
+        try:
+            reply = mod(view, context, lambda *_: reply)
+        except ZeroDivisionError:  # Flower's mods divide by the norm
+            return Message(Error(NO_UPDATE, "its update is zero, which can't be clipped"), reply_to=request)
     messages.metrics_of(reply).pop(messages.TRAIN_LOSS, None)  # it tells of the data too
     return reply
 
