@@ -95,7 +95,7 @@ def main() -> None:
                 "workload": name,
                 "clients": num_clients,
                 "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-                "way": way_of(tasks[0].model, device),
+                "way": way_of(tasks[0]),
                 "seconds": round(ours, 4),
                 "bare loop, seconds": round(bare, 4),
                 "times as fast": round(bare / ours, 2),

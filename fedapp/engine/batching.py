@@ -1,11 +1,12 @@
 """Train the tasks of many clients, in the way that suits the model and the device. Without Flower.
 
 - **stacked**: models of dense layers as one stack of batched products (``fedapp.dense_training``);
+- **dual**: linear models with many features, each client by itself (``fedapp.dual_training``);
 - **vmapped**: other models under ``torch.func.vmap``, ragged clients padded and masked;
 - **single**: one client after the other.
 
 On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. On a GPU,
-where the launch of a small kernel costs more than the kernel, they are vmapped. The choice follows from model and
+where the launch of a small kernel costs more than the kernel, they are vmapped. The choice follows from task and
 device alone, never from a stopwatch, so that it is the same in every run.
 
 Chunks of tasks are shared out to threads. What is in a chunk doesn't depend on their number, nor does any result.
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapp.dense_training import dense_layers, stack_parameters, train_dense
+from fedapp.dual_training import has_dual, is_dual_faster, train_dual
 from fedapp.local_training import (
     LocalTask,
     Parameters,
@@ -33,7 +35,7 @@ from fedapp.local_training import (
     train,
 )  # fmt: skip
 
-Way = Literal["stacked", "vmapped", "single"]
+Way = Literal["stacked", "dual", "vmapped", "single"]
 WAYS: tuple[Way, ...] = get_args(Way)
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
@@ -51,20 +53,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def way_of(model: nn.Module, device: torch.device) -> Way:
-    """Return how a model's clients are trained on a device."""
-    if dense_layers(model):
-        return "stacked"
-    if device.type == "cpu" or any(isinstance(module, nn.RNNBase) for module in model.modules()):
+def way_of(task: LocalTask) -> Way:
+    """Return how a client is trained."""
+    on_cpu = task.x.device.type == "cpu"
+    if dense_layers(task.model):
+        return "dual" if on_cpu and has_dual(task) and is_dual_faster(task) else "stacked"
+    if on_cpu or any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "single"  # vmap has no rule for recurrent layers: it would loop over the clients
     return "vmapped"
 
 
 def train_one(task: LocalTask) -> Trained:
     """Train one client; the result is detached from ``task.start``."""
-    if dense_layers(task.model):
-        return _train_stacked([task])[0]
-    return _train_single([task])[0]
+    way = way_of(task)
+    return _TRAIN["single" if way == "vmapped" else way]([task])[0]
 
 
 class Trainer:
@@ -73,7 +75,7 @@ class Trainer:
     Parameters
     ----------
     way : str, optional
-        Overrides ``way_of``; what isn't dense is trained singly instead of stacked.
+        Overrides ``way_of``; what can't be stacked, or has no dual form, is trained singly.
     workers : int
         Threads; 0: one for each core (one alone on a GPU, whose work is in order anyway).
     """
@@ -105,8 +107,10 @@ class Trainer:
     ) -> Iterator[tuple[Callable[[Sequence[LocalTask]], list[Trained]], list[int]]]:
         """Yield a way to train and the positions of the tasks to train that way, a chunk at a time."""
 
+        ways = [self._way(task) for task in tasks]
+
         def kind(i: int) -> tuple[object, ...]:
-            return id(tasks[i].model), tasks[i].rule, id(tasks[i].x)
+            return id(tasks[i].model), tasks[i].rule, id(tasks[i].x), ways[i]
 
         def shape(i: int) -> tuple[int, ...]:
             batches = tasks[i].batches
@@ -114,15 +118,18 @@ class Trainer:
 
         for _, group in groupby(sorted(range(len(tasks)), key=lambda i: (hash(kind(i)), shape(i))), key=kind):
             positions = list(group)
-            first = tasks[positions[0]]
-            way = self.way or way_of(first.model, first.x.device)
-            if way == "stacked" and not dense_layers(first.model):
-                way = "single"
-            if way == "single":
-                yield from ((_train_single, [i]) for i in positions)
+            way = ways[positions[0]]
+            if way in ("single", "dual"):
+                yield from ((_TRAIN[way], [i]) for i in positions)
                 continue
             for chunk in _cut([tasks[i] for i in positions], positions, padded=way == "vmapped"):
-                yield (_train_stacked if way == "stacked" else _train_vmapped), chunk
+                yield _TRAIN[way], chunk
+
+    def _way(self, task: LocalTask) -> Way:
+        way = self.way or way_of(task)
+        if (way == "stacked" and not dense_layers(task.model)) or (way == "dual" and not has_dual(task)):
+            return "single"
+        return way
 
 
 def _cut(tasks: Sequence[LocalTask], positions: Sequence[int], *, padded: bool) -> Iterator[list[int]]:
@@ -152,6 +159,10 @@ def _train_stacked(tasks: Sequence[LocalTask]) -> list[Trained]:
     return _unstack(*train_dense(tasks))
 
 
+def _train_dual(tasks: Sequence[LocalTask]) -> list[Trained]:
+    return [_to_host(*train_dual(task)) for task in tasks]
+
+
 def _train_single(tasks: Sequence[LocalTask]) -> list[Trained]:
     trained = []
     for task in tasks:
@@ -167,7 +178,7 @@ def _train_single(tasks: Sequence[LocalTask]) -> list[Trained]:
             neighbours=task.neighbours,
             gradient=plain_gradient,
         )
-        trained.append(({name: value.cpu().numpy() for name, value in w.items()}, float(loss)))
+        trained.append(_to_host(w, loss))
     return trained
 
 
@@ -219,9 +230,21 @@ def _train_vmapped(tasks: Sequence[LocalTask]) -> list[Trained]:
     return _unstack(*torch.func.vmap(one)(stack, rows, mask, lr, neighbours))
 
 
+def _to_host(w: Parameters, loss: Tensor) -> Trained:
+    return {name: value.cpu().numpy() for name, value in w.items()}, float(loss)
+
+
 def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
     """Bring a stack to the host in one piece and take it apart."""
     arrays = {name: value.cpu().numpy() for name, value in w.items()}
     return [
         ({name: array[k] for name, array in arrays.items()}, loss) for k, loss in enumerate(losses.tolist())
     ]
+
+
+_TRAIN: dict[Way, Callable[[Sequence[LocalTask]], list[Trained]]] = {
+    "stacked": _train_stacked,
+    "dual": _train_dual,
+    "vmapped": _train_vmapped,
+    "single": _train_single,
+}

@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedapp.engine import batching
-from fedapp.engine.batching import Trained, Trainer, train_one, way_of
+from fedapp.engine.batching import WAYS, Trained, Trainer, train_one, way_of
 from fedapp.local_training import (
     Batches,
     LocalRule,
@@ -23,7 +25,6 @@ from fedapp.local_training import (
 )
 from fedapp.models import build_model
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch
 PLAIN, ALL = LocalRule(), LocalRule(alpha=0.5, beta=0.5, momentum=0.5, l2=0.01, clip_norm=1.0)
 
@@ -56,6 +57,10 @@ def data_of(name: str) -> tuple[Tensor, Tensor]:
     """Digits, points or text for a model."""
     rng = np.random.default_rng(3)
     count = sum(SIZES)
+    if name == "wide":
+        return torch.tensor(rng.normal(size=(count, 3, 32, 32)), dtype=torch.float32), torch.arange(
+            count
+        ) % 10
     if name == "perceptron":
         return torch.tensor(rng.normal(size=(count, 2)), dtype=torch.float32), torch.arange(count) % 2
     if name == "lstm":
@@ -67,13 +72,23 @@ def data_of(name: str) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def model_of(name: str, seed: int = 0) -> nn.Module:
-    kinds = {"perceptron": ("vector", (2,), 2), "lstm": ("text", (80,), 7)}
+    kinds = {
+        "perceptron": ("vector", (2,), 2),
+        "lstm": ("text", (80,), 7),
+        "wide": ("image", (3, 32, 32), 10),
+    }
     kind, shape, classes = kinds.get(name, ("image", (1, 8, 8), 10))
-    return build_model(name, kind=kind, input_shape=shape, num_classes=classes, seed=seed)
+    architecture = "logistic" if name == "wide" else name
+    return build_model(architecture, kind=kind, input_shape=shape, num_classes=classes, seed=seed)
 
 
 def tasks_of(
-    name: str, rule: LocalRule = PLAIN, sizes: tuple[int, ...] = SIZES, epochs: int = 2, key: int = 0
+    name: str,
+    rule: LocalRule = PLAIN,
+    sizes: tuple[int, ...] = SIZES,
+    epochs: int = 2,
+    key: int = 0,
+    batch: int = 8,
 ) -> list[LocalTask]:
     """Ragged clients of a model, each with a learning rate and, if needed, a neighbour average of its own."""
     model, (x, y) = model_of(name), data_of(name)
@@ -86,7 +101,7 @@ def tasks_of(
             x,
             y,
             int(offsets[client]),
-            plan_batches(n, batch_size=8, epochs=epochs, steps=0, rng=task_rng(key, client, 1)),
+            plan_batches(n, batch_size=batch, epochs=epochs, steps=0, rng=task_rng(key, client, 1)),
             0.02 * (client + 1),
             rule,
             {part: value.detach() for part, value in model_of(name, 1 + client).named_parameters()}
@@ -139,16 +154,18 @@ def assert_same(one: list[Trained], other: list[Trained]) -> None:
         ("cnn", "single", "vmapped"),
         ("perceptron", "single", "vmapped"),
         ("lstm", "single", "single"),
+        ("wide", "dual", "stacked"),
     ],
 )
-def test_the_way_follows_from_model_and_device(name: str, on_cpu: str, on_gpu: str) -> None:
-    assert way_of(model_of(name), CPU) == on_cpu
-    assert way_of(model_of(name), CUDA) == on_gpu
+def test_the_way_follows_from_task_and_device(name: str, on_cpu: str, on_gpu: str) -> None:
+    (task,) = tasks_of(name, sizes=(80,), epochs=10, batch=80)
+    assert way_of(task) == on_cpu
+    assert way_of(replace(task, x=SimpleNamespace(device=torch.device("cuda")))) == on_gpu
 
 
 @pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "perceptron"])
-@pytest.mark.parametrize("way", [None, "stacked", "vmapped", "single"])
+@pytest.mark.parametrize("way", [None, *WAYS])
 def test_every_way_equals_autograd_in_the_order_of_the_tasks(
     way: str | None, name: str, rule: LocalRule, trainer: Callable[..., Trainer]
 ) -> None:
@@ -183,7 +200,13 @@ def test_one_task_alone_is_the_same_and_its_own(name: str, trainer: Callable[...
 
 @pytest.mark.parametrize(
     ("name", "way", "chunk_bytes"),
-    [("logistic", None, 30_000), ("mlp", None, 100_000), ("cnn", None, 0), ("cnn", "vmapped", 10_000_000)],
+    [
+        ("logistic", None, 30_000),
+        ("mlp", None, 100_000),
+        ("cnn", None, 0),
+        ("cnn", "vmapped", 10_000_000),
+        ("wide", "dual", 0),
+    ],
 )
 def test_the_number_of_threads_changes_no_bit(
     name: str,

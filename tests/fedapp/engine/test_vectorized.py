@@ -130,11 +130,12 @@ def test_every_strategy_equals_the_sequential_engine(
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "spectral", "async-fedavg"])
-@pytest.mark.parametrize("way", ["vmapped", "single"])
+@pytest.mark.parametrize("way", ["dual", "vmapped", "single"])
 def test_every_way_of_training_equals_the_sequential_engine(
     strategy: str, way: str, small: Configure
 ) -> None:
-    for model, work in (("cnn", {"local_epochs": 0, "local_steps": 2}), ("mlp", {"batch_size": 64})):
+    works = {"cnn": {"local_epochs": 0, "local_steps": 2}, "mlp": {"batch_size": 64}, "logistic": {}}
+    for model, work in works.items():
         config, same = (
             small(strategy=strategy, model=model, num_server_rounds=5, **work, **DIVISIONS["ragged"], lr=0.05)
             for _ in range(2)
