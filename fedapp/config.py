@@ -133,7 +133,7 @@ class RunConfig(Schema):
         "files",
     ]
     data_path: Text
-    normalize: Flag
+    normalize: Annotated[bool | Literal["symmetric"], Field(description="true, false or symmetric")]
     test_fraction: Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]
     test_on: Literal["held-out", "unseen-clients"]
     partitioner: Literal["label-quantity-skew", "iid", "dirichlet", "shards", "natural"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapp.config import RunConfig
-from fedapp.data import Dataset, Partition, load_dataset, make_partition
+from fedapp.data import Dataset, Normalize, Partition, load_dataset, make_partition
 from fedapp.data.schema import Schema
 from fedapp.models import build_model
 
@@ -137,7 +137,12 @@ def training_tensors(config: RunConfig, num_clients: int, device: torch.device) 
 
 @lru_cache(maxsize=1)
 def _training(
-    name: str, data_path: str, num_clients: int, division: Division, normalize: bool, device: torch.device
+    name: str,
+    data_path: str,
+    num_clients: int,
+    division: Division,
+    normalize: Normalize,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     partition = _partition(name, data_path, num_clients, division)
     dataset = _dataset(name, data_path, num_clients if name == "synthetic" else 0, dict(division)["seed"])
@@ -156,7 +161,7 @@ class TensorCache:
         key: tuple[object, ...],
         dataset: Dataset,
         rows: np.ndarray,
-        normalize: bool,
+        normalize: Normalize,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
         """Return inputs (n, ...) and labels (n,) of ``rows``; ``key`` names them."""
@@ -172,7 +177,7 @@ class TensorCache:
 
 
 def to_tensors(
-    dataset: Dataset, rows: np.ndarray, normalize: bool, device: torch.device
+    dataset: Dataset, rows: np.ndarray, normalize: Normalize, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Copy rows of a dataset into tensors on ``device``: inputs scaled as configured, and labels."""
     inputs = dataset.inputs(rows, normalize)

@@ -67,7 +67,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     partition = federation.partition_of(config, num_clients)
     model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_classes)
     if config.normalize:
-        dataset.inputs(partition.test_indices[:1], normalize=True)  # says so if no values are published
+        dataset.inputs(partition.test_indices[:1], config.normalize)  # says so if that can't be
     return Experiment(config, num_clients, dataset, partition, model, device)
 
 

@@ -6,7 +6,7 @@ Importing this package needs numpy only; libraries that read or divide data are 
 
 from typing import TYPE_CHECKING, Any
 
-from fedapp.data.dataset import Dataset
+from fedapp.data.dataset import Dataset, Normalize
 from fedapp.data.errors import DataError
 from fedapp.data.loading import DATASETS, load_dataset
 from fedapp.data.partition import PARTITIONERS, TEST_ON, Partition, make_partition
@@ -21,6 +21,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "LabelQuantitySkewPartitioner",
+    "Normalize",
     "Partition",
     "load_dataset",
     "make_partition",

@@ -34,6 +34,9 @@ class Published:
     std: tuple[float, ...] = ()
 
 
+# What more is done to inputs in [0, 1].
+Normalize = bool | Literal["symmetric"]
+
 PUBLISHED: dict[str, Published] = {
     "digits": Published((1, 8, 8), 10),
     "synthetic": Published((2,), 2),
@@ -124,15 +127,16 @@ class Dataset:
         """Shape of one input."""
         return tuple(int(size) for size in self.x.shape[1:])
 
-    def inputs(self, rows: Any, normalize: bool = False) -> Array:
+    def inputs(self, rows: Any, normalize: Normalize = False) -> Array:
         """Return the inputs of some rows, ready for a model.
 
         Parameters
         ----------
         rows : int array (n,), or anything that indexes the first axis of an array and keeps it
             Row numbers.
-        normalize : bool
-            Also subtract the published mean and divide by the published standard deviation.
+        normalize : bool or "symmetric"
+            True: also subtract the published mean and divide by the published standard deviation, per channel;
+            "symmetric": from [0, 1] to [-1, 1].
 
         Returns
         -------
@@ -142,9 +146,14 @@ class Dataset:
         Raises
         ------
         DataError
-            If `normalize` is asked of a dataset without published values.
+            If `normalize` is asked of a dataset without published values, or of inputs that aren't in [0, 1].
         """
-        if normalize and not self.mean:
+        if normalize == "symmetric" and self.scale == 1.0:
+            raise DataError(
+                f"normalize = 'symmetric': dataset '{self.name}' has no known range; allowed for images, and for "
+                f"your own data as uint8"
+            )
+        if normalize is True and not self.mean:
             known = ", ".join(name for name, facts in PUBLISHED.items() if facts.mean)
             raise DataError(
                 f"normalize = true: dataset '{self.name}' has no published mean and deviation; "
@@ -156,7 +165,10 @@ class Dataset:
         x = np.array(chosen, dtype=np.float32, order="C", subok=False)
         if self.scale != 1.0:
             x *= np.float32(self.scale)
-        if normalize:
+        if normalize == "symmetric":
+            x *= 2
+            x -= 1
+        elif normalize:
             per_channel = (-1,) + (1,) * (x.ndim - 2)
             x -= np.asarray(self.mean, np.float32).reshape(per_channel)
             x /= np.asarray(self.std, np.float32).reshape(per_channel)

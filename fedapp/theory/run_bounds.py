@@ -11,7 +11,7 @@ import numpy as np
 
 from fedapp import server_app
 from fedapp.config import ConfigError, RunConfig
-from fedapp.data import Dataset
+from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.recorder import Experiment
 from fedapp.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
@@ -232,7 +232,7 @@ def _problem(experiment: Experiment, weights: Array) -> Logistic | FrozenSlope:
     return Logistic(clients, dataset.num_classes, config.l2, weights)
 
 
-def _client_data(dataset: Dataset, rows: np.ndarray, normalize: bool) -> ClientData:
+def _client_data(dataset: Dataset, rows: np.ndarray, normalize: Normalize) -> ClientData:
     inputs = np.asarray(dataset.inputs(rows, normalize), dtype=np.float64)
     return ClientData(inputs.reshape(len(rows), -1), np.asarray(dataset.y[rows]).astype(np.int64))
 

@@ -114,6 +114,25 @@ def test_inputs_are_fresh_scaled_and_contiguous(tmp_path: Path, images: Arrays) 
     assert normal == pytest.approx((mnist.inputs(rows) - 0.1307) / 0.3081, rel=1e-5)
 
 
+def test_symmetric_inputs_go_from_minus_one_to_one(tmp_path: Path) -> None:
+    x = np.zeros((2, 32, 32, 3), np.uint8)
+    x[0, 0, 0], x[0, 0, 1] = (255, 0, 51), (0, 102, 255)
+    cifar = load_dataset("cifar10", save(tmp_path / "c.npz", {"x_train": x, "y_train": np.array([0, 9])}))
+    # 51/255 = 0.2 → 2 × 0.2 − 1 = −0.6; 102/255 = 0.4 → −0.2
+    found = cifar.inputs([0], normalize="symmetric")[0, :, 0, :3]
+    assert found == pytest.approx(np.array([[1, -1, -1], [-1, -0.2, -1], [-0.6, 1, -1]]), abs=1e-6)
+    assert load_dataset("digits").inputs(slice(0, 9), "symmetric").min() == -1
+
+
+def test_symmetric_inputs_need_a_range() -> None:
+    with pytest.raises(DataError) as caught:
+        load_dataset("synthetic", num_clients=2).inputs([0], normalize="symmetric")
+    assert str(caught.value) == (
+        "normalize = 'symmetric': dataset 'synthetic' has no known range; "
+        "allowed for images, and for your own data as uint8"
+    )
+
+
 def test_normalize_is_per_channel(tmp_path: Path) -> None:
     x = np.full((2, 32, 32, 3), 255, np.uint8)
     cifar = load_dataset("cifar10", save(tmp_path / "c.npz", {"x_train": x, "y_train": np.array([0, 9])}))

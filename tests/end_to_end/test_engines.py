@@ -32,3 +32,21 @@ def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, s
     assert logs[0] == logs[1]
     assert len(logs[0]) > 3
     assert np.linalg.norm(models[0] - models[1]) <= 1e-5 * np.linalg.norm(models[1])
+
+
+def test_linear_models_of_images_are_trained_alike_by_every_engine(simulate, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=480)
+    images = rng.integers(60, size=(480, 32, 32)) + 60 * labels[:, None, None]
+    train, test = slice(0, 400), slice(400, 480)
+    arrays = {"x_train": images[train].astype(np.uint8), "y_train": labels[train],
+              "x_test": images[test].astype(np.uint8), "y_test": labels[test]}  # fmt: skip
+    np.savez(tmp_path / "images.npz", **arrays)
+    config = {"dataset": "npz", "data-path": str(tmp_path / "images.npz"), "normalize": "symmetric",
+              "model": "logistic", "strategy": "spectral", "local-epochs": 20, "batch-size": 0,
+              "lr": 0.01, "num-server-rounds": 3}  # fmt: skip
+    runs = {engine: simulate(config, engine=engine) for engine in ("sequential", "ray", "vectorized")}
+    assert all(run.returncode == 0 for run in runs.values()), [run.output for run in runs.values()]
+    assert runs["ray"].model == runs["sequential"].model
+    weights, other = (safetensors.numpy.load(runs[name].model)["1.weight"] for name in ("vectorized", "ray"))
+    assert np.linalg.norm(weights - other) <= 1e-5 * np.linalg.norm(other)

@@ -78,7 +78,7 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     ),
     "dataset": (one_of(*DATASETS), ["imagenet", "MNIST", "", 1], list(DATASETS)),
     "data-path": ("a text", NO_TEXT, ["", "/tmp/x.npz"]),
-    "normalize": ("true or false", NO_FLAG, [True, False]),
+    "normalize": ("true, false or symmetric", [*NO_FLAG, "Symmetric"], [True, False, "symmetric"]),
     "test-fraction": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [0.01, 0.99]),
     "test-on": (one_of(*TEST_ON), ["heldout", "", 1], list(TEST_ON)),
     "partitioner": (one_of(*PARTITIONERS), ["IID", "", 1], list(PARTITIONERS)),
@@ -167,7 +167,8 @@ def test_a_refused_value_gives_one_line_with_key_value_and_what_is_allowed(key: 
 def test_an_allowed_value_is_kept(key: str, value: Any) -> None:
     config = RunConfig.read({**defaults(), key: value})
     assert config.flat()[key] == value
-    assert type(config.flat()[key]) is type(defaults()[key])  # an int given for a float becomes one
+    kind = type(value if isinstance(value, str) else defaults()[key])  # an int given for a float becomes one
+    assert type(config.flat()[key]) is kind
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -298,7 +299,7 @@ configs = st.fixed_dictionaries(
         "fedfix-interval": st.integers(1, 100),
         "seed": st.integers(0, 2**63 - 1),
         "batch-size": st.integers(0, 10_000),
-        "normalize": st.booleans(),
+        "normalize": st.sampled_from([True, False, "symmetric"]),
         "results-dir": st.text(st.characters(codec="utf-8", exclude_characters="\0")),
         "run-name": st.from_regex(r"\A[a-z0-9äöü\" ='][a-z0-9 .='\"]*\Z"),
     },

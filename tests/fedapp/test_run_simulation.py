@@ -169,6 +169,10 @@ def test_the_config_of_a_run_directory_can_be_run_again(
         ('dataset="npz"', "data-path = '': dataset npz needs the path of an .npz file"),
         ('dataset="npz" data-path="/no/such.npz"', "data-path = '/no/such.npz': no such file"),
         ("normalize=true", "normalize = true: dataset 'digits' has no published mean"),
+        (
+            'dataset="synthetic" normalize="symmetric"',
+            "normalize = 'symmetric': dataset 'synthetic' has no known",
+        ),
         ("min-clients=21", "min-clients = 21: there are 20 clients"),
         (
             'participation="fixed:20"',
