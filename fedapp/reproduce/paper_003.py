@@ -43,10 +43,8 @@ def table_4_2(runs: Runs, folder: Path) -> Report:
         f"numbers of rounds compare with the rows marked {SCALED}, whose step size is 12 times as large."
     )
     report.notes.append(
-        "The division as formulated (each class dealt out by a Dirichlet draw over the clients) leaves 44 of 100 "
-        "clients with two images at κ⁻¹ = 100, and adjacency weights, which know nothing of sizes, give them as much "
-        "say as the others. The published accuracies, close to the balanced ones, can't come from such a division. "
-        "Rows marked shards have two classes per client and equal sizes."
+        "At κ⁻¹ = 100 the division leaves 44 of 100 clients with two images, and adjacency weights, which know "
+        "nothing of sizes, give them as much say as the others."
     )
     return report
 
