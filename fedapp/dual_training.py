@@ -66,10 +66,9 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
     neighbours = task.neighbours if rule.beta != 1 else None
     if neighbours is not None:
         logits_u = torch.addmm(neighbours[bias].unsqueeze(1), neighbours[weight], x.mT)
-    sent, u = np.eye(2)
-    known = sent.copy()  # a and c
-    known_velocity = np.zeros(2)
-    dual, velocity = torch.zeros_like(logits_sent), torch.zeros_like(logits_sent)  # A
+    sent, u = np.eye(2)  # W̄ and U themselves, as pairs (a, c)
+    known, known_velocity = sent.copy(), np.zeros(2)
+    dual, velocity = torch.zeros_like(logits_sent), torch.zeros_like(logits_sent)
     total = x.new_zeros(())
     memory = gram.new_empty(batches.indices.shape[1], len(gram))
     for indices, size in zip(torch.from_numpy(batches.indices.copy()), batches.sizes.tolist(), strict=True):
@@ -85,7 +84,7 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
         total -= log_p.gather(0, labels).mean()
         error = log_p.exp_()
         error.scatter_add_(0, labels, error.new_full((1, 1), -1.0).expand_as(labels))
-        # w ← w − γ v,  v ← (momentum) v + ∇f(w̃) + λ w̃ + α (w − w̄), for each of a, c and A
+        # v ← momentum v + ∇f(w̃) + λ w̃ + α (w − w̄) and w ← w − γ v, in (a, c) and in A
         known_velocity = rule.momentum * known_velocity + rule.l2 * point + rule.alpha * (known - sent)
         known -= task.lr * known_velocity
         velocity.mul_(rule.momentum).add_(dual, alpha=rule.l2 * rule.beta + rule.alpha)
@@ -109,9 +108,10 @@ class _Grams:
     def of(self, x: Tensor, rows: slice) -> Tensor:
         """Return 1 + X Xᵀ, (n, n), of some rows of x: the 1 is the product of the feature that is always 1."""
         if id(x) not in self._kept:
-            self._kept[id(x)] = {}
-            weakref.finalize(x, self._kept.pop, id(x))
-        kept = self._kept[id(x)]
+            weakref.finalize(
+                x, self._kept.pop, id(x), None
+            )  # threads may come here at once: None if it's gone
+        kept = self._kept.setdefault(id(x), {})
         key = (rows.start, rows.stop)
         if key not in kept:
             own = x[rows].flatten(1)
