@@ -17,8 +17,6 @@ THRESHOLDS = {"femnist": 0.75, "cifar10": 0.30}
 # "Little difference on balanced data": speed-ups up to here; the thesis has 1.0 to 1.2 there.
 LITTLE = 1.25
 
-SCALED = "12γ"
-
 
 def table_4_2(runs: Runs, folder: Path) -> Report:
     """Table 4.2: final accuracy (%) and rounds to the threshold, for every cell; figure 4.2: the curves."""
@@ -40,7 +38,8 @@ def table_4_2(runs: Runs, folder: Path) -> Report:
     report.notes.append(
         "FEMNIST here is the part with 32,950 digits; the thesis has 382,705. With 10 epochs of batches of 256 over "
         "100 clients a client takes about 10 to 20 local steps a round here and about 120 there, so the published "
-        f"numbers of rounds compare with the rows marked {SCALED}, whose step size is 12 times as large."
+        "numbers of rounds compare with the rows of a larger step size, 12γ or 4γ. The claim is judged on the rows "
+        "that, at β = 1, come closest to the published numbers of rounds."
     )
     report.notes.append(
         "At κ⁻¹ = 100 the division leaves 44 of 100 clients with two images, and adjacency weights, which know "
@@ -77,7 +76,7 @@ def _smaller_beta_is_faster(runs: Runs) -> Verdict:
     imbalanced: list[float] = []
     balanced: list[float] = []
     for loss in runs.labels("loss"):
-        for data in runs.labels("data"):
+        for data in _closest(runs.where(loss=loss)):
             cells = [runs.where(loss=loss, data=data, perturbation_beta=beta) for beta in (1.0, least)]
             gains = _gains(*cells)
             if not gains:
@@ -89,6 +88,22 @@ def _smaller_beta_is_faster(runs: Runs) -> Verdict:
     if imbalanced and balanced:
         holds = min(imbalanced) > 1 and max(balanced) <= LITTLE and min(balanced) >= 1 / LITTLE
     return judge("003-3", holds, "; ".join(evidence) or "no pair of runs reaches its threshold")
+
+
+def _closest(runs: Runs) -> list[str]:
+    """Return, of the readings of each published setting, the one whose rounds at β = 1 come closest to its."""
+    published = _published()
+
+    def distance(data: str) -> float:
+        cell = runs.where(data=data, perturbation_beta=1.0)
+        known = [published[data.split(",")[0], str(run["loss"]), 1.0][1] for run in cell]
+        gap = float(np.mean(np.abs(np.log(_rounds(cell)) - np.log(known)))) if cell else math.nan
+        return math.inf if math.isnan(gap) else gap
+
+    readings: dict[str, list[str]] = {}
+    for data in runs.labels("data"):
+        readings.setdefault(data.split(",")[0], []).append(data)
+    return [min(same, key=distance) for same in readings.values()]
 
 
 def _gains(slow: Runs, fast: Runs) -> list[float]:

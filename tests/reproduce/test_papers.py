@@ -102,6 +102,25 @@ def test_table_4_2_counts_rounds_to_the_threshold(folder_with, tmp_path, fast, e
     check_figures(report)
 
 
+def test_table_4_2_judges_the_reading_that_is_closest_to_the_published_rounds(folder_with, tmp_path):
+    # 20 published. A: 19 and 22 at β = 1, slower with 0.5; B: 21 and 21 at β = 1, twice as fast with 0.5; C: never.
+    rounds = {("A", 1.0): (19, 22), ("A", 0.5): (25, 25), ("B", 1.0): (21, 21), ("B", 0.5): (11, 11),
+              ("C", 1.0): (99, 99), ("C", 0.5): (5, 5)}  # fmt: skip
+    cells = {("cifar10 balanced", beta): (11, 11) for beta in (1.0, 0.5)}
+    cells |= {(f"cifar10 imbalanced, {name}", beta): at for (name, beta), at in rounds.items()}
+    runs = []
+    for (data, beta), reached in cells.items():
+        for seed, at in enumerate(reached):
+            accuracy = [0.2] * min(at, 30) + [0.4] * max(0, 30 - at)
+            labels = {"loss": "convex", "data": data, "perturbation-beta": beta, "seed": seed}
+            runs.append(folder_with(labels, {"accuracy": accuracy, "loss": accuracy}))
+    report = paper_003.table_4_2(Runs(runs), tmp_path)
+    assert outcome(report, "003-3") == "holds"
+    (verdict,) = report.verdicts
+    assert "imbalanced, B, convex: β = 0.5 is 1.91, 1.91 times" in verdict.evidence
+    assert "imbalanced, A" not in verdict.evidence
+
+
 @pytest.mark.parametrize(("end", "expected"), [(0.8, "holds"), (0.95, "doesn't hold")])
 def test_femnist_by_writer_is_slower_and_ends_lower(folder_with, tmp_path, end, expected):
     runs = [
