@@ -10,7 +10,7 @@ A client's result doesn't depend on the others in its stack, but for the roundin
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from fedapp.local_training import LocalTask, Parameters, direction
 Layer = tuple[str, str]
 
 
+@lru_cache(maxsize=8)
 def dense_layers(model: nn.Module) -> list[Layer]:
     """Return the layers of a Sequential of Flatten, Linear and then (ReLU, Linear) pairs; of other models none."""
     children = list(model.named_children()) if isinstance(model, nn.Sequential) else []

@@ -37,7 +37,7 @@ def has_dual(task: LocalTask) -> bool:
 
 def is_dual_faster(task: LocalTask) -> bool:
     """Say whether a CPU trains a task faster in its dual form; with n ≤ d, XXᵀ takes no more memory than X."""
-    n, d = task.batches.num_examples, task.x[0].numel()
+    n, d = task.batches.num_examples, task.x.shape[1:].numel()
     seen = int(task.batches.sizes.sum())
     dual = DUAL * seen * n + ONCE * n * d + STEP * len(task.batches)
     return n <= d and WORTH * dual < PRIMAL * seen * d
@@ -108,9 +108,8 @@ class _Grams:
     def of(self, x: Tensor, rows: slice) -> Tensor:
         """Return 1 + X Xᵀ, (n, n), of some rows of x: the 1 is the product of the feature that is always 1."""
         if id(x) not in self._kept:
-            weakref.finalize(
-                x, self._kept.pop, id(x), None
-            )  # threads may come here at once: None if it's gone
+            # Two threads may come here at once: the second finalizer finds it gone.
+            weakref.finalize(x, self._kept.pop, id(x), None)
         kept = self._kept.setdefault(id(x), {})
         key = (rows.start, rows.stop)
         if key not in kept:

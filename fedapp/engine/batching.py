@@ -57,7 +57,7 @@ def way_of(task: LocalTask) -> Way:
     """Return how a client is trained."""
     on_cpu = task.x.device.type == "cpu"
     if dense_layers(task.model):
-        return "dual" if on_cpu and has_dual(task) and is_dual_faster(task) else "stacked"
+        return "dual" if on_cpu and is_dual_faster(task) and has_dual(task) else "stacked"
     if on_cpu or any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "single"  # vmap has no rule for recurrent layers: it would loop over the clients
     return "vmapped"
