@@ -16,12 +16,11 @@ from fedapp.local_training import (
     LocalRule,
     LocalTask,
     Parameters,
-    cross_entropy,
     plan_batches,
     task_rng,
-    train,
 )
 from fedapp.models import build_model
+from tests.fedapp.autograd import by_autograd
 
 FEATURES, CLASSES = 6, 3
 MODELS = {
@@ -91,26 +90,6 @@ def cases(draw: st.DrawFn) -> Case:
             )
         )
     return Case(sorted(tasks, key=lambda task: -len(task.batches)), seed)
-
-
-def by_autograd(task: LocalTask, dtype: torch.dtype) -> tuple[Parameters, float]:
-    """Train one client by autograd."""
-    rows = slice(task.offset, task.offset + task.batches.num_examples)
-
-    def cast(values: Parameters | None) -> Parameters | None:
-        return None if values is None else {name: value.to(dtype) for name, value in values.items()}
-
-    w, loss = train(
-        cross_entropy(task.model),
-        cast(task.start),
-        task.x[rows].to(dtype),
-        task.y[rows],
-        task.batches.ragged(),
-        task.lr,
-        task.rule,
-        neighbours=cast(task.neighbours),
-    )
-    return w, float(loss)
 
 
 def assert_equals_autograd(tasks: list[LocalTask]) -> None:

@@ -15,12 +15,11 @@ from fedapp.local_training import (
     LocalRule,
     LocalTask,
     Parameters,
-    cross_entropy,
     plan_batches,
     task_rng,
-    train,
 )
 from fedapp.models import build_model
+from tests.fedapp.autograd import by_autograd
 
 CLASSES = 3
 PLAIN = LocalRule()
@@ -54,24 +53,6 @@ def task_of(
     return LocalTask(
         model, parameters(), x, y, 2, batches, lr, rule, parameters() if rule.beta != 1 else None
     )
-
-
-def by_autograd(task: LocalTask, dtype: torch.dtype) -> tuple[Parameters, float]:
-    def cast(values: Parameters) -> Parameters:
-        return {name: value.to(dtype) for name, value in values.items()}
-
-    rows = slice(task.offset, task.offset + task.batches.num_examples)
-    w, loss = train(
-        cross_entropy(task.model),
-        cast(task.start),
-        task.x[rows].to(dtype),
-        task.y[rows],
-        task.batches.ragged(),
-        task.lr,
-        task.rule,
-        neighbours=None if task.neighbours is None else cast(task.neighbours),
-    )
-    return w, float(loss)
 
 
 def assert_equals_autograd(task: LocalTask) -> None:
