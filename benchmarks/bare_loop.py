@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.job import Job, Log, accuracy, load_rows
 from fedapp.models import build_model
+from strategies import streams
 from strategies.time_scenario import TimeScenario
 
 State = dict[str, Tensor]
@@ -33,12 +34,12 @@ class Loop:
         shape = tuple(self.x.shape[1:])
         self.model = build_model(job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed)
         self.bounds = np.linspace(0, len(self.x), job.num_clients + 1).round().astype(int)
-        self.generator = torch.Generator().manual_seed(job.seed)
+        self.rng = streams.generator(job.seed, "bare-batches")
         self.log = Log()
 
     def run_rounds(self) -> Log:
         """FedAvg."""
-        job, rng = self.job, np.random.default_rng(self.job.seed)
+        job, rng = self.job, streams.generator(self.job.seed, "bare-participants")
         state = copy_of(self.model)
         self.log.mark()
         for number in range(1, job.rounds + 1):
@@ -83,7 +84,7 @@ class Loop:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.job.lr)
         rows = slice(self.bounds[client], self.bounds[client + 1])
         x, y = self.x[rows], self.y[rows]
-        for batch in torch.randperm(len(x), generator=self.generator).split(self.job.batch_size):
+        for batch in torch.from_numpy(self.rng.permutation(len(x))).split(self.job.batch_size):
             optimizer.zero_grad()
             F.cross_entropy(self.model(x[batch]), y[batch]).backward()
             optimizer.step()

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies import REGISTRY, AsynchronousStrategy, Progress, messages
+from strategies import REGISTRY, AsynchronousStrategy, Progress, messages, streams
 from strategies.clock import VirtualClock
 
 HOUR = 3600.0
@@ -56,7 +56,7 @@ def make_fleet(
     num_devices: int, hours: float, seed: int, late: float = 0.1, leaving: float = 0.3
 ) -> list[Device]:
     """Draw devices: some arrive late, some leave for one to six hours, of which some more than once."""
-    rng = np.random.default_rng(seed)
+    rng = streams.generator(seed, "presence-of-devices")
     seconds = MEDIAN_TASK * rng.lognormal(0.0, 0.5, num_devices)
     fleet = [
         Device(float(s), int(n)) for s, n in zip(seconds, rng.integers(20, 500, num_devices), strict=True)
@@ -92,7 +92,7 @@ class FleetGrid(Grid):
     def __init__(self, fleet: list[Device], clock: VirtualClock, failures: float, seed: int = 0) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
         self.fleet, self.clock, self.failures = fleet, clock, failures
-        self.rng = np.random.default_rng([seed, 1])
+        self.rng = streams.generator(seed, "failures-of-devices")
         self.errors = 0
         self.device_of = {i + 1: i for i in range(len(fleet))}  # by the node ids there are now
         self.node_of = {i: i + 1 for i in range(len(fleet))}

@@ -6,7 +6,7 @@ ways: the data are plain tensors rather than pictures that are transformed on th
 the clients, which would be a second exchange in every round.
 """
 
-import random
+import random  # noqa: TID251
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict

@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.measure import ROOT, descendants, resident
 from fedapp.deploy.local import LocalDeployment
 from fedapp.report.figures import INK, TEST, TRAIN, new_figure, save, style_axes
+from strategies import streams
 
 WIDE = 8_000  # features of the generated vectors
 SAMPLES = 640
@@ -198,7 +199,7 @@ def deployed(
 
 def write_vectors(folder: Path) -> Path:
     """Write a dataset of long vectors, for a large model that is quick to train."""
-    rng = np.random.default_rng(0)
+    rng = streams.generator(0, "device-rows")
     x = rng.normal(size=(SAMPLES, WIDE)).astype(np.float32)
     np.savez(folder / "vectors.npz", x_train=x, y_train=np.arange(SAMPLES) % 10)
     return folder / "vectors.npz"

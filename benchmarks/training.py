@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from fedapp.engine.batching import Trainer, way_of
 from fedapp.local_training import LocalRule, LocalTask, plan_batches, task_rng
 from fedapp.models import build_model
+from strategies import streams
 
 LR = 0.1
 
@@ -45,9 +47,9 @@ WORKLOADS = {
 
 def tasks_of(work: Workload, num_clients: int, samples: int, device: torch.device) -> list[LocalTask]:
     """Return one task per client, on random images."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(num_clients * samples, *work.shape, generator=generator).to(device)
-    y = torch.randint(0, 10, (len(x),), generator=generator).to(device)
+    rng = streams.generator(0, "benchmark-rows")
+    x = torch.from_numpy(rng.random((num_clients * samples, *work.shape), dtype=np.float32)).to(device)
+    y = torch.from_numpy(rng.integers(10, size=len(x))).to(device)
     module = build_model(work.model, kind="image", input_shape=work.shape, num_classes=10).to(device)
     start = {name: value.detach() for name, value in module.named_parameters()}
     return [

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from benchmarks.job import Job
 from fedapp.data.errors import DataError
 from fedapp.data.npz import read_npz
+from strategies import streams
 
 # Name on the command line → (kind of process, threads of the bare loop, name in tables and figures).
 CONTENDERS: dict[str, tuple[str, int, str]] = {
@@ -188,7 +189,7 @@ def images(num_train: int, num_test: int, seed: int = 0) -> dict[str, NDArray[np
     Each class has four soft spots in places of its own, under noise that is cut off at black, as MNIST's ground is.
     One label in ten is drawn at random, so that the best accuracy there can be is 0.91.
     """
-    rng = np.random.default_rng(seed)
+    rng = streams.generator(seed, "made-up-rows")
     grid = np.arange(28)
     spots = np.zeros((10, 28, 28), np.float32)
     for label in range(10):
@@ -218,7 +219,7 @@ def digits() -> dict[str, NDArray[np.generic]]:
     from sklearn.datasets import load_digits
 
     source = load_digits()
-    order = np.random.default_rng(0).permutation(len(source.target))
+    order = streams.generator(0, "sorted-rows").permutation(len(source.target))
     arrays = _split((source.images[order] / 16).astype(np.float32), source.target[order], 1_000)
     return {**arrays, "group_train": np.arange(1_000), "group_test": np.arange(797)}
 

@@ -32,7 +32,7 @@ from fedapp.local_training import (
 )  # fmt: skip
 from fedapp.models import ModelError
 from fedapp.privacy import is_simulated, privately
-from strategies import messages
+from strategies import messages, streams
 from strategies.arrays import pack, unpack
 
 log = logging.getLogger("flwr.fedapp")
@@ -42,9 +42,6 @@ CANNOT_TAKE_PART = 100
 
 # What the user can mend; told to the server in an error reply.
 USER_ERRORS = (ConfigError, DataError, ModelError)
-
-# Tag of the random stream of a message's noise; task streams are [seed, client, task] with tasks from 1.
-_NOISE_STREAM = 0
 
 # What torch would use by itself: on Ray, the worker's share of the cores.
 ALL_THREADS = torch.get_num_threads()
@@ -112,8 +109,11 @@ def graph_message(message: Message, context: Context) -> Message:
     direction = client_message(data.dataset, data.rows)
     if config.message_epsilon:
         client = _integer(record, messages.CLIENT)
-        seed = [config.seed, client, _NOISE_STREAM] if is_simulated(context) else None
-        rng = np.random.default_rng(seed)
+        rng = (
+            streams.generator(config.seed, "message-noise", client)
+            if is_simulated(context)
+            else streams.unpredictable()
+        )
         direction = private_message(direction, config.message_epsilon, config.message_delta, 1.0, rng)
     arrays = ArrayRecord({messages.MESSAGE_RECORD: Array(direction)})
     return Message(RecordDict({messages.MESSAGE_RECORD: arrays}), reply_to=message)

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strategies import streams
+
 Parameters = dict[str, Tensor]
 # Rows of a batch: an index into the client's data, or everything; and the mask of a padded batch.
 Batch = tuple[Tensor | slice, Tensor | None]
@@ -136,7 +138,7 @@ def plan_batches(
 
 def task_rng(seed: int, client: int, task: int) -> np.random.Generator:
     """Return the random stream of a client's task: the same whichever engine or worker runs it."""
-    return np.random.default_rng([seed, client, task])
+    return streams.generator(seed, "batches", client, task)
 
 
 @dataclass(frozen=True, eq=False)

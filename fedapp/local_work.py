@@ -12,11 +12,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies import streams
+
 ALLOWED = "none, list:E,E,…, range:A-B, uniform:A-B, lognormal:VARIANCE or speed; E, A, B whole numbers >= 1"
 _WHOLE, _NUMBER = r"[1-9]\d{0,8}", r"(\d+\.?\d*|\.\d+)"
 PATTERN = rf"^(none|list:{_WHOLE}(,{_WHOLE})*|(range|uniform):{_WHOLE}-{_WHOLE}|lognormal:{_NUMBER}|speed)$"
-
-_WORK_STREAM = 202  # tag of the random stream, beside the seed
 
 
 def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int) -> list[int]:
@@ -43,7 +43,7 @@ def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int
     """
     name, _, argument = kind.partition(":")
     num_clients = len(task_times)
-    rng = np.random.default_rng([seed, _WORK_STREAM])
+    rng = streams.generator(seed, "local-work")
     if name == "none":
         work = np.full(num_clients, usual)
     elif name == "list":

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from strategies import streams
+
 MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
 INITS = ("default", "zeros")
 
@@ -80,7 +82,8 @@ def build_model(
     """
     check_model(name, kind=kind, input_shape=input_shape, num_classes=num_classes)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # PyTorch's layers draw from its global stream and no other.
+        torch.manual_seed(streams.whole_number(seed, "initial-model"))  # noqa: TID251
         model = _build(name, input_shape, num_classes)
     if init == "zeros":
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Differential privacy of what clients send, by Flower's mods.
+"""Differential privacy of what clients send.
 
 With S the clipping norm and z the noise multiplier, both for one client's whole data and whatever it did before:
 
@@ -12,26 +12,14 @@ T aggregations (local: T models sent) cost ``fedapp.data.message.gaussian_epsilo
 some clients each round makes it less, which isn't counted on.
 """
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import numpy as np
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.app import ConfigRecord, Context, Error, Message
 
 from fedapp.config import ConfigError, RunConfig
-from strategies import messages
-from strategies.chatter import without_chatter
+from strategies import messages, streams
+from strategies.arrays import ArraysMismatchError, Layout, clip_update
 
-# Where Flower's mod looks for the norm.
-_CLIPPING_NORM = "clipping_norm"
-
-# Error code of a reply in place of an update that the mods can't take (Flower's own codes are below 100).
+# Error code of a reply in place of an update that can't be clipped (Flower's own codes are below 100).
 NO_UPDATE = 101
-
-# Tag of the random stream of local noise in simulations, beside the seed, the client and the task.
-_NOISE_STREAM = 2
 
 
 def privately(request: Message, context: Context, reply: Message) -> Message:
@@ -39,26 +27,24 @@ def privately(request: Message, context: Context, reply: Message) -> Message:
     record: ConfigRecord = request.content[messages.CONFIG]  # type: ignore[assignment]
     if (kind := record.get("dp", "none")) == "none":
         return reply
-    norm, noise, delta = (
-        float(record[f"dp-{key}"])  # type: ignore[arg-type]
-        for key in ("clipping-norm", "noise-multiplier", "delta")
-    )
-    # The local mod takes ε, and makes noise of deviation sensitivity √(2 ln(1.25/δ)) / ε of it.
-    mod = fixedclipping_mod if kind == "central" else LocalDpMod(
-        norm, 2 * norm, math.sqrt(2 * math.log(1.25 / delta)) / noise, delta
-    )  # fmt: skip
-    seed = [int(record[key]) for key in ("seed", messages.CLIENT, messages.TASK)]  # type: ignore[arg-type]
-    # A mod takes what has one model and one config, so not the second model of the spectral method.
-    seen = {
-        messages.ARRAYS: request.content[messages.ARRAYS],
-        messages.CONFIG: ConfigRecord({_CLIPPING_NORM: norm}),
-    }
-    view = Message(RecordDict(seen), reply_to=request)  # the one kind of message that a client can make
-    with without_chatter(), _random_numbers([*seed, _NOISE_STREAM] if is_simulated(context) else None):
-        try:
-            reply = mod(view, context, lambda *_: reply)
-        except ZeroDivisionError:  # Flower's mods divide by the norm
-            return Message(Error(NO_UPDATE, "its update is zero, which can't be clipped"), reply_to=request)
+    norm, noise = float(record["dp-clipping-norm"]), float(record["dp-noise-multiplier"])  # type: ignore[arg-type]
+    sent, trained = messages.arrays_of(request), messages.arrays_of(reply)
+    assert sent is not None and trained is not None  # noqa: PT018
+    layout = Layout.of(sent)
+    try:
+        base, model = layout.to_vector(sent), layout.to_vector(trained)
+    except ArraysMismatchError as error:
+        return Message(Error(NO_UPDATE, f"can't be clipped: {error}"), reply_to=request)
+    clip_update(model, base, norm)
+    if kind == "local":
+        ids = [int(record[key]) for key in (messages.CLIENT, messages.TASK)]  # type: ignore[arg-type]
+        rng = (
+            streams.generator(int(record["seed"]), "local-noise", *ids)  # type: ignore[arg-type]
+            if is_simulated(context)
+            else streams.unpredictable()
+        )
+        model += rng.normal(0.0, 2 * noise * norm, len(model))
+    reply.content[messages.ARRAYS] = layout.to_record(model)
     messages.metrics_of(reply).pop(messages.TRAIN_LOSS, None)  # it tells of the data too
     return reply
 
@@ -80,14 +66,3 @@ def check_privacy(config: RunConfig) -> None:
             f"client-evaluation = true: with dp = {config.dp!r} clients' losses would be sent as they are; "
             "allowed is false"
         )
-
-
-@contextmanager
-def _random_numbers(seed: list[int] | None) -> Iterator[None]:
-    """Let NumPy's global stream, which the mods draw from, be a stream of its own."""
-    before = np.random.get_state()
-    np.random.seed(None if seed is None else np.random.SeedSequence(seed).generate_state(4))
-    try:
-        yield
-    finally:
-        np.random.set_state(before)

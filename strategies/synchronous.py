@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from strategies import messages
+from strategies import messages, streams
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
 from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
 from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, sized_by_replies
@@ -29,12 +29,6 @@ from strategies.roster import Client
 from strategies.weights import Participation
 
 log = logging.getLogger("flwr.strategies")
-
-# Tag of the random stream that draws participants, beside the seed and the round.
-_PARTICIPATION_STREAM = 1
-
-# The same for the noise of differential privacy, in a simulation.
-_NOISE_STREAM = 3
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ class SynchronousStrategy(FederatedStrategy):
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return []
-        rng = np.random.default_rng([self.config.seed, _PARTICIPATION_STREAM, server_round])
+        rng = streams.generator(self.config.seed, "participants", server_round)
         draw = self._participation_among(clients).draw(self._importances(clients), rng)
         participants = [clients[position] for position in draw.clients]
         layout = Layout.of(arrays)
@@ -301,8 +295,9 @@ class SynchronousStrategy(FederatedStrategy):
 
     def _noise(self, server_round: int) -> np.random.Generator:
         """Return a round's stream of noise, which nobody can know unless the run is to be repeated."""
-        seed = [self.config.seed, _NOISE_STREAM, server_round] if self.repeatable else None
-        return np.random.default_rng(seed)
+        if not self.repeatable:
+            return streams.unpredictable()
+        return streams.generator(self.config.seed, "central-noise", server_round)
 
     # ---- Parts of a round -----------------------------------------------------------------------------------
 

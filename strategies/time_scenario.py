@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-ALLOWED = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+from strategies import streams
 
-# Tag of the random stream of task times, beside the seed, the client and the task.
-_TIMES_STREAM = 2
+ALLOWED = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
 
 
 class TimeScenario:
@@ -63,7 +62,7 @@ class TimeScenario:
         if self.trace:
             return self.trace[client][(task - 1) % len(self.trace[client])]
         if self.drawn:
-            rng = np.random.default_rng([self.seed, _TIMES_STREAM, client, task])
+            rng = streams.generator(self.seed, "task-times", client, task)
             return float(rng.exponential(self.means[client]))
         return float(self.means[client])
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedapp.data.dataset import Array, Dataset, IntArray
 from fedapp.data.errors import DataError
+from strategies import streams
 
 Vector = NDArray[np.float64]
 Embed = Callable[[Array], Array]
@@ -79,7 +80,7 @@ def _top_eigenvector(multiply: Callable[[Vector], Vector], dimensions: int) -> V
             raise DataError("a client's message needs finite data, and not too large to be squared")
         return product
 
-    start = 1 + np.random.default_rng(0).random(dimensions)
+    start = 1 + streams.generator(0, "arpack-start").random(dimensions)
     if not checked(start).any():
         raise DataError("a client's message needs data: all values are zero")
     if dimensions == 1:

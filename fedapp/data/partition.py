@@ -11,19 +11,13 @@ from fedapp.data.dataset import Dataset, IntArray
 from fedapp.data.errors import DataError, require_choice
 from fedapp.data.flower_partitioners import flower_partition
 from fedapp.data.skew import label_quantity_skew
+from strategies import streams
 
 PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "shards", "natural")
 """Values of the run-config key `partitioner`."""
 
 TEST_ON = ("held-out", "unseen-clients")
 """Values of the run-config key `test-on`."""
-
-_SPLIT, _DIVIDE, _TESTING, _NATURAL = (
-    301,
-    302,
-    303,
-    304,
-)  # tags that keep the random streams of one seed apart
 
 Divide = Callable[[IntArray, int], list[IntArray]]
 """(rows, seed) → the rows of each client."""
@@ -133,10 +127,11 @@ def make_partition(
     )
     train, test = _split_rows(dataset, test_on, test_fraction, seed)
     _require_enough(dataset, num_clients, min_samples, len(train), "training")
+    clients = divide(train, streams.whole_number(seed, "training-division"))
     if test_on == "held-out":
-        return _partition(divide(train, _derive(seed, _DIVIDE)), [test])
+        return _partition(clients, [test])
     _require_enough(dataset, num_clients, min_samples, len(test), "test")
-    return _partition(divide(train, _derive(seed, _DIVIDE)), divide(test, _derive(seed, _TESTING)))
+    return _partition(clients, divide(test, streams.whole_number(seed, "testing-division")))
 
 
 def _divide(
@@ -157,7 +152,9 @@ def _divide(
             labels, num_clients, class_imbalance, data_imbalance, min_samples, seed
         )
         return [rows[_part(indices, offsets, i)] for i in range(num_clients)]
-    order = np.random.default_rng(seed).permutation(len(rows))  # IidPartitioner cuts without shuffling
+    order = streams.generator(seed, "order-of-rows").permutation(
+        len(rows)
+    )  # IidPartitioner cuts without shuffling
     rows, labels = rows[order], labels[order]
     clients = flower_partition(
         partitioner, rows, labels, None, num_clients, min_samples, dirichlet_alpha, seed
@@ -187,7 +184,7 @@ def _natural(
             f"min-samples = {min_samples} rows; at most {max(len(ids) - spare, 0)} clients are allowed"
             + (", as test-on = 'unseen-clients' needs others to test on" if spare else "")
         )
-    drawn = np.random.default_rng([seed, _NATURAL]).permutation(len(ids))
+    drawn = streams.generator(seed, "natural-clients").permutation(len(ids))
 
     def clients(chosen: IntArray) -> list[IntArray]:
         rows = train[np.isin(groups[train], ids[chosen])]
@@ -208,7 +205,7 @@ def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int)
     num_rows = len(dataset.y)
     if test_on == "held-out" and dataset.num_train < num_rows:
         return np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
-    shuffled = np.random.default_rng([seed, _SPLIT]).permutation(num_rows)
+    shuffled = streams.generator(seed, "test-rows").permutation(num_rows)
     num_test = min(max(1, round(test_fraction * num_rows)), num_rows)
     return np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
 
@@ -226,11 +223,6 @@ def _part(indices: IntArray, offsets: IntArray, i: int) -> IntArray:
     if not 0 <= i < len(offsets) - 1:
         raise IndexError(f"client {i}: there are {len(offsets) - 1}, counted from 0")
     return indices[offsets[i] : offsets[i + 1]]
-
-
-def _derive(seed: int, tag: int) -> int:
-    """Return a seed of its own for a purpose, where an API takes an integer."""
-    return int(np.random.default_rng([seed, tag]).integers(2**31))
 
 
 def _require_enough(dataset: Dataset, num_clients: int, min_samples: int, num_rows: int, which: str) -> None:

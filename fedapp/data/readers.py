@@ -11,8 +11,7 @@ import numpy as np
 from fedapp.data.dataset import PUBLISHED, Array, RawData, Split
 from fedapp.data.errors import DataError, one_line, path_error
 from fedapp.data.npz import channels_first, join_rows, read_npz
-
-_SYNTHETIC = 201  # tag of the random stream
+from strategies import streams
 
 
 def digits_data() -> RawData:
@@ -37,7 +36,7 @@ def synthetic_data(num_clients: int, seed: int) -> RawData:
         Number of natural clients, the `groups`.
     seed : int
     """
-    rng = np.random.default_rng([seed, _SYNTHETIC])
+    rng = streams.generator(seed, "synthetic-points")
     num_train, num_test = 50, 10
     centres = np.zeros((num_clients, 2, 1, 2))
     centres[:, 1] = 1.0

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.data.dataset import Array, IntArray
-
-_DIRICHLET, _SIZES, _ROWS = 101, 102, 103  # tags that keep the random streams of one seed apart
+from strategies import streams
 
 
 def client_log_sizes(
@@ -155,9 +154,9 @@ def label_quantity_skew(
     if not (0 <= class_imbalance < math.inf and 0 <= data_imbalance < math.inf):
         raise ValueError(f"imbalances must be finite and >= 0, are {class_imbalance} and {data_imbalance}")
     _, codes, class_sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
-    sizes_rng, dirichlet_rng, rows_rng = (
-        np.random.default_rng([seed, tag]) for tag in (_SIZES, _DIRICHLET, _ROWS)
-    )
+    sizes_rng = streams.generator(seed, "client-sizes")
+    dirichlet_rng = streams.generator(seed, "class-shares")
+    rows_rng = streams.generator(seed, "dealt-rows")
     log_sizes = client_log_sizes(len(labels), num_clients, data_imbalance, sizes_rng)
     log_split = log_dirichlet(len(class_sizes), num_clients, class_imbalance, dirichlet_rng)
     counts = class_counts(class_sizes.astype(np.int64), log_split + log_sizes)

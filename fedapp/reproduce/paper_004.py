@@ -13,6 +13,7 @@ from fedapp.reproduce.report import Report, Row, judge
 from fedapp.reproduce.runs import Run, Runs, mean
 from fedapp.theory.problems import ClientData, Logistic
 from fedapp.theory.steady_state import LeastMeanSquares
+from strategies import streams
 
 Array = NDArray[np.float64]
 
@@ -115,7 +116,7 @@ def _draw(folder: Path, distances: dict[tuple[bool, float], list[tuple[float, fl
 
 def _least_mean_squares() -> list[Row]:
     """Problem 5.3: the level of E‖w̃‖² simulated, beside the exact one in the column for published numbers."""
-    rng = np.random.default_rng(0)
+    rng = streams.generator(0, "least-mean-squares")
     agents = 10
     problem = LeastMeanSquares(
         minimisers=1 + 0.1 * rng.normal(size=(agents, 4)),

@@ -16,6 +16,7 @@ from fedapp.reproduce.report import Report, Row, judge, write_report
 from fedapp.theory.estimates import constants
 from fedapp.theory.lojasiewicz import pl_bound
 from fedapp.theory.problems import Quadratics, quadratics
+from strategies import streams
 
 NAME = "001-floor"
 L, MU, PARAMETERS = 1.0, 0.2, 10
@@ -99,11 +100,11 @@ def _heterogeneity() -> tuple[Array, Array, Array, Array]:
     for seed in range(SEEDS):
         for heterogeneity in HETEROGENEITIES:
             problem = quadratics(
-                np.random.default_rng(seed), num_clients=10, num_parameters=PARAMETERS, L=L, mu=MU,
+                streams.generator(seed, "floor-problem"), num_clients=10, num_parameters=PARAMETERS, L=L, mu=MU,
                 heterogeneity=heterogeneity,
             )  # fmt: skip
             start = np.zeros((1, PARAMETERS))
-            end = federated_averaging(problem, start, 3000, rng=np.random.default_rng(seed))[0]
+            end = federated_averaging(problem, start, 3000, rng=streams.generator(seed, "floor-drift"))[0]
             known = constants(problem, end[None])
             drift = problem.value(end) - problem.value(problem.minimiser())
             bound = pl_bound([10_000], known, mu=2 * MU, lr=LR, local_steps=LOCAL_STEPS)[0]
@@ -117,10 +118,10 @@ def _noise(repeats: int) -> tuple[Array, Array, Array]:
     rows = []
     for seed in range(SEEDS):
         for clients in CLIENTS:
-            rng = np.random.default_rng([seed, clients])
+            rng = streams.generator(seed, "floor-noise", clients)
             problem = quadratics(
-                np.random.default_rng(seed), num_clients=clients, num_parameters=PARAMETERS, L=L, mu=MU,
-                heterogeneity=0.0, shared=True,
+                streams.generator(seed, "shared-floor-problem"), num_clients=clients, num_parameters=PARAMETERS,
+                L=L, mu=MU, heterogeneity=0.0, shared=True,
             )  # fmt: skip
             best = problem.minimiser()
             ends = federated_averaging(problem, np.tile(best, (repeats, 1)), 400, sigma2=SIGMA2, rng=rng)

@@ -98,11 +98,11 @@ def test_a_private_run_is_the_same_whichever_engine_and_whenever(
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_an_update_of_zero_is_left_out_and_said(engine: str, tmp_path: Path) -> None:
+def test_an_update_of_zero_gets_its_noise_and_counts(engine: str, tmp_path: Path) -> None:
     experiment = prepare(config_of(tmp_path, dp="local", lr=1e-30, **{"num-server-rounds": 1}), 3)
     directory = run(make_grid(engine, 3, workers=1), experiment, directory=RunDirectory(experiment.config))
     last = read_metrics(directory.path)[-1]
-    assert (last["participants"], last["failures"]) == (0, 3)
+    assert (last["participants"], last["failures"]) == (3, 0)
 
 
 def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Random streams: one for each seed, purpose and list of ids, and one module that makes them."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import streams
+
+ROOT = Path(__file__).parents[2]
+
+seeds = st.integers(0, 2**63 - 1)
+purposes = st.from_regex(r"[a-z][a-z0-9-]{0,12}", fullmatch=True)
+# Small numbers and zeros often: those that a list of words loses or runs together.
+ids = st.lists(st.integers(0, 3) | st.integers(0, 2**64), max_size=4)
+names = st.tuples(seeds | st.integers(0, 3), purposes | st.sampled_from(["batches", "participants"]), ids)
+
+
+def first(name: tuple[int, str, list[int]]) -> list[int]:
+    seed, purpose, numbers = name
+    return streams.generator(seed, purpose, *numbers).integers(2**63, size=2).tolist()
+
+
+@given(names, names)
+def test_two_names_are_one_stream_only_if_they_are_equal(
+    one: tuple[int, str, list[int]], other: tuple[int, str, list[int]]
+) -> None:
+    assert (first(one) == first(other)) == (one == other)
+
+
+@given(seeds, purposes, ids)
+def test_no_list_of_ids_is_another_one_lengthened_or_split(
+    seed: int, purpose: str, numbers: list[int]
+) -> None:
+    variants = [numbers, [*numbers, 0], [0, *numbers], [*numbers, 2**32]]
+    variants += [[*numbers[:-1], numbers[-1] % 2**32, numbers[-1] // 2**32]] if numbers else []
+    distinct = {tuple(variant) for variant in variants}
+    assert len({tuple(first((seed, purpose, list(variant)))) for variant in distinct}) == len(distinct)
+
+
+def test_participants_and_tasks_of_any_client_are_drawn_apart() -> None:
+    # With one list of numbers as the seed, [seed, 1, round] was both round's participants and client 1's batches.
+    rounds = {tuple(first((7, "participants", [number]))) for number in range(1, 200)}
+    tasks = {tuple(first((7, "batches", [1, number]))) for number in range(1, 200)}
+    assert not rounds & tasks
+    assert first((7, "local-work", [])) != first((7, "batches", [202, 0]))
+
+
+def test_a_stream_is_the_same_in_every_process_and_version() -> None:
+    # The name is 7/participants/3; printf 7/participants/3 | b2sum -l 128
+    entropy = 0x062A1DBB06DB7E833D36D2AA165C36B0
+    assert streams.whole_number(7, "participants", 3) == entropy >> 97
+    expected = np.random.Generator(np.random.PCG64(entropy)).random(4)
+    assert np.array_equal(streams.generator(7, "participants", np.int64(3)).random(4), expected)
+
+
+@pytest.mark.parametrize(
+    ("seed", "purpose", "numbers"),
+    [
+        (0, "", ()),
+        (0, "7/a", ()),
+        (0, "A", ()),
+        (0, "a b", ()),
+        (0.5, "a", ()),
+        (0, "a", ("1",)),
+        (0, "a", (1.0,)),
+    ],
+)
+def test_what_is_no_name_is_refused(seed: int, purpose: str, numbers: tuple[int, ...]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        streams.generator(seed, purpose, *numbers)
+
+
+def test_unpredictable_streams_differ() -> None:
+    assert streams.unpredictable().random() != streams.unpredictable().random()
+
+
+def calls() -> Iterator[tuple[str, str]]:
+    """Every purpose that the project draws for, and where."""
+    for folder in ("strategies", "fedapp", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                if named and ast.unparse(node.func) in ("streams.generator", "streams.whole_number"):
+                    purpose = node.args[1]
+                    assert isinstance(purpose, ast.Constant), f"{path}:{node.lineno} hides its purpose"
+                    yield purpose.value, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_a_purpose_belongs_to_one_place() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for purpose, place in calls():
+        places[purpose].append(place)
+    assert len(places) > 10
+    shared = {purpose: where for purpose, where in places.items() if len(where) > 1}
+    assert not shared
