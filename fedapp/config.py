@@ -20,6 +20,7 @@ from fedapp.local_work import ALLOWED as STEP_HETEROGENEITIES
 from fedapp.local_work import PATTERN as STEP_HETEROGENEITY
 from fedapp.models import INITS, MODELS
 from strategies import REGISTRY
+from strategies.server_optimizer import OPTIMIZERS
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
 from strategies.weights import Participation
 
@@ -116,7 +117,9 @@ class RunConfig(Schema):
     fedfix_interval: Positive
     buffer_size: Counting
     server_lr: Positive
-    server_optimizer: Literal["sgd", "momentum", "adam"]
+    server_optimizer: Annotated[
+        str, _pattern(f"one of {', '.join(OPTIMIZERS)}", f"^({'|'.join(OPTIMIZERS)})$")
+    ]
     clock: Literal["virtual", "wall"]
     time_scenario: Annotated[str, _pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$")]
 
