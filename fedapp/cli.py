@@ -11,10 +11,11 @@ from rich.progress import track
 from rich.table import Table
 
 from fedapp import federation
-from fedapp.config import ConfigError, RunConfig, read_options
+from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
 from fedapp.data.message import client_message
 from fedapp.deploy.cli import app as deploy_app
+from fedapp.options import read_options
 from fedapp.reproduce.command import reproduce
 from fedapp.theory.command import bounds
 from strategies import graph

@@ -5,21 +5,19 @@ accepts stands here. An error is one line that names the key, the value and what
 """
 
 import difflib
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-import click
-from flwr.common.config import parse_config_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedapp.local_work import ALLOWED as STEP_HETEROGENEITIES
 from fedapp.local_work import PATTERN as STEP_HETEROGENEITY
 from fedapp.models import INITS, MODELS
 from strategies import REGISTRY
+from strategies.server_optimizer import OPTIMIZERS
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
 from strategies.weights import Participation
 
@@ -116,7 +114,9 @@ class RunConfig(Schema):
     fedfix_interval: Positive
     buffer_size: Counting
     server_lr: Positive
-    server_optimizer: Literal["sgd", "momentum", "adam"]
+    server_optimizer: Annotated[
+        str, _pattern(f"one of {', '.join(OPTIMIZERS)}", f"^({'|'.join(OPTIMIZERS)})$")
+    ]
     clock: Literal["virtual", "wall"]
     time_scenario: Annotated[str, _pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$")]
 
@@ -297,32 +297,6 @@ def _may_become(key: str, before: Any, value: Any) -> bool:
     if key == "time-budget":
         return bool(value == 0 or 0 < before < value)
     return key in ("resume", *FREE)
-
-
-def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
-    """Read ``key=value`` pairs as ``flwr run`` does, or one TOML file.
-
-    Raises
-    ------
-    ConfigError
-        If a text is neither.
-    """
-    for text in texts or []:
-        if not text.endswith(".toml") and (
-            rest := re.sub(r"""\S+?=('[^']*'|"[^"]*"|\S+)""", "", text).strip()
-        ):
-            raise ConfigError(f"{name} {text!r}: {rest!r} is not of the form key=value")
-        if text.endswith(".toml") and not Path(text).expanduser().is_file():
-            raise ConfigError(f"{name} {text!r}: no such file")
-    try:
-        values: dict[str, Value] = parse_config_args(texts)
-    except (click.ClickException, ValueError) as error:
-        message = error.message if isinstance(error, click.ClickException) else error
-        raise ConfigError(f"{name} {' '.join(texts or [])!r}: {message}") from None
-    if name == "--run-config" and texts and texts[0].endswith(".toml"):
-        # The config.toml of a run directory holds these beside the run config.
-        return {k: v for k, v in values.items() if k != "num-clients" and not k.startswith("versions.")}
-    return values
 
 
 def _unknown(key: str, keys: tuple[str, ...]) -> str:

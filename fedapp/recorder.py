@@ -1,7 +1,7 @@
 """What a run leaves behind: evaluates the model, and writes the run directory as the run goes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedapp import federation
 from fedapp.checkpoint import Checkpoint
 from fedapp.client_app import to_arrays, to_state
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.data import Dataset, Partition
 from fedapp.data.message import gaussian_epsilon
 from fedapp.display import Display
@@ -28,7 +28,13 @@ from strategies.clock import WallClock
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything of a run that is known before a client starts."""
+    """Everything of a run that is known before a client starts.
+
+    Attributes
+    ----------
+    unread : mapping of str to value
+        Keys that are given and that nothing in the run reads: see ``fedapp.unread_keys``.
+    """
 
     config: RunConfig
     num_clients: int
@@ -36,6 +42,7 @@ class Experiment:
     partition: Partition
     model: nn.Module
     device: torch.device
+    unread: Mapping[str, Value] = field(default_factory=dict)
 
 
 class Recorder:
@@ -51,6 +58,7 @@ class Recorder:
         self.tracker = make_tracker(self.config, self.directory.path)
         self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
         self.last: dict[str, float] = {}
+        self.unread = list(experiment.unread)
         self._saved = 0  # the last aggregation in a checkpoint
         self._rest = 0.0  # wall seconds until which no other is written
         self.strategy: FederatedStrategy | None = None
@@ -78,6 +86,8 @@ class Recorder:
             raise ConfigError(f"resume = {self.config.resume!r}: {error}") from None
         self._saved = state["aggregations"]
         self.totals, self.last = kept["totals"], kept["last"]
+        # Not from config.toml, which has what a strategy demands in place of what was given.
+        self.unread = kept.get("unread-keys", self.unread)
         self.clock.resume(kept["wall-seconds"])
         self.directory.cut_metrics(kept["metrics-size"])
         if kept["line"] is not None:
@@ -182,6 +192,7 @@ class Recorder:
         recorder = {
             "totals": self.totals,
             "last": self.last,
+            "unread-keys": self.unread,
             "wall-seconds": began,
             "metrics-size": self.directory.metrics_size(),
             "line": line,  # not in metrics.jsonl yet
@@ -216,6 +227,7 @@ class Recorder:
             "strategy": self.config.strategy,
             "engine": self.engine,
             "num-clients": self.experiment.num_clients,
+            "unread-keys": self.unread,
             "wall-seconds": self.clock.now(),
             "aggregations": 0,
             **{key: value for key, value in self.last.items() if key != "aggregation"},

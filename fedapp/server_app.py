@@ -19,6 +19,7 @@ from fedapp.privacy import check_privacy
 from fedapp.recorder import Experiment, Recorder
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker
+from fedapp.unread_keys import Setting, unread_keys
 from strategies import REGISTRY, AsynchronousStrategy, FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
@@ -44,6 +45,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
+    given = config
     try:
         work_of_clients(config, num_clients)
         strategy = build_strategy(config)
@@ -68,7 +70,8 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_classes)
     if config.normalize:
         dataset.inputs(partition.test_indices[:1], config.normalize)  # says so if that can't be
-    return Experiment(config, num_clients, dataset, partition, model, device)
+    unread = unread_keys(Setting(given, strategy, dataset))
+    return Experiment(config, num_clients, dataset, partition, model, device, unread)
 
 
 @app.main()
@@ -108,6 +111,9 @@ def run(
     strategy = recorder.strategy = build_strategy(config, recorder, stopped)
     strategy.witness = recorder.measure if config.record_divergence else None
     strategy.repeatable = engine != "deployment"
+    if experiment.unread:
+        values = ", ".join(f"{key} = {value!r}" for key, value in experiment.unread.items())
+        log.warning("not read by %s: %s", config.strategy, values)
     recorder.begin()
     status = "failed"
     try:

@@ -37,7 +37,6 @@ from strategies.base import EvaluateFn, FederatedStrategy, State, StrategyConfig
 from strategies.clock import RESOLUTION, WallClock
 from strategies.exchange import collect
 from strategies.roster import Client
-from strategies.server_optimizer import make_optimizer
 from strategies.tasks import Agenda, Contribution, Member, Standing, Tally, Task
 
 log = logging.getLogger("flwr.strategies")
@@ -61,22 +60,15 @@ class AsynchronousConfig(StrategyConfig):
     ----------
     aggregation_weights : str
         ``time-based`` (unbiased) or ``identical``.
-    server_lr : float
-        η_g.
-    server_optimizer : str
-        ``sgd``, ``momentum`` or ``adam``: see ``strategies.server_optimizer``.
     """
 
     aggregation_weights: str = "time-based"
-    server_lr: float = 1.0
-    server_optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
         if self.aggregation_weights not in ("time-based", "identical"):
             raise ValueError(
                 f"aggregation-weights = {self.aggregation_weights!r}: allowed are time-based, identical"
             )
-        make_optimizer(self.server_optimizer, self.server_lr)  # checks the name
 
 
 class AsynchronousStrategy(FederatedStrategy):
@@ -157,7 +149,6 @@ class AsynchronousStrategy(FederatedStrategy):
         self._layout = Layout.of(initial_arrays)
         self._model = self._layout.to_vector(self._result.arrays)
         self._sent = self._model.astype(self._layout.narrow)
-        self._optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
         self.members: dict[int, Member] = {}
         self._pending: dict[str, Task] = {}
         self._agenda = Agenda()  # ids of tasks by due time (virtual) or deadline (real); members to ask again
@@ -403,7 +394,6 @@ class AsynchronousStrategy(FederatedStrategy):
             "began": self._began,
             "origin": self._origin,
             "since": deepcopy(vars(self._since)),
-            **{name: getattr(self._optimizer, name) for name in self._optimizer.memory},
             "clients": [member.client.index for member in members],
             "num-examples": [member.client.num_examples for member in members],
             **{name: deepcopy([getattr(member, name) for member in members]) for name in KEPT},
@@ -416,9 +406,6 @@ class AsynchronousStrategy(FederatedStrategy):
     def _take_up(self, state: State) -> None:
         """Fill the books from the state of an earlier run, and hand out again what was under way."""
         vars(self._since).update(deepcopy(state["since"]))
-        for name in self._optimizer.memory:
-            kept = state[name]
-            setattr(self._optimizer, name, np.array(kept) if isinstance(kept, np.ndarray) else kept)
         self._began, self._origin = state["began"], state["origin"]
         self.clock.resume(state["time"])  # waiting for the clients didn't count
         present = {client.index: client for client in self.clients}
@@ -459,7 +446,7 @@ class AsynchronousStrategy(FederatedStrategy):
             contribution.member.weight += weight
             total += weight * contribution.delta
         if contributions:
-            moved = self._optimizer.step(self._model, total)
+            moved = self.optimizer.step(self._model, total)
             self._result.arrays = self._layout.to_record(moved)
             self._model = self._layout.rounded(moved)
             self._sent = self._model.astype(self._layout.narrow)

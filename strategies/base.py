@@ -18,6 +18,7 @@ from strategies.clock import Clock, VirtualClock
 from strategies.exchange import exchange, never
 from strategies.graph import FLOOR
 from strategies.roster import Client, Roster
+from strategies.server_optimizer import make_optimizer
 from strategies.time_scenario import TimeScenario
 from strategies.weights import IMPORTANCES, Weights, importances
 
@@ -48,6 +49,8 @@ class StrategyConfig:
         Clients to wait for before the first task.
     update_norm_bound : float
         S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted; 0: no bound.
+    server_optimizer, server_lr : str, float
+        How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``.
     message_floor, neighbours : float, int
         Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
     """
@@ -60,6 +63,8 @@ class StrategyConfig:
     time_scenario: str = "F80"
     min_clients: int = 1
     update_norm_bound: float = 0.0
+    server_optimizer: str = "sgd"
+    server_lr: float = 1.0
     message_floor: float = FLOOR
     neighbours: int = 0
 
@@ -140,6 +145,7 @@ class FederatedStrategy(Strategy):
             raise ValueError(
                 f"client-weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
+        self.reset()
         self.clock = clock or VirtualClock()
         self.observer = observer
         self.witness = witness
@@ -207,7 +213,7 @@ class FederatedStrategy(Strategy):
 
         Arrays may be those that the run goes on to work with: write them before the observer returns. Random
         streams need no state, each comes from the seed, the client and the task or round. A strategy with memory
-        of its own adds it here and takes it back in ``restore``.
+        of its own adds it here, takes it back in ``restore`` and drops it in ``reset``.
 
         Returns
         -------
@@ -227,6 +233,7 @@ class FederatedStrategy(Strategy):
             "model": np.concatenate(values),
             "places": list(self._places),
             "scenario-clients": 0 if self._scenario is None else len(self._scenario.means),
+            **self.optimizer.state(),
             **({} if self.graph is None else self.graph.state()),
         }
 
@@ -244,12 +251,19 @@ class FederatedStrategy(Strategy):
         if state["strategy"] != type(self).__name__:
             raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
         self._resumed = state
+        self.optimizer.restore(state)
         if self.graph is not None:
             self.graph.restore(state)
+
+    def reset(self) -> None:
+        """Drop what an earlier run left: a new one begins."""
+        self.optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
 
     def _begin(self, initial_arrays: ArrayRecord) -> State | None:
         """Start from the initial model, or from the state to resume, which is returned."""
         state, self._resumed = self._resumed, None
+        if state is None:
+            self.reset()
         self._result = Result(arrays=initial_arrays)
         self.aggregations = self._evaluated = 0
         if state is not None:

@@ -1,87 +1,151 @@
-"""What the server does with an update: the place of η_g in θ^{n+1} = θ^n + η_g Σ d_i Δ_i.
+"""What the server does with an update Δ = Σ d_i Δ_i, the place of η_g in θ^{n+1} = θ^n + η_g Δ.
 
-Momentum and Adam on the update are FedAvgM and FedAdam (S. Reddi et al., "Adaptive federated optimization", ICLR
-2021, algorithm 2), with that paper's constants.
+S. Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, with that paper's constants; on FedAvg,
+momentum, Adagrad, Adam and Yogi are its FedAvgM, FedAdagrad, FedAdam and FedYogi. Powers, roots and quotients of
+vectors are those of their entries.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from strategies.arrays import Vector
 
-OPTIMIZERS = ("sgd", "momentum", "adam")
+BETA_1, BETA_2 = 0.9, 0.99
+TAU = 1e-3  # τ: how much a parameter that never moved counts as moving
 
 
-class ServerOptimizer(Protocol):
+class ServerOptimizer(ABC):
     """Moves the global model by an update.
 
-    Attributes
+    Parameters
     ----------
-    memory : tuple of str
-        Names of the attributes that carry over from step to step.
+    lr : float
+        η_g.
     """
 
-    memory: tuple[str, ...]
-
-    def step(self, model: Vector, update: Vector) -> Vector:
-        """Return the new model (D,) from the old one and Σ d_i Δ_i."""
-
-
-class SGD:
-    """θ + η_g Δ."""
-
-    memory: tuple[str, ...] = ()
+    #: Names of the attributes that carry over from step to step.
+    memory: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
+
+    @abstractmethod
+    def step(self, model: Vector, update: Vector) -> Vector:
+        """Return the new model (D,) from the old one and Δ (D,); neither is written to."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next step rests on: arrays (D,), or 0.0 before the first step."""
+        return {name: getattr(self, name) for name in self.memory}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` returned."""
+        for name in self.memory:
+            kept = state[name]
+            setattr(self, name, np.array(kept) if isinstance(kept, np.ndarray) else kept)
+
+
+class SGD(ServerOptimizer):
+    """θ + η_g Δ."""
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Move by the update."""
         return model + self.lr * update
 
 
-class Momentum:
-    """v ← β v + Δ, θ + η_g v; β = 0.9."""
+class Momentum(ServerOptimizer):
+    """v ← 0.9 v + Δ, θ + η_g v."""
 
-    memory: tuple[str, ...] = ("velocity",)
+    memory = ("velocity",)
 
-    def __init__(self, lr: float, beta: float = 0.9) -> None:
-        self.lr = lr
-        self.beta = beta
-        self.velocity: Vector | None = None
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.velocity: Vector | float = 0.0
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Move by the sum of updates, the older the less."""
-        self.velocity = update if self.velocity is None else self.beta * self.velocity + update
+        self.velocity = BETA_1 * self.velocity + update
         return model + self.lr * self.velocity
 
 
-class Adam:
-    """m ← β₁ m + (1−β₁) Δ, v ← β₂ v + (1−β₂) Δ², θ + η_g m / (√v + τ); 0.9, 0.99, 1e-3, without bias correction."""
+class Adaptive(ServerOptimizer):
+    """m ← β₁ m + (1−β₁) Δ, θ + η_g m / (√v + τ) without bias correction; v₀ = τ², and each method has its own v."""
 
-    memory: tuple[str, ...] = ("first", "second")
+    memory = ("first", "second")
 
-    def __init__(self, lr: float, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3) -> None:
-        self.lr = lr
-        self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
         self.first: Vector | float = 0.0
-        self.second: Vector | float = tau**2
+        self.second: Vector | float = TAU**2
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Move each parameter by its update, scaled by how much it usually moves."""
-        self.first = self.beta_1 * self.first + (1 - self.beta_1) * update
-        self.second = self.beta_2 * self.second + (1 - self.beta_2) * update**2
-        return np.asarray(model + self.lr * self.first / (np.sqrt(self.second) + self.tau))
+        self.first = BETA_1 * self.first + (1 - BETA_1) * update
+        self.second = self.second_moment(self.second, update**2)
+        return np.asarray(model + self.lr * self.first / (np.sqrt(self.second) + TAU))
+
+    @staticmethod
+    @abstractmethod
+    def second_moment(v: Vector | float, square: Vector) -> Vector:
+        """Return the next v (D,) from the last one and Δ² (D,)."""
+
+
+class Adagrad(Adaptive):
+    """v ← v + Δ²."""
+
+    @staticmethod
+    def second_moment(v: Vector | float, square: Vector) -> Vector:
+        """Never shrinks."""
+        return v + square
+
+
+class Adam(Adaptive):
+    """v ← β₂ v + (1−β₂) Δ²."""
+
+    @staticmethod
+    def second_moment(v: Vector | float, square: Vector) -> Vector:
+        """Forgets exponentially."""
+        return BETA_2 * v + (1 - BETA_2) * square
+
+
+class Yogi(Adaptive):
+    """v ← v − (1−β₂) Δ² sign(v − Δ²)."""
+
+    @staticmethod
+    def second_moment(v: Vector | float, square: Vector) -> Vector:
+        """Moves towards Δ² by a share of Δ², however large v is."""
+        return np.asarray(v - (1 - BETA_2) * square * np.sign(v - square))
+
+
+# Name in the run config → class.
+OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "yogi": Yogi,
+}
 
 
 def make_optimizer(name: str, lr: float) -> ServerOptimizer:
-    """Return the optimizer called ``name``, one of ``OPTIMIZERS``, with learning rate η_g."""
-    kinds: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {
-        "sgd": SGD,
-        "momentum": Momentum,
-        "adam": Adam,
-    }
-    if name not in kinds:
+    """Return a new optimizer.
+
+    Parameters
+    ----------
+    name : str
+        One of ``OPTIMIZERS``.
+    lr : float
+        η_g > 0.
+
+    Raises
+    ------
+    ValueError
+        If there is none of that name, or the rate isn't a positive number.
+    """
+    if name not in OPTIMIZERS:
         raise ValueError(f"server-optimizer = {name!r}: allowed are {', '.join(OPTIMIZERS)}")
-    return kinds[name](lr)
+    if not 0 < lr < float("inf"):
+        raise ValueError(f"server-lr = {lr}: must be a number > 0")
+    return OPTIMIZERS[name](lr)

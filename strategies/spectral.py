@@ -13,13 +13,12 @@ part in a round keeps its last local model; before its first one, the initial gl
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from strategies import graph, messages
@@ -101,14 +100,6 @@ class Spectral(SynchronousStrategy):
         """Tell clients β, unless it is 1: then the step is FedAvg's."""
         return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Begin a run without the local models of the one before; see ``SynchronousStrategy``."""
-        if server_round == 1:
-            self._models = None
-        return super().configure_train(server_round, arrays, config, grid)
-
     def companions(
         self, participants: Sequence[Client], layout: Layout, model: Vector
     ) -> Iterator[ArrayRecord]:
@@ -144,6 +135,11 @@ class Spectral(SynchronousStrategy):
             self._models = LocalModels(initial, len(clients), self.config.neighbour_memory)
             self._models.rows(clients)
             self._models.matrix[:] = state["local-models"]
+
+    def reset(self) -> None:
+        """Drop the local models too."""
+        super().reset()
+        self._models = None
 
     def received(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_{t,E}^i."""

@@ -1,11 +1,11 @@
 """The round loop of the synchronous strategies, and the hooks an algorithm fills in.
 
 A round draws its participants, sends each the global model, waits for the trained models and puts them together:
-w̄ ← server_rule(w̄, Σ d_i Δ_i), with Δ_i = w_i − w̄ and d_i the weight that makes the participation scheme unbiased
-(papers/000_eaef941d18240f45.txt, algorithm 1; strategies/weights.py). The sum runs in the order of the clients, in
-float64, so that a run doesn't depend on who answers first. A reply that is an error, missing, not finite or of
-another shape or dtype is left out, named in the log and counted; its weight is shared over the others. A round with
-no valid reply keeps the model.
+w̄ ← step(w̄, Σ d_i Δ_i), with Δ_i = w_i − w̄, d_i the weight that makes the participation scheme unbiased
+(papers/000_eaef941d18240f45.txt, algorithm 1; strategies/weights.py) and step the server optimizer's, by default the
+sum. Σ runs in the order of the clients, in float64, so that a run doesn't depend on who answers first. A reply that
+is an error, missing, not finite or of another shape or dtype is left out, named in the log and counted; its weight is
+shared over the others. A round with no valid reply keeps the model, and the optimizer takes no step.
 """
 
 import logging
@@ -130,10 +130,6 @@ class SynchronousStrategy(FederatedStrategy):
 
     # ---- What an algorithm fills in -------------------------------------------------------------------------
 
-    def server_rule(self, model: Vector, update: Vector) -> Vector:
-        """Return w̄_{t+1} = w̄_t + Σ d_i Δ_i from its two terms, each of shape (D,)."""
-        return model + update
-
     def companions(
         self, participants: Sequence[Client], layout: Layout, model: Vector
     ) -> Iterator[ArrayRecord]:
@@ -149,6 +145,8 @@ class SynchronousStrategy(FederatedStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the participants of a round and build their requests, in the order of the clients."""
+        if server_round == 1:  # under Flower's own Strategy.start, the only sign that a run begins
+            self.reset()
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return []
@@ -182,11 +180,15 @@ class SynchronousStrategy(FederatedStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Put the valid replies of the round together; None for the arrays if there is none."""
+        """Put the valid replies of the round together; None for the arrays if there is none.
+
+        A round that is cut off leaves no trace: None for both.
+        """
         current = self._round
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
-        if not self.streams or any(client.num_examples is None for client in current.clients):
+        streaming = self.streams and all(client.num_examples is not None for client in current.clients)
+        if not streaming:
             replies = list(replies)
             if self.stopped():
                 return None, None  # a round that was cut off would count only its fast clients
@@ -215,7 +217,7 @@ class SynchronousStrategy(FederatedStrategy):
             if isinstance(train_loss := messages.metrics_of(reply).get(messages.TRAIN_LOSS), float):
                 loss += weight * train_loss
                 loss_weight += weight
-        if self.stopped():
+        if streaming and self.stopped():
             return None, None
         metrics = MetricRecord(
             {
@@ -241,7 +243,7 @@ class SynchronousStrategy(FederatedStrategy):
             update += self._noise(server_round).normal(
                 0.0, self.config.dp_noise_multiplier * norm, len(update)
             )
-        return current.layout.to_record(self.server_rule(current.model, update)), metrics
+        return current.layout.to_record(self.optimizer.step(current.model, update)), metrics
 
     # ---- The loop -------------------------------------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class SynchronousStrategy(FederatedStrategy):
                 break
             replies = (reply for _, reply in arriving(grid, requests, timeout, self.stopped))
             arrays, train_metrics = self.aggregate_train(server_round, replies)
-            if self.stopped():
+            if arrays is None and self.stopped():  # cut off; a round that is complete counts
                 break
             result.arrays = arrays or result.arrays
             self.clock.wait_until(self.clock.now() + self._duration(server_round))

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
+from fedapp.options import repeated_key
 
 # Datasets that are read from --data-path; the others come with the app.
 STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare")
@@ -149,10 +150,12 @@ def read_plan(name: str) -> Plan:
     path = Path(name).expanduser() if name.endswith(".toml") else folder_of_plans() / f"{name}.toml"
     if not path.is_file():
         raise ConfigError(f"NAME = {name!r}: allowed are {', '.join(plan_names())}, or a TOML file")
+    text = ""
     try:
-        return Plan.model_validate(tomllib.loads(path.read_text("utf-8")))
+        text = path.read_text("utf-8")
+        return Plan.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML ({error})") from None
+        raise ConfigError(f"{path}: {repeated_key(text.splitlines()) or f'not TOML ({error})'}") from None
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise ConfigError(f"{path}: " + "; ".join(lines)) from None

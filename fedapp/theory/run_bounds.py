@@ -158,7 +158,6 @@ def _failures(run_dir: Path) -> list[str]:
 
 def _obstacles(config: RunConfig) -> list[str]:
     """Return the assumptions of all bounds that a config breaks."""
-    sgd = config.server_optimizer == "sgd"
     assumed = {
         f"model = {config.model!r}: its loss isn't convex; {' and '.join(CONVEX_MODELS)} are": (
             config.model in CONVEX_MODELS
@@ -178,7 +177,10 @@ def _obstacles(config: RunConfig) -> list[str]:
         f"step-heterogeneity = {config.step_heterogeneity!r}: all clients must do the same number of steps": (
             config.step_heterogeneity == "none"
         ),
-        f"server-optimizer = {config.server_optimizer!r}: must be sgd": sgd or config.strategy in SYNCHRONOUS,
+        f"server-optimizer = {config.server_optimizer!r}: must be sgd": config.server_optimizer == "sgd",
+        f"server-lr = {config.server_lr}: must be 1, but for {' and '.join(ASYNCHRONOUS)}": (
+            config.server_lr == 1 or config.strategy not in SYNCHRONOUS
+        ),
         "clock = 'wall': the run can't be repeated": config.clock == "virtual",
         "aggregation-weights = 'identical': clients then count by their speed": (
             config.aggregation_weights == "time-based" or config.strategy in SYNCHRONOUS

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from fedapp import client_app, server_app
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
+from tests.end_to_end.server_step import server_step
 
 CLIENTS, AGGREGATIONS, STEPS, LR, SERVER_LR, L2 = 7, 40, 3, 0.5, 0.1, 0.01
 
@@ -58,17 +59,19 @@ def descend(X: np.ndarray, Y: np.ndarray, W: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "weights"),
-    [("async-fedavg", "time-based"), ("async-fedavg", "identical"), ("fedfix", "time-based"),
-     ("fedbuff", "time-based"), ("fedbuff", "identical")],
+    ("strategy", "weights", "optimizer"),
+    [("async-fedavg", "time-based", "sgd"), ("async-fedavg", "identical", "sgd"), ("fedfix", "time-based", "sgd"),
+     ("fedbuff", "time-based", "sgd"), ("fedbuff", "identical", "sgd"), ("fedbuff", "time-based", "momentum"),
+     ("async-fedavg", "time-based", "adagrad"), ("fedfix", "time-based", "adam"), ("fedbuff", "identical", "yogi")],
 )  # fmt: skip
-def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights):
+def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, optimizer):
     config = RunConfig.load(
         {
             "strategy": strategy, "aggregation-weights": weights, "server-lr": SERVER_LR, "buffer-size": M,
-            "fedfix-interval": 0.5, "time-scenario": "F80", "dataset": "digits", "model": "logistic",
-            "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR, "l2": L2,
-            "num-server-rounds": AGGREGATIONS, "eval-every": 10, "results-dir": str(tmp_path), "run-name": "run",
+            "server-optimizer": optimizer, "fedfix-interval": 0.5, "time-scenario": "F80", "dataset": "digits",
+            "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR,
+            "l2": L2, "num-server-rounds": AGGREGATIONS, "eval-every": 10, "results-dir": str(tmp_path),
+            "run-name": "run",
         }
     )  # fmt: skip
     grid = SequentialGrid(client_app.app, CLIENTS)
@@ -82,12 +85,10 @@ def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights):
 
     events = schedule(strategy)
     d = weights_of(strategy, weights, p, events)
-    W, sent = np.zeros((10, 65)), [np.zeros((10, 65))] * CLIENTS
+    W, sent, step = np.zeros((10, 65)), [np.zeros((10, 65))] * CLIENTS, server_step(optimizer, SERVER_LR)
     for _, came in events:
-        W = W + SERVER_LR * sum(
-            (d[i] * (descend(X[clients[i]], Y[clients[i]], sent[i]) - sent[i]) for i in came),
-            np.zeros((10, 65)),
-        )
+        moves = [d[i] * (descend(X[clients[i]], Y[clients[i]], sent[i]) - sent[i]) for i in came]
+        W = step(W, sum(moves)) if came else W
         for i in came:
             sent[i] = W
 

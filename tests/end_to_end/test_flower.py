@@ -12,17 +12,22 @@ LOCAL = {"dp": "local", "dp-noise-multiplier": 0.01}
 def test_flwr_run_gives_the_same_bits_as_run_simulation(
     flower, flower_home, free_port, pairs, simulate, tmp_path
 ):
-    config = {"num-server-rounds": 3, "results-dir": str(tmp_path), "run-name": "run", "strategy": "fedprox"}
-    config |= CENTRAL
+    config = {"num-server-rounds": 3, "strategy": "fedprox", **CENTRAL}
+    config |= {"server-optimizer": "adam", "server-lr": 0.01, "fedfix-interval": 2.0}
+    place = {"results-dir": str(tmp_path), "run-name": "run"}
     federation = "num-supernodes=4 client-resources-num-cpus=1"
     done = flower(
-        "flwr", "run", ".", "--stream", "--run-config", pairs(config), "--federation-config", federation,
+        "flwr", "run", ".", "--stream", "--run-config", pairs(config | place), "--federation-config", federation,
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(free_port),
     )  # fmt: skip
     assert f"Run directory: {tmp_path / 'run'}" in done.stdout, done.stdout
-    other = simulate({"num-server-rounds": 3, "strategy": "fedprox", **CENTRAL}, engine="sequential")
+    said = "not read by fedprox: fedfix-interval = 2.0"
+    assert done.stdout.count(said) == 1, done.stdout
+    other = simulate(config, engine="sequential")
+    assert other.output.count(said) == 1, other.output
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == other.model
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "ray"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["engine"], summary["unread-keys"]) == ("ray", ["fedfix-interval"])
 
     wrong = flower(
         "flwr", "run", ".", "--stream", "--run-config", "lr=-1", "--federation-config", federation,

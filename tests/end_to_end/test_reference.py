@@ -5,49 +5,50 @@ import pytest
 import safetensors.numpy
 from sklearn.datasets import load_digits
 
+import run_simulation
+from tests.end_to_end.server_step import server_step
+
 ROUNDS, STEPS, LR, CLIENTS = 6, 5, 0.5, 7
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3])
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_full_batch_federated_descent_equals_numpy(simulate, alpha, weights):
-    run = simulate(
-        {
-            "strategy": "fedprox", "proximal-mu": alpha, "client-weights": weights, "dataset": "digits",
-            "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS,
-            "lr": LR, "l2": 0.01, "num-server-rounds": ROUNDS,
-        },
-        federation=f"num-supernodes={CLIENTS}",
-        engine="sequential",
-    )  # fmt: skip
-    assert run.returncode == 0, run.output
+@pytest.mark.parametrize(("strategy", "alpha"), [("fedavg", 0.0), ("fedprox", 0.3)])
+@pytest.mark.parametrize(
+    ("weights", "optimizer", "server_lr"),
+    [("samples", "sgd", 1.0), ("uniform", "sgd", 1.0), ("samples", "sgd", 0.5), ("samples", "momentum", 0.3),
+     ("samples", "adagrad", 0.05), ("uniform", "adam", 0.05), ("samples", "yogi", 0.05)],
+)  # fmt: skip
+def test_full_batch_federated_descent_equals_numpy(
+    pairs, tmp_path, strategy, alpha, weights, optimizer, server_lr
+):
+    config = {
+        "strategy": strategy, "client-weights": weights, "server-optimizer": optimizer, "server-lr": server_lr,
+        "dataset": "digits", "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0,
+        "local-steps": STEPS, "lr": LR, "l2": 0.01, "num-server-rounds": ROUNDS, "proximal-mu": alpha,
+        "results-dir": str(tmp_path), "run-name": "run",
+    }  # fmt: skip
+    arguments = ["--engine", "sequential", "--run-config", pairs(config)]
+    assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
     digits = load_digits()
-    X, Y = digits.data / 16, np.eye(10)[digits.target]
-    partition = np.load(run.path / "partition.npz")
+    X, Y = np.c_[digits.data / 16, np.ones(len(digits.data))], np.eye(10)[digits.target]
+    partition = np.load(tmp_path / "run" / "partition.npz")
     clients = np.split(partition["client_indices"], partition["client_offsets"][1:-1])
     p = np.array([len(rows) if weights == "samples" else 1 for rows in clients], dtype=float)
     p /= p.sum()
 
-    W, b = np.zeros((10, 64)), np.zeros(10)
+    W, step = np.zeros((10, 65)), server_step(optimizer, server_lr)  # the last column is the bias
     for _ in range(ROUNDS):
-        dW, db = np.zeros_like(W), np.zeros_like(b)
+        delta = np.zeros_like(W)
         for p_i, rows in zip(p, clients, strict=True):
-            w, c = W.copy(), b.copy()
+            w = W
             for _ in range(STEPS):
-                z = X[rows] @ w.T + c
+                z = X[rows] @ w.T
                 e = np.exp(z - z.max(1, keepdims=True))
                 residual = (e / e.sum(1, keepdims=True) - Y[rows]) / len(rows)
-                w, c = (
-                    w - LR * (residual.T @ X[rows] + 0.01 * w + alpha * (w - W)),
-                    c - LR * (residual.sum(0) + 0.01 * c + alpha * (c - b)),
-                )
-            dW, db = dW + p_i * (w - W), db + p_i * (c - b)
-        W, b = W + dW, b + db
+                w = w - LR * (residual.T @ X[rows] + 0.01 * w + alpha * (w - W))
+            delta += p_i * (w - W)
+        W = step(W, delta)
 
-    model = safetensors.numpy.load_file(run.path / "model.safetensors")
-    ours, expected = (
-        np.concatenate([v.ravel() for v in (model["1.bias"], model["1.weight"])]),
-        np.append(b, W),
-    )
-    assert np.linalg.norm(ours - expected) < 1e-5 * np.linalg.norm(expected)
-    assert np.linalg.norm(expected) > 0.1
+    model = safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
+    ours = np.c_[model["1.weight"], model["1.bias"]]
+    assert np.linalg.norm(ours - W) < 1e-5 * np.linalg.norm(W)
+    assert np.linalg.norm(W) > 0.1

@@ -22,12 +22,22 @@ BASE: dict[str, Any] = {
     "model": "logistic", "local-epochs": 0, "local-steps": 2, "num-server-rounds": ROUNDS, "checkpoint-every": 3,
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    "fedavg": {"participation": "uniform", "fraction-train": 0.5},
-    "fedprox": {"time-scenario": "exponential", "eval-every": 4},
+    "fedavg": {
+        "participation": "uniform",
+        "fraction-train": 0.5,
+        "server-optimizer": "yogi",
+        "server-lr": 0.01,
+    },
+    "fedprox": {
+        "time-scenario": "exponential",
+        "eval-every": 4,
+        "server-optimizer": "momentum",
+        "server-lr": 0.2,
+    },
     "spectral": {"participation": "uniform", "fraction-train": 0.5},
     "async-fedavg": {"server-lr": 0.2, "server-optimizer": "momentum"},
     "fedfix": {"time-scenario": "exponential", "server-optimizer": "adam", "server-lr": 0.01},
-    "fedbuff": {"buffer-size": 3, "eval-every": 2},
+    "fedbuff": {"buffer-size": 3, "eval-every": 2, "server-optimizer": "adagrad", "server-lr": 0.05},
 }
 
 

@@ -69,7 +69,10 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "fedfix-interval": (POSITIVE, NO_POSITIVE, [0.5, 2]),
     "buffer-size": (COUNTING, NO_COUNTING, [1, 10]),
     "server-lr": (POSITIVE, NO_POSITIVE, [1, 0.1]),
-    "server-optimizer": (one_of("sgd", "momentum", "adam"), ["SGD", "", 1], ["sgd", "momentum", "adam"]),
+    "server-optimizer": (
+        one_of("sgd", "momentum", "adagrad", "adam", "yogi"), ["SGD", "", "adam\n", 1],
+        ["sgd", "momentum", "adagrad", "adam", "yogi"],
+    ),
     "clock": (one_of("virtual", "wall"), ["real", "", 0], ["virtual", "wall"]),
     "time-scenario": (
         SCENARIOS,

@@ -81,6 +81,9 @@ def test_a_file_with_unknown_keys_is_refused(tmp_path):
     path.write_text("title =")
     with pytest.raises(ConfigError, match="not TOML"):
         read_plan(str(path))
+    path.write_text('title = "x"\n[base]\nseed = 1\n[quick.base]\nseed = 2\nseed = 3\n')
+    with pytest.raises(ConfigError, match=r"x\.toml: seed is given twice, as 2 and 3$"):
+        read_plan(str(path))
     with pytest.raises(ConfigError, match=r"NAME = .nothing.: allowed are .*003-table-4-2"):
         read_plan("nothing")
 

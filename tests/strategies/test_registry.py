@@ -82,7 +82,7 @@ def test_approaches_the_minimum_of_the_federated_objective(
     # m_iᵀ m_j = 7/√50, −2/√20, −1/√10; A = 5.293, .323, .418; p = (.465, .473, .062), and c̄ = 2.28095.
     # An asynchronous strategy takes small steps to it, and circles it as closely as they are small.
     asynchronous = issubclass(REGISTRY[name], AsynchronousStrategy)
-    strategy = REGISTRY[name](small_config(name, server_lr=0.01))
+    strategy = REGISTRY[name](small_config(name, server_lr=0.01 if asynchronous else 1.0))
     result = strategy.start(
         federation(),
         ArrayRecord({"w": Array(np.array([1.0]))}),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
 from strategies.clock import VirtualClock, WallClock
+from strategies.server_optimizer import OPTIMIZERS
 
 Make = Callable[..., Any]
 
@@ -106,6 +107,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"participation": "paired", "client_evaluation": True}),
     ("fedavg", {"participation": "fixed:1,3", "client_weights": "adjacency"}),
     ("fedavg", {"time_budget": 5.5, "eval_every": 4}),
+    *(("fedavg", {"server_optimizer": name, "server_lr": 0.3}) for name in OPTIMIZERS),
     ("fedprox", {"client_weights": "uniform"}),
     ("spectral", {}),
     ("spectral", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 3}),
@@ -123,6 +125,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedbuff", {"buffer_size": 2}),
     ("fedbuff", {"buffer_size": 3, "time_scenario": "exponential", "eval_every": 4}),
     ("fedbuff", {"buffer_size": 2, "server_optimizer": "adam", "aggregation_weights": "identical"}),
+    *(("fedbuff", {"buffer_size": 2, "server_optimizer": name, "server_lr": 0.3}) for name in OPTIMIZERS),
 ]  # fmt: skip
 
 
@@ -147,10 +150,10 @@ def test_every_strategy_is_in_the_table() -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    name=st.sampled_from(["async-fedavg", "fedfix", "fedbuff"]),
+    name=st.sampled_from(list(REGISTRY)),
     stops=st.lists(st.integers(1, ROUNDS - 1), min_size=1, max_size=4, unique=True).map(sorted),
     scenario=st.sampled_from(["F0", "F50", "F80", "exponential"]),
-    optimizer=st.sampled_from(["sgd", "momentum", "adam"]),
+    optimizer=st.sampled_from(list(OPTIMIZERS)),
     weights=st.sampled_from(["samples", "uniform", "adjacency"]),
     seed=st.integers(0, 99),
     dtype=st.sampled_from(["float32", "float64", "float16"]),
@@ -170,6 +173,28 @@ def test_any_number_of_stops(
         state = part.states[stop] if stop else None
     assert reports == whole.reports
     assert part.final == whole.final
+
+
+@pytest.mark.parametrize(("name", "done"), [("fedavg", 3), ("spectral", 4)])
+def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
+    go: Go, federation: Make, model: Make, train_config: Make, name: str, done: int
+) -> None:
+    # The stop comes with the first model that is read in round 4: FedAvg reads the replies as they come and gives the
+    # round up, the spectral method has them all by then and completes it.
+    options = {"server_optimizer": "momentum", "server_lr": 0.3}
+    whole = go(name, **options)
+    read: list[int] = []
+    strategy = REGISTRY[name](
+        REGISTRY[name].Config(**options),
+        witness=lambda client, w: read.append(client),
+        stopped=lambda: len(read) > 3 * len(CENTRES),
+    )
+    strategy.start(
+        federation(CENTRES, SIZES), model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=ROUNDS, timeout=10.0,
+        train_config=train_config(2, 0.3),
+    )  # fmt: skip
+    assert strategy.aggregations == done
+    assert go(name, state=saved(strategy.state()), **options).final == whole.final
 
 
 @pytest.mark.parametrize("name", ["fedavg", "spectral", "async-fedavg", "fedfix"])

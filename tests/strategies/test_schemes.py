@@ -289,12 +289,6 @@ def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
-def test_an_unknown_server_optimizer_is_refused(kind: Any) -> None:
-    with pytest.raises(ValueError, match=r"^server-optimizer = 'lamb': allowed are sgd, momentum, adam$"):
-        kind(kind.Config(server_optimizer="lamb"))
-
-
-@pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
 def test_flowers_round_hooks_are_refused(
     kind: Any, federation: Make, model: Make, train_config: Make
 ) -> None:

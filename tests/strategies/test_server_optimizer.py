@@ -1,13 +1,20 @@
-"""Server optimizers, two steps by hand; the loop's use of them is in test_asynchronous.py."""
+"""Server optimizers, two steps by hand, and in the loops: what they act on, and when a run begins anew."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies import REGISTRY, FedAvg
 from strategies.server_optimizer import OPTIMIZERS, make_optimizer
+
+Make = Callable[..., Any]
 
 MODEL, FIRST, SECOND = np.array([1.0, -2.0]), np.array([0.5, -1.0]), np.array([1.0, 0.0])
 
@@ -50,6 +57,41 @@ def test_adam_by_hand() -> None:
     assert two == pytest.approx(second, rel=1e-14)
 
 
+def test_adagrad_by_hand() -> None:
+    # m as Adam's; v = 1e-6 + (.25, 1) = (.250001, 1.000001), then + (1, 0) = (1.250001, 1.000001).
+    first = [
+        1 + 0.005 / (math.sqrt(0.250001) + 0.001),  # 1.00998
+        -2 - 0.01 / (math.sqrt(1.000001) + 0.001),  # −2.00999
+    ]
+    second = [
+        first[0] + 0.0145 / (math.sqrt(1.250001) + 0.001),
+        first[1] - 0.009 / (math.sqrt(1.000001) + 0.001),
+    ]
+    assert first == pytest.approx([1.00998, -2.00999], abs=1e-5)
+    one, two = two_steps("adagrad", 0.1)
+    assert one == pytest.approx(first, rel=1e-14)
+    assert two == pytest.approx(second, rel=1e-14)
+
+
+def test_yogi_by_hand() -> None:
+    # Δ² = (.25, 1) is above v = 1e-6: v = 1e-6 + .01 (.25, 1) = (.002501, .010001).
+    # Δ² = (1, 0): above the first v, which grows to .002501 + .01 = .012501; below the second, which loses .01 · 0.
+    first = [1 + 0.005 / (math.sqrt(0.002501) + 0.001), -2 - 0.01 / (math.sqrt(0.010001) + 0.001)]
+    second = [
+        first[0] + 0.0145 / (math.sqrt(0.012501) + 0.001),
+        first[1] - 0.009 / (math.sqrt(0.010001) + 0.001),
+    ]
+    one, two = two_steps("yogi", 0.1)
+    assert one == pytest.approx(first, rel=1e-14)
+    assert two == pytest.approx(second, rel=1e-14)
+
+
+def test_yogis_second_moment_goes_both_ways_and_stays_where_it_is_reached() -> None:
+    # v = 1: Δ² = 4 is above, v = 1 + .01·4; Δ² = .25 below, v = 1 − .01·.25; Δ² = 1 is v.
+    v = OPTIMIZERS["yogi"].second_moment(np.ones(3), np.array([4.0, 0.25, 1.0]))
+    assert v == pytest.approx([1.04, 0.9975, 1.0], rel=1e-14)
+
+
 @settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3).map(np.array), min_size=2, max_size=6))
 def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(vectors: list[np.ndarray]) -> None:
@@ -75,5 +117,115 @@ def test_two_optimizers_share_no_state(name: str) -> None:
 
 
 def test_an_unknown_optimizer_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match=r"^server-optimizer = 'lamb': allowed are sgd, momentum, adam$"):
+    allowed = "allowed are sgd, momentum, adagrad, adam, yogi$"
+    with pytest.raises(ValueError, match=rf"^server-optimizer = 'lamb': {allowed}"):
         make_optimizer("lamb", 1.0)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_strategy_refuses_it_when_it_is_made(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^server-optimizer = 'lamb': allowed are "):
+        REGISTRY[name](REGISTRY[name].Config(server_optimizer="lamb"))
+
+
+@pytest.mark.parametrize("lr", [0.0, -0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_strategy_refuses_a_rate_that_is_none(name: str, lr: float) -> None:
+    with pytest.raises(ValueError, match=rf"^server-lr = {lr}: must be a number > 0$"):
+        REGISTRY[name](REGISTRY[name].Config(server_lr=lr))
+
+
+# ---- In the loops; for the event loop also test_asynchronous.py ---------------------------------------------
+
+
+def adam_by_hand(model: float, updates: Callable[[float], float], steps: int, lr: float) -> float:
+    m, v = 0.0, 1e-6
+    for _ in range(steps):
+        update = updates(model)
+        m, v = 0.9 * m + 0.1 * update, 0.99 * v + 0.01 * update**2
+        model += lr * m / (math.sqrt(v) + 1e-3)
+    return model
+
+
+def test_a_synchronous_strategy_hands_the_optimizer_the_weighted_sum(
+    federation: Make, model: Make, values_of: Make, train_config: Make
+) -> None:
+    # Σ p_i Δ_i = −.5 (w − .25), by hand in test_round.py.
+    strategy = FedAvg(FedAvg.Config(server_optimizer="adam", server_lr=0.1))
+    result = strategy.start(federation(), model(1.0), num_rounds=3, train_config=train_config())
+    expected = adam_by_hand(1.0, lambda w: -0.5 * (w - 0.25), 3, 0.1)
+    assert values_of(result.arrays) == pytest.approx([expected], rel=1e-14)
+
+
+def test_a_robust_rule_hands_it_its_result(
+    federation: Make, model: Make, values_of: Make, train_config: Make
+) -> None:
+    # Δ = 1, .5, −1 at w = 1; the median is client 1's, −.5 (w − 2): .5, then 1.25 → .375. v = .5, .45 + .375.
+    strategy = FedAvg(
+        FedAvg.Config(
+            client_weights="uniform", aggregation_rule="median", server_optimizer="momentum", server_lr=0.5
+        )
+    )
+    result = strategy.start(federation(), model(1.0), num_rounds=2, train_config=train_config())
+    assert values_of(result.arrays) == pytest.approx([1.25 + 0.5 * 0.825], rel=1e-14)
+
+
+def test_it_acts_on_the_sum_with_its_noise(
+    federation: Make, model: Make, values_of: Make, train_config: Make
+) -> None:
+    def moved(**options: Any) -> float:
+        strategy = FedAvg(
+            FedAvg.Config(client_weights="uniform", dp="central", dp_clipping_norm=9.0, seed=1, **options)
+        )
+        strategy.repeatable = True
+        result = strategy.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
+        return values_of(result.arrays)[0] - 1.0
+
+    plain, scaled = moved(), moved(server_lr=0.25)
+    assert abs(plain - 1 / 6) > 0.01  # the mean of Δ, without its noise
+    assert scaled == pytest.approx(0.25 * plain, rel=1e-12)
+
+
+def test_a_round_with_no_valid_reply_takes_no_step(
+    federation: Make, model: Make, values_of: Make, train_config: Make
+) -> None:
+    grid = federation()
+
+    def break_and_mend(progress: Any) -> None:
+        for partition in range(3):
+            grid.spoil(partition, "raise" if progress.aggregation == 1 else None)
+
+    config = FedAvg.Config(server_optimizer="momentum")
+    broken = FedAvg(config, observer=break_and_mend).start(
+        grid, model(1.0), num_rounds=3, train_config=train_config()
+    )
+    whole = FedAvg(config).start(federation(), model(1.0), num_rounds=2, train_config=train_config())
+    assert values_of(broken.arrays) == values_of(whole.arrays)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_flowers_own_loop_steps_alike_and_a_second_run_begins_anew(
+    name: str, federation: Make, model: Make, same_bytes: Make, train_config: Make
+) -> None:
+    options: dict[str, Any] = {"num_rounds": 4, "timeout": 10.0, "train_config": train_config(2)}
+    strategy = FedAvg(FedAvg.Config(server_optimizer=name, server_lr=0.3))
+    runs: list[ArrayRecord] = [
+        strategy.start(federation(), model(0.3, 0.8), **options).arrays,
+        strategy.start(federation(), model(0.3, 0.8), **options).arrays,
+        Strategy.start(strategy, federation(), model(0.3, 0.8), **options).arrays,
+    ]
+    assert same_bytes(runs[0], runs[1])
+    assert same_bytes(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_optimizer_is_without_effect_on_any_strategy(
+    name: str, federation: Make, model: Make, train_config: Make
+) -> None:
+    finals = set()
+    for optimizer in OPTIMIZERS:
+        own = {"buffer_size": 2} if name == "fedbuff" else {}
+        strategy = REGISTRY[name](REGISTRY[name].Config(server_optimizer=optimizer, server_lr=0.1, **own))
+        result = strategy.start(federation(), model(1.0), num_rounds=3, train_config=train_config())
+        finals.add(result.arrays["w"].data)
+    assert len(finals) == len(OPTIMIZERS)

@@ -177,6 +177,8 @@ def changed(run_dir: Path, to: Path, **keys: str) -> Path:
         ({"dp": '"local"'}, "dp = 'local': its clipping is biased"),
         ({"lr_schedule": '"cosine"'}, "lr-schedule = 'cosine': must be constant"),
         ({"participation": '"fixed:0,1"'}, "participation = 'fixed:0,1': all clients must take part"),
+        ({"server_optimizer": '"adam"'}, "server-optimizer = 'adam': must be sgd"),
+        ({"server_lr": "0.5"}, "server-lr = 0.5: must be 1, but for async-fedavg and fedfix"),
         ({"strategy": '"fedbuff"'}, "strategy = 'fedbuff': no theorem is about it"),
         ({"clock": '"wall"'}, "clock = 'wall': the run can't be repeated"),
         (

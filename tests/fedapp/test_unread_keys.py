@@ -1,0 +1,294 @@
+"""Values that nothing in a run reads: named once, listed in summary.json, and really without effect."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedapp import client_app, server_app
+from fedapp.config import RunConfig, defaults
+from fedapp.engine.sequential import SequentialGrid
+from fedapp.results import RunDirectory
+from fedapp.unread_keys import ALWAYS, CONDITIONS, OWN
+from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
+
+CLIENTS = 3
+COMMON = {"model": "logistic", "num-server-rounds": 2, "checkpoint-every": 1}
+
+Values = Mapping[str, Any]
+Go = Callable[..., Path]
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Go:
+    """Run the app in this process; return the run's folder."""
+
+    def run(values: Values, name: str = "run") -> Path:
+        given = {**COMMON, "results-dir": str(tmp_path), "run-name": name, **values}
+        experiment = server_app.prepare(RunConfig.load(given), CLIENTS)
+        return server_app.run(SequentialGrid(client_app.app, CLIENTS), experiment).path
+
+    return run
+
+
+def unread(values: Values) -> dict[str, Any]:
+    return dict(server_app.prepare(RunConfig.load({**COMMON, **values}), CLIENTS).unread)
+
+
+def summary(path: Path) -> dict[str, Any]:
+    return json.loads((path / "summary.json").read_text())
+
+
+def content(path: Path, values: Values) -> dict[str, bytes]:
+    """Return what a run came to; its metrics only in virtual time, as real seconds are never the same."""
+    names = ["model.safetensors", "partition.npz", "graph.npz"] + ["metrics.jsonl"] * ("clock" not in values)
+    return {name: (path / name).read_bytes() for name in names if (path / name).exists()}
+
+
+# The table ---------------------------------------------------------------------------------------------------
+
+
+def test_every_key_is_declared_and_none_twice() -> None:
+    assert ALWAYS | OWN | CONDITIONS.keys() == set(RunConfig.key_names())
+    assert not ALWAYS & (OWN | CONDITIONS.keys())
+
+
+def test_a_key_is_a_strategys_own_if_it_is_in_some_configs_and_not_in_all() -> None:
+    every = [{field.name.replace("_", "-") for field in fields(kind.Config)} for kind in REGISTRY.values()]
+    common = {field.name.replace("_", "-") for field in fields(StrategyConfig)}
+    some = set().union(*every) - common
+    # Clients read these too, under any strategy, where local privacy is asked for.
+    assert some - OWN == {"dp", "dp-clipping-norm", "dp-noise-multiplier"}
+    assert OWN - some == set()
+    assert OWN & set.intersection(*every) == set()
+
+
+# What is said and what isn't ---------------------------------------------------------------------------------
+
+# Given, and what of it isn't read.
+CASES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"strategy": "fedavg", "proximal-mu": 0.3}, ["proximal-mu"]),
+    ({"strategy": "fedprox", "perturbation-beta": 0.3}, ["perturbation-beta"]),
+    ({"strategy": "fedavg", "neighbour-memory": 1.0}, ["neighbour-memory"]),
+    ({"strategy": "spectral", "neighbour-memory": 1.0, "perturbation-beta": 1.0}, ["neighbour-memory"]),
+    ({"strategy": "fedavg", "aggregation-weights": "identical"}, ["aggregation-weights"]),
+    ({"strategy": "async-fedavg", "server-lr": 0.1, "fedfix-interval": 2.0}, ["fedfix-interval"]),
+    ({"strategy": "fedfix", "buffer-size": 2}, ["buffer-size"]),
+    ({"strategy": "fedavg", "message-floor": 0.5}, ["message-floor"]),
+    ({"strategy": "fedbuff", "buffer-size": 2, "neighbours": 1}, ["neighbours"]),
+    ({"strategy": "fedavg", "message-epsilon": 1.0, "message-delta": 0.1}, ["message-epsilon", "message-delta"]),
+    ({"strategy": "spectral", "message-delta": 0.1}, ["message-delta"]),
+    ({"strategy": "spectral", "client-weights": "uniform"}, ["client-weights"]),
+    ({"strategy": "fedavg", "participation": "paired", "client-weights": "uniform"}, ["client-weights"]),
+    ({"strategy": "fedavg", "faulty-clients": 1}, ["faulty-clients"]),
+    ({"strategy": "async-fedavg", "server-lr": 0.1, "faulty-clients": 1}, ["faulty-clients"]),
+    (
+        {"strategy": "fedavg", "dp-clipping-norm": 0.1, "dp-noise-multiplier": 9.0, "dp-delta": 0.1},
+        ["dp-clipping-norm", "dp-noise-multiplier", "dp-delta"],
+    ),
+    ({"clock": "wall", "time-scenario": "F0"}, ["time-scenario"]),
+    ({"partitioner": "iid", "class-imbalance": 9.0, "data-imbalance": 0.0}, ["class-imbalance", "data-imbalance"]),
+    ({"dirichlet-alpha": 9.0}, ["dirichlet-alpha"]),
+    ({"partitioner": "dirichlet", "dirichlet-alpha": 1.0, "class-imbalance": 9.0}, ["class-imbalance"]),
+    ({"partitioner": "shards", "dirichlet-alpha": 1.0}, ["dirichlet-alpha"]),
+    ({"local-epochs": 5, "step-heterogeneity": "list:1,2,1"}, ["local-epochs"]),
+    ({"local-epochs": 5, "step-heterogeneity": "range:1-3"}, ["local-epochs"]),
+    ({"local-epochs": 5, "step-heterogeneity": "uniform:1-3"}, ["local-epochs"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "named"), CASES, ids=[str(named) for _, named in CASES])
+def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any], named: list[str]) -> None:
+    path = go(values)
+    assert summary(path)["unread-keys"] == named
+    without = go({key: value for key, value in values.items() if key not in named}, "without")
+    assert summary(without)["unread-keys"] == []
+    assert content(path, values) == content(without, values)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "others"),
+    [
+        ("server-lr", 0.5, {}),
+        ("server-optimizer", "adam", {"strategy": "spectral"}),
+        ("proximal-mu", 0.3, {"strategy": "fedprox"}),
+        ("perturbation-beta", 0.3, {"strategy": "spectral"}),
+        ("aggregation-weights", "identical", {"strategy": "async-fedavg"}),
+        ("fedfix-interval", 2.0, {"strategy": "fedfix"}),
+        ("buffer-size", 2, {"strategy": "fedbuff", "buffer-size": 3}),
+        ("message-floor", 0.5, {"strategy": "spectral"}),
+        ("neighbours", 1, {"client-weights": "adjacency"}),
+        ("message-epsilon", 1.0, {"client-weights": "adjacency"}),
+        ("message-delta", 0.1, {"strategy": "spectral", "message-epsilon": 1.0}),
+        ("client-weights", "uniform", {}),
+        ("client-weights", "uniform", {"participation": "paired", "client-evaluation": True}),
+        ("client-weights", "adjacency", {"participation": "paired"}),
+        ("faulty-clients", 1, {"client-weights": "uniform", "aggregation-rule": "trimmed-mean"}),
+        ("dp-clipping-norm", 0.1, {"dp": "local"}),
+        ("dp-noise-multiplier", 0.1, {"dp": "local", "strategy": "async-fedavg"}),
+        ("dp-delta", 0.1, {"dp": "local"}),
+        ("time-scenario", "exponential", {}),
+        ("time-scenario", "F0", {"clock": "wall", "step-heterogeneity": "speed", "local-epochs": 3}),
+        ("class-imbalance", 1.0, {}),
+        ("data-imbalance", 0.0, {}),
+        ("dirichlet-alpha", 9.0, {"partitioner": "dirichlet"}),
+        ("test-fraction", 0.3, {}),
+        ("local-epochs", 2, {"step-heterogeneity": "lognormal:0.1"}),
+    ],
+)  # fmt: skip
+def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: Any, others: Values) -> None:
+    path, before = go({**others, key: value}), go(others, "before")
+    assert summary(path)["unread-keys"] == []
+    assert content(path, others) != content(before, others)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"strategy": "fedprox", "proximal-mu": 1.0, "server-optimizer": "yogi", "server-lr": 0.1},
+        {"strategy": "spectral", "perturbation-beta": 0.3, "neighbour-memory": 1.0, "neighbours": 1,
+         "message-floor": 0.1, "message-epsilon": 500.0, "message-delta": 0.01, "client-weights": "adjacency"},
+        {"strategy": "fedavg", "client-weights": "adjacency", "neighbours": 1, "message-floor": 0.1},
+        {"strategy": "fedfix", "fedfix-interval": 2.0, "client-weights": "uniform", "time-scenario": "F0"},
+        {"strategy": "fedbuff", "buffer-size": 2, "aggregation-weights": "identical", "update-norm-bound": 1.0},
+        {"strategy": "fedbuff", "buffer-size": 2, "dp": "local", "dp-clipping-norm": 2.0, "dp-delta": 0.1},
+        {"strategy": "fedavg", "client-weights": "uniform", "aggregation-rule": "median", "faulty-clients": 1},
+        {"strategy": "fedavg", "client-weights": "uniform", "dp": "central", "dp-noise-multiplier": 0.1},
+        {"participation": "uniform", "fraction-train": 0.5, "client-evaluation": True, "lr-schedule": "cosine"},
+        {"participation": "paired", "client-weights": "uniform", "client-evaluation": True},
+        {"participation": "paired", "client-weights": "adjacency"},
+        {"clock": "wall", "time-scenario": "F50", "step-heterogeneity": "speed", "local-epochs": 3},
+        {"local-epochs": 0, "local-steps": 3, "step-heterogeneity": "list:1,2,3", "normalize-steps": True},
+        {"partitioner": "dirichlet", "dirichlet-alpha": 1.0, "min-samples": 3, "test-fraction": 0.3},
+        {"class-imbalance": 1.0, "data-imbalance": 1.0, "test-on": "unseen-clients", "test-fraction": 0.3},
+        {"eval-every": 2, "seed": 3, "momentum": 0.5, "l2": 0.1, "clip-norm": 1.0, "batch-size": 8, "init": "zeros"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_is_said_where_all_is_read(values: Values) -> None:
+    assert unread(values) == {}
+
+
+def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(
+    save_npz: Callable[..., str],
+) -> None:
+    own = {"dataset": "npz", "partitioner": "iid", "test-fraction": 0.5}
+    shipped, whole = save_npz("shipped.npz", test=True), save_npz("whole.npz")
+    assert unread({**own, "data-path": shipped}) == {"test-fraction": 0.5}
+    assert unread({**own, "data-path": whole}) == {}
+    assert unread({**own, "data-path": shipped, "test-on": "unseen-clients"}) == {}
+
+
+def test_a_strategy_of_ones_own_reads_the_keys_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twice(AsynchronousStrategy):
+        interval = 2.0
+
+        def periods(self, times: Any) -> Any:
+            return np.ceil(times / 2.0)
+
+    monkeypatch.setitem(REGISTRY, "twice", Twice)
+    given = {"strategy": "twice", "aggregation-weights": "identical", "fedfix-interval": 2.0}
+    assert unread(given) == {"fedfix-interval": 2.0}
+
+
+# Where it is said --------------------------------------------------------------------------------------------
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "not read" in record.getMessage()]
+
+
+def test_it_is_one_line_before_the_first_round(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        go({"fedfix-interval": 2, "proximal-mu": 0.5, "aggregation-weights": "identical", "lr": 0.05})
+    assert lines(caplog) == [
+        "not read by fedavg: proximal-mu = 0.5, aggregation-weights = 'identical', fedfix-interval = 2.0"
+    ]
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said.index("not read by fedavg") < said.index(
+        "FedAvg"
+    )  # the strategy's own summary begins the run
+
+
+def test_no_line_where_all_is_read(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        go({"strategy": "fedprox", "proximal-mu": 0.5, "server-optimizer": "adam", "server-lr": 0.01})
+    assert lines(caplog) == []
+
+
+def test_every_summary_of_a_run_lists_them(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Mapping[str, Any]] = []
+    write = RunDirectory.write_summary
+
+    def note(directory: RunDirectory, content: Mapping[str, Any]) -> None:
+        written.append(content)
+        write(directory, content)
+
+    monkeypatch.setattr(RunDirectory, "write_summary", note)
+    go({"buffer-size": 3})
+    assert [content["status"] for content in written] == [*["running"] * 4, "finished"]
+    assert [content["unread-keys"] for content in written] == [["buffer-size"]] * 5
+
+
+def test_a_resumed_run_lists_what_it_was_given(go: Go) -> None:
+    # Its config.toml has the weights that the method demands in place of those given.
+    path = go({"strategy": "spectral", "client-weights": "uniform", "proximal-mu": 0.5})
+    again = RunConfig.load({"resume": str(path), "num-server-rounds": 3})
+    assert again.client_weights == "adjacency"
+    server_app.run(SequentialGrid(client_app.app, CLIENTS), server_app.prepare(again, CLIENTS))
+    assert (summary(path)["aggregations"], summary(path)["unread-keys"]) == (
+        3,
+        ["client-weights", "proximal-mu"],
+    )
+
+
+# Any config --------------------------------------------------------------------------------------------------
+
+anything = st.fixed_dictionaries(
+    {},
+    optional={
+        "strategy": st.sampled_from(["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix"]),
+        "client-weights": st.sampled_from(["uniform", "adjacency"]),
+        "proximal-mu": st.just(0.3),
+        "perturbation-beta": st.sampled_from([0.3, 1.0]),
+        "neighbour-memory": st.just(1.0),
+        "message-floor": st.just(0.1),
+        "message-epsilon": st.just(1.0),
+        "message-delta": st.just(0.1),
+        "fedfix-interval": st.just(2.0),
+        "buffer-size": st.just(2),
+        "faulty-clients": st.just(1),
+        "partitioner": st.sampled_from(["iid", "dirichlet"]),
+        "class-imbalance": st.just(1.0),
+        "dirichlet-alpha": st.just(1.0),
+        "step-heterogeneity": st.sampled_from(["list:1,2,3", "speed"]),
+        "local-epochs": st.just(2),
+        "clock": st.just("wall"),
+        "time-scenario": st.just("F0"),
+        "dp": st.just("local"),
+        "dp-delta": st.just(0.1),
+        "client-evaluation": st.just(False),
+        "server-lr": st.just(0.1),
+        "server-optimizer": st.just("yogi"),
+    },
+)
+
+
+@given(anything)
+@settings(max_examples=60, deadline=None)
+def test_without_what_is_named_nothing_is_named(values: dict[str, Any]) -> None:
+    if values.get("dp") == "local":
+        values["message-epsilon"] = 1.0  # or the graph would tell what local privacy hides
+    found = unread(values)
+    assert found == {key: values[key] for key in found}
+    assert all(value != defaults()[key] for key, value in found.items())
+    assert unread({key: value for key, value in values.items() if key not in found}) == {}
+    assert not found.keys() & ALWAYS
