@@ -138,6 +138,7 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
         ("time-scenario", "F0", {"clock": "wall", "step-heterogeneity": "speed", "local-epochs": 3}),
         ("class-imbalance", 1.0, {}),
         ("data-imbalance", 0.0, {}),
+        ("data-imbalance", 1.0, {"partitioner": "dirichlet"}),
         ("dirichlet-alpha", 9.0, {"partitioner": "dirichlet"}),
         ("test-fraction", 0.3, {}),
         ("local-epochs", 2, {"step-heterogeneity": "lognormal:0.1"}),
