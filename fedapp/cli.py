@@ -12,10 +12,10 @@ from rich.table import Table
 
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
+from fedapp.config.options import read_options
 from fedapp.data import DataError
 from fedapp.data.message import client_message
 from fedapp.deploy.cli import app as deploy_app
-from fedapp.options import read_options
 from fedapp.reproduce.command import reproduce
 from fedapp.theory.command import bounds
 from strategies import graph
@@ -108,6 +108,14 @@ def graph_command(
     Console().print(table)
     for path in figures:
         print(path.absolute())
+
+
+@app.command()
+def keys() -> None:
+    """Every key of the run config, as Markdown: default, what it accepts, its meaning, who reads it."""
+    from fedapp.config.document import document
+
+    print(document(), end="")
 
 
 def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:

@@ -127,7 +127,7 @@ class RunDirectory:
         def refused(reason: str) -> ConfigError:
             return ConfigError(f"resume = {str(self.path)!r}: {reason}")
 
-        earlier = RunConfig.read(read_run(str(self.path))[0])
+        earlier = RunConfig.recorded(read_run(str(self.path))[0])
         same = (earlier.num_server_rounds, earlier.time_budget) == (
             self.config.num_server_rounds,
             self.config.time_budget,
@@ -172,7 +172,7 @@ def _make_folder(config: RunConfig) -> Path:
     try:
         results.mkdir(parents=True, exist_ok=True)
         if not config.run_name:
-            stem = f"{config.strategy}-{config.dataset}-{config.model}"
+            stem = f"{config.strategy.replace(':', '-')}-{config.dataset}-{config.model}"
             return _first_free(lambda number: results / f"{stem}-{number:03d}")
     except OSError as error:
         raise ConfigError(

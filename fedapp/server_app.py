@@ -12,15 +12,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp import federation, local_work
 from fedapp.client_app import to_arrays
-from fedapp.config import ConfigError, RunConfig, defaults, read_run
+from fedapp.config import ConfigError, RunConfig, Setting, defaults, read_run, strategy_class, unread_keys
 from fedapp.data import DataError
 from fedapp.models import ModelError
 from fedapp.privacy import check_privacy
 from fedapp.recorder import Experiment, Recorder
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker
-from fedapp.unread_keys import Setting, unread_keys
-from strategies import REGISTRY, AsynchronousStrategy, FederatedStrategy, Progress
+from strategies import AsynchronousStrategy, FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.roster import wait_for_nodes
@@ -145,7 +144,7 @@ def build_strategy(
     config: RunConfig, observer: Callable[[Progress], None] | None = None, stopped: Callable[[], bool] = never
 ) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
-    strategy = REGISTRY[config.strategy]
+    strategy = strategy_class(config.strategy)
     values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
     clock = WallClock() if config.clock == "wall" else VirtualClock()
     return strategy(strategy.Config(**values), clock=clock, observer=observer, stopped=stopped)

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from fedapp.config import ConfigError, RunConfig
+from fedapp.config.options import read_options
 from fedapp.deploy.files import add_device, read_deployment, write_deployment
 from fedapp.deploy.local import LocalDeployment, register
 from fedapp.deploy.plan import DeployError, Deployment, device_of, devices_of
-from fedapp.options import read_options
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 

@@ -19,7 +19,8 @@ from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 from pydantic import Field
 
-from fedapp.config import ConfigError, Counting, Flag, NonNegative, RunConfig, Schema, Text
+from fedapp.config import ConfigError, RunConfig, Schema
+from fedapp.config.values import Counting, Flag, NonNegative, Text
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
-from fedapp.options import repeated_key
+from fedapp.config.options import repeated_key
 
 # Datasets that are read from --data-path; the others come with the app.
 STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare")

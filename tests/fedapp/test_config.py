@@ -47,7 +47,9 @@ FOLDER = "a folder name without / or leading dot"
 
 # key → (what the message says is allowed, values refused, values accepted)
 EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
-    "strategy": (one_of(*STRATEGIES), ["fedavgg", "FedAvg", "", 1, True], list(STRATEGIES)),
+    "strategy": (
+        f"{one_of(*STRATEGIES)}, or module:Class of your own", ["fedavgg", "FedAvg", "", 1, True], list(STRATEGIES),
+    ),
     "num-server-rounds": (COUNTING, NO_COUNTING, [1, 100_000]),
     "time-budget": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 3]),
     "round-timeout": (POSITIVE, NO_POSITIVE, [1, 0.5]),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.config import ConfigError, RunConfig
-from fedapp.options import read_options
+from fedapp.config.options import read_options
 from fedapp.results import RunDirectory
 
 

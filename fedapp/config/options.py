@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from flwr.common.config import flatten_dict, parse_config_args
 
-from fedapp.config import ConfigError, Value
+from fedapp.config.values import ConfigError, Value
 
 # Flower's own, which drops what doesn't match.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")

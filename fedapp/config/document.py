@@ -1,0 +1,43 @@
+"""`docs/config.md`, made from the keys' declarations."""
+
+from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of
+from fedapp.config.values import Schema
+
+_INTRODUCTION = """# Keys of the run config
+
+Made by `fedapp keys` from [fedapp/config](../fedapp/config); the defaults stand in `[tool.flwr.app.config]` of
+[pyproject.toml](../pyproject.toml). A key has one meaning with `flwr run`, `run_simulation.py`, `fedapp` and in an
+experiment's TOML file. A value other than the default that nothing in a run reads is named before the first round,
+and listed as `unread-keys` in summary.json."""
+
+
+def document() -> str:
+    """Return every key with default, what it accepts, its meaning and who reads it, as Markdown."""
+    return "\n\n".join([_INTRODUCTION, *(_section(section) for section in SECTIONS)]) + "\n"
+
+
+def _section(section: type[Schema]) -> str:
+    lines = [
+        f"## {(section.__doc__ or '').strip().rstrip('.')}",
+        "",
+        "| key | default | allowed | meaning | read by |",
+        "|---|---|---|---|---|",
+    ]
+    for key in section.key_names():
+        declared = key_of(RunConfig, key)
+        cells = (
+            f"`{key}`", f"`{_toml(defaults()[key])}`", section.allowed(key), declared.meaning,
+            declared.readers.text(key),
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else f"{value}"
+    )

@@ -1,0 +1,157 @@
+"""The run config: every key of a run, composed from what declares them.
+
+The defaults stand in ``pyproject.toml``, section ``[tool.flwr.app.config]``, where Flower reads them. A strategy of
+the user's own (`fedapp.config.strategy_keys`) brings keys of its own: the fields of its ``Config`` that no other has.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import Field, create_model
+
+from fedapp.config import resume
+from fedapp.config.data_keys import DataKeys
+from fedapp.config.key import OWN, Key, if_
+from fedapp.config.protection_keys import ProtectionKeys
+from fedapp.config.run_keys import RunKeys
+from fedapp.config.strategy_keys import StrategyKeys, strategy_class
+from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys, is_sensible
+from fedapp.config.values import ConfigError, Schema, Value
+from strategies import FederatedStrategy
+from strategies.weights import Participation
+
+# Datasets that are the user's own, and what their data-path must be.
+OWN_DATA = {"npz": "an .npz file", "files": "a .npz, .csv or .parquet file or a folder of images by class"}
+
+# The sections of `docs/config.md`, in order.
+SECTIONS: tuple[type[Schema], ...] = (StrategyKeys, DataKeys, TrainingKeys, ProtectionKeys, RunKeys)
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
+    """Every key of a run."""
+
+    @classmethod
+    def load(cls, overrides: Mapping[str, Value] | None = None) -> "RunConfig":
+        """Return the defaults with ``overrides`` (kebab-case keys) in their place.
+
+        With ``resume``, the config of that run takes the place of the defaults, and overrides must be as there.
+
+        Raises
+        ------
+        ConfigError
+            Unknown key, wrong type, value out of range, a combination that makes no sense, or one that isn't
+            that of the run to resume.
+        """
+        config = _read({**defaults(), **(overrides or {})})
+        if config.resume:
+            config = _read({**defaults(), **resume.resumed(overrides or {}, defaults())})
+        config._check_combinations()
+        return config
+
+    @classmethod
+    def received(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Return the config in a message, which the server has checked and which may hold more than its keys."""
+        known = {key: value for key, value in defaults().items() if key in cls.key_names()}
+        return cls.read({**known, **{key: values[key] for key in cls.key_names() if key in values}})
+
+    @classmethod
+    def recorded(cls, values: Mapping[str, Value]) -> "RunConfig":
+        """Return the config in a run's config.toml, as it is."""
+        return _read({**defaults(), **values})
+
+    @classmethod
+    def defaults(cls) -> dict[str, Value]:
+        """Return the default of every key, those of the user's own strategy too."""
+        own = {
+            key: cls.field_of(key).default for key in cls.key_names() if not cls.field_of(key).is_required()
+        }
+        return {**own, **defaults()}
+
+    def flat(self) -> dict[str, Value]:
+        """Return the config as Flower has it: one level, kebab-case keys."""
+        return self.model_dump(by_alias=True)
+
+    def _check_combinations(self) -> None:
+        if (self.local_epochs == 0) == (self.local_steps == 0):
+            raise ConfigError(
+                f"local-epochs = {self.local_epochs}, local-steps = {self.local_steps}: "
+                "one of the two must be 0 and the other 1 or more"
+            )
+        if not is_sensible(self.lr_schedule):
+            raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
+        try:
+            Participation.parse(self.participation, self.fraction_train)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if self.dataset in OWN_DATA and not self.data_path:
+            raise ConfigError(
+                f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}"
+            )
+
+
+def key_of(schema: type[RunConfig], key: str) -> Key:
+    """Return a key's meaning and readers."""
+    return next(item for item in schema.field_of(key).metadata if isinstance(item, Key))
+
+
+def _read(values: Mapping[str, Value]) -> RunConfig:
+    """Check keys and values by the schema that goes with the strategy among them."""
+    name = values["strategy"]
+    if not isinstance(name, str) or not name:
+        return RunConfig.read(values)  # says what a strategy must be
+    return schema_with(strategy_class(name)).read(values)
+
+
+@cache
+def schema_with(strategy: type[FederatedStrategy]) -> type[RunConfig]:
+    """Return the schema with the keys that a strategy's Config adds, and with what pyproject.toml has for others.
+
+    Raises
+    ------
+    ConfigError
+        If a field of its Config is no number, text or flag with a default.
+    """
+    known = RunConfig.model_fields.keys()
+    hints = get_type_hints(strategy.Config)
+    added: dict[str, Any] = {}
+    for field in fields(strategy.Config):
+        if field.name in known:
+            continue
+        if hints[field.name] not in _KINDS or field.default is MISSING:
+            raise ConfigError(
+                f"{strategy.__name__}.Config.{field.name}: must be a {', '.join(k.__name__ for k in _KINDS)} with a "
+                "default, to be a key of the run config"
+            )
+        added[field.name] = _declared(hints[field.name], field.default, Key(f"of {strategy.__name__}", OWN))
+    for key, value in defaults().items():
+        if (name := key.replace("-", "_")) not in known and name not in added:
+            added[name] = _declared(type(value), value, Key("of a strategy of your own", _NO_RUN))
+    if not added:
+        return RunConfig
+    return create_model("RunConfig", __base__=RunConfig, **added)
+
+
+_NO_RUN = if_("another strategy", lambda _: False)
+
+
+def _declared(kind: type, default: Value, key: Key) -> tuple[Any, Any]:
+    return Annotated[kind, Field(description=_KINDS[kind]), key], default
+
+
+@cache
+def defaults() -> dict[str, Value]:
+    """Read ``[tool.flwr.app.config]`` from the app's pyproject.toml: beside the package, or inside a wheel's."""
+    package = Path(__file__).parents[1]
+    for path in (package.parent / "pyproject.toml", package / "pyproject.toml"):
+        if path.is_file():
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
+            if (app := settings.get("tool", {}).get("flwr", {}).get("app")) is not None:
+                values: dict[str, Value] = app["config"]
+                return values
+    raise ConfigError(f"no pyproject.toml with [tool.flwr.app.config] beside {package}")

@@ -1,0 +1,35 @@
+"""Keys of the run itself: how long, where it goes, and on what it computes."""
+
+from typing import Annotated, Literal
+
+from fedapp.config.key import key
+from fedapp.config.values import Count, Counting, Flag, NonNegative, Positive, Schema, Text, pattern
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class RunKeys(Schema):
+    """What is the same for every method, data and model."""
+
+    num_server_rounds: Annotated[Counting, key("rounds, or aggregations of an asynchronous strategy")]
+    time_budget: Annotated[NonNegative, key("seconds of the run's clock at which it ends; 0: no limit")]
+    round_timeout: Annotated[Positive, key("real seconds after which a reply isn't waited for")]
+    min_clients: Annotated[Counting, key("clients to wait for before the first task")]
+    client_evaluation: Annotated[Flag, key("evaluate on the clients too")]
+    seed: Annotated[Count, key("fixes every random number of the run")]
+    eval_every: Annotated[Counting, key("aggregations between two evaluations")]
+    checkpoint_every: Annotated[Count, key("aggregations between two checkpoints; 0: none")]
+    resume: Annotated[Text, key("folder of a run to go on with")]
+    record_divergence: Annotated[
+        Flag, key("add how unlike the clients' objectives are, and how far local models drift")
+    ]
+    server_device: Annotated[Device, key("what the server evaluates on")]
+    client_device: Annotated[Device, key("what clients train on")]
+    client_threads: Annotated[Count, key("threads of a client's training; 0: as many as PyTorch takes")]
+    results_dir: Annotated[Text, key("where the run's folder goes")]
+    tracker: Annotated[Literal["none", "tensorboard", "wandb"], key("where else metrics are logged")]
+    run_name: Annotated[
+        str,
+        pattern("a folder name without / or leading dot", r"^([^./\\\x00][^/\\\x00]*)?$"),
+        key("the run's folder; empty: STRATEGY-DATASET-MODEL-NNN"),
+    ]

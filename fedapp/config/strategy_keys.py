@@ -1,0 +1,125 @@
+"""Keys of the strategies: the method, what it weighs clients by, its own parameters, and time."""
+
+import importlib
+from typing import Annotated, Literal
+
+from fedapp.config.key import OWN, WITH_GRAPH, Setting, if_, key
+from fedapp.config.values import (
+    ConfigError,
+    Count,
+    Counting,
+    Inside,
+    NonNegative,
+    Positive,
+    Schema,
+    Share,
+    Text,
+    UnitInterval,
+    choice,
+    pattern,
+)
+from strategies import REGISTRY, FederatedStrategy
+from strategies.server_optimizer import OPTIMIZERS
+from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
+
+STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"
+
+
+def _weights_count(setting: Setting) -> bool:
+    config, strategy = setting.config, setting.strategy
+    if strategy.config.client_weights != config.client_weights:
+        return False  # the strategy demands others
+    evaluated = config.client_evaluation or config.record_divergence
+    # A pair counts half each.
+    return config.participation != "paired" or strategy.graph is not None or evaluated
+
+
+class StrategyKeys(Schema):
+    """What a strategy is told."""
+
+    # Users may add to the registry: what is in it when a run starts counts.
+    strategy: Annotated[str, pattern(STRATEGIES, r"^[^\x00]+$"), key("the method")]
+    client_weights: Annotated[
+        Literal["samples", "uniform", "adjacency"],
+        key(
+            "importance of a client in the federated objective: by its samples, all alike, or by how alike its data "
+            "are to the others'",
+            if_("all but spectral, whose are adjacency; not where participation = paired", _weights_count),
+        ),
+    ]
+    participation: Annotated[
+        Text, key("who takes part in a round: full, uniform, md, paired or fixed:I,J,…", OWN)
+    ]
+    fraction_train: Annotated[Share, key("share of the clients that uniform and md draw", OWN)]
+    server_lr: Annotated[Positive, key("η_g, step size of the server's optimizer")]
+    server_optimizer: Annotated[
+        str, choice(OPTIMIZERS), key("what the server does with the aggregated update (Reddi et al. 2021)")
+    ]
+    proximal_mu: Annotated[NonNegative, key("α, the pull towards the global model (Li et al. 2020)", OWN)]
+    perturbation_beta: Annotated[
+        UnitInterval, key("β: the gradient is taken at β w + (1 − β) u, u the neighbours' average", OWN)
+    ]
+    neighbour_memory: Annotated[
+        NonNegative,
+        key(
+            "GiB that the clients' last models may take in memory; beyond, they go to a file",
+            OWN & if_("perturbation-beta < 1", lambda setting: setting.config.perturbation_beta < 1),
+        ),
+    ]
+    message_floor: Annotated[Inside, key("least misalignment of two clients in the graph", WITH_GRAPH)]
+    neighbours: Annotated[
+        Count, key("edges that the graph keeps to each client's most similar ones; 0: all", WITH_GRAPH)
+    ]
+    message_epsilon: Annotated[
+        NonNegative,
+        key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_GRAPH),
+    ]
+    message_delta: Annotated[
+        Inside,
+        key(
+            "δ of it",
+            WITH_GRAPH & if_("message-epsilon > 0", lambda setting: setting.config.message_epsilon > 0),
+        ),
+    ]
+    aggregation_weights: Annotated[
+        Literal["time-based", "identical"],
+        key("weight of a contribution: unbiased whatever a client's speed, or the same for all", OWN),
+    ]
+    fedfix_interval: Annotated[Positive, key("Δt, seconds between two aggregations", OWN)]
+    buffer_size: Annotated[Counting, key("m, contributions that make an aggregation", OWN)]
+    clock: Annotated[Literal["virtual", "wall"], key("time follows from time-scenario, or is the machine's")]
+    time_scenario: Annotated[
+        str,
+        pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$"),
+        key(
+            "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1)",
+            if_(
+                "clock = virtual, or step-heterogeneity = speed",
+                lambda setting: (
+                    setting.config.clock == "virtual" or setting.config.step_heterogeneity == "speed"
+                ),
+            ),
+        ),
+    ]
+
+
+def strategy_class(name: str) -> type[FederatedStrategy]:
+    """Return the strategy of a name in the registry, or of ``module:Class``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or the module can't be imported.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"strategy = {name!r}: must be {STRATEGIES}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"strategy = {name!r}: can't be imported ({error})") from None
+    if not (isinstance(found, type) and issubclass(found, FederatedStrategy)):
+        raise ConfigError(f"strategy = {name!r}: must be a subclass of strategies.FederatedStrategy")
+    return found

@@ -1,0 +1,57 @@
+"""Keys of the model and of local training."""
+
+from typing import Annotated
+
+from fedapp.config.key import Setting, if_, key
+from fedapp.config.values import BelowOne, Count, Flag, NonNegative, Positive, Schema, pattern
+from fedapp.local_work import ALLOWED as STEP_HETEROGENEITIES
+from fedapp.local_work import PATTERN as STEP_HETEROGENEITY
+from fedapp.models import INITS, MODELS
+
+LR_SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RATE in (0, 1]"
+
+
+def _epochs_are_counted(setting: Setting) -> bool:
+    """Tell whether local-epochs says how many, or is 0 for work that is in steps."""
+    kind = setting.config.step_heterogeneity.partition(":")[0]
+    return setting.config.local_epochs == 0 or kind not in ("list", "range", "uniform")
+
+
+class TrainingKeys(Schema):
+    """What a client does with a model that it was sent."""
+
+    model: Annotated[str, pattern(", ".join(MODELS), f"^({'|'.join(MODELS)})$"), key("what is trained")]
+    init: Annotated[str, pattern(", ".join(INITS), f"^({'|'.join(INITS)})$"), key("its first values")]
+    local_epochs: Annotated[
+        Count,
+        key(
+            "passes over a client's rows in a task; 0: local-steps counts",
+            if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
+        ),
+    ]
+    local_steps: Annotated[Count, key("local steps of a task; 0: local-epochs counts")]
+    step_heterogeneity: Annotated[
+        str,
+        pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
+        key("how many of them each client does"),
+    ]
+    normalize_steps: Annotated[Flag, key("divide a client's step size by the number of its steps")]
+    batch_size: Annotated[Count, key("rows of a local step; 0: all")]
+    lr: Annotated[Positive, key("γ, the local step size")]
+    lr_schedule: Annotated[
+        str,
+        pattern(LR_SCHEDULES, r"^(constant|inverse|inverse-sqrt|cosine|exponential:\S+)$"),
+        key("how γ changes with the rounds"),
+    ]
+    momentum: Annotated[BelowOne, key("heavy-ball momentum of local steps, anew in each task")]
+    l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss")]
+    clip_norm: Annotated[NonNegative, key("G, to which the gradient's norm is cut; 0: not")]
+
+
+def is_sensible(schedule: str) -> bool:
+    """Tell whether a schedule's rate is one."""
+    name, _, rate = schedule.partition(":")
+    try:
+        return name != "exponential" or 0 < float(rate) <= 1
+    except ValueError:
+        return False

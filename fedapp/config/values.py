@@ -1,0 +1,98 @@
+"""What a key accepts, and the base of all schemas: flat, strict, one clear line for each error."""
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+Value = str | int | float | bool
+
+# What a message's integer holds.
+LARGEST = 2**63 - 1
+
+
+class ConfigError(ValueError):
+    """The run config, or what it asks for, isn't possible; the text is the message for the user."""
+
+
+def pattern(allowed: str, regex: str) -> Any:
+    """Return what makes a text match a regular expression; ``allowed`` says it in words."""
+    return Field(description=allowed, pattern=regex)
+
+
+def choice(names: Any) -> Any:
+    """Return what makes a text one of some names."""
+    return pattern(f"one of {', '.join(names)}", f"^({'|'.join(names)})$")
+
+
+# The description of a type is what an error says is allowed.
+Positive = Annotated[float, Field(description="a number > 0", gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(description="a number >= 0", ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(description="a number in (0, 1]", gt=0, le=1)]
+UnitInterval = Annotated[float, Field(description="a number in [0, 1]", ge=0, le=1)]
+BelowOne = Annotated[float, Field(description="a number in [0, 1)", ge=0, lt=1)]
+Inside = Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]
+Count = Annotated[int, Field(description="a whole number >= 0", ge=0, le=LARGEST)]
+Counting = Annotated[int, Field(description="a whole number >= 1", ge=1, le=LARGEST)]
+Flag = Annotated[bool, Field(description="true or false")]
+Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]
+
+
+class Schema(BaseModel):
+    """A flat config with kebab-case keys: key ``num-server-rounds`` is attribute ``num_server_rounds``."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-")
+    )
+
+    @classmethod
+    @cache
+    def key_names(cls) -> tuple[str, ...]:
+        """Return every key."""
+        return tuple(name.replace("_", "-") for name in cls.model_fields)
+
+    @classmethod
+    def field_of(cls, key: str) -> FieldInfo:
+        """Return a key's declaration."""
+        return cls.model_fields[key.replace("-", "_")]
+
+    @classmethod
+    def allowed(cls, key: str) -> str:
+        """Say in words what a key accepts."""
+        field = cls.field_of(key)
+        if get_origin(field.annotation) is Literal:
+            return "one of " + ", ".join(get_args(field.annotation))
+        return field.description or "a value"
+
+    @classmethod
+    def read(cls, values: Mapping[str, Value]) -> Self:
+        """Check keys and values.
+
+        Raises
+        ------
+        ConfigError
+            One line for each unknown key, wrong type and value out of range.
+        """
+        if unknown := [key for key in values if key not in cls.key_names()]:
+            raise ConfigError("\n".join(_unknown(key, cls.key_names()) for key in unknown))
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            keys = dict.fromkeys(str(details["loc"][0]) for details in error.errors())
+            raise ConfigError("\n".join(cls._invalid(key, values) for key in keys)) from None
+
+    @classmethod
+    def _invalid(cls, key: str, values: Mapping[str, Value]) -> str:
+        return (
+            f"{key} = {values[key]!r}: must be {cls.allowed(key)}" if key in values else f"{key}: must be set"
+        )
+
+
+def _unknown(key: str, keys: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, keys, n=1)
+    return f"unknown key {key!r}" + (
+        f": did you mean {close[0]!r}?" if close else f": allowed are {', '.join(keys)}"
+    )
