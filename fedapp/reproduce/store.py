@@ -1,7 +1,7 @@
 """What an experiment leaves behind: curves.parquet, from which its report can be made without running anything.
 
 One row per evaluation: ``run`` (`PlannedRun.name`), ``seed``, ``aggregation``, ``time`` and every scalar metric (null
-where missing). The schema's metadata hold the rest as JSON: each run's facts, and the named numbers that an experiment
+where missing). The file's metadata hold the rest as JSON: each run's facts, and the named numbers that an experiment
 measures from models and data.
 """
 
@@ -126,8 +126,8 @@ def read_stored(path: Path) -> Stored:
     """Read curves.parquet; empty if there is none."""
     if not path.exists():
         return Stored()
-    table = parquet.read_table(path)
-    kept = json.loads(table.schema.metadata[_METADATA])
+    file = parquet.ParquetFile(path)
+    table, kept = file.read(), json.loads(file.metadata.metadata[_METADATA])
     names = np.asarray(table["run"].to_pylist(), dtype=object)
     seeds = table["seed"].to_numpy()
     columns = {
@@ -153,10 +153,13 @@ def write_stored(path: Path, stored: Stored) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     for most in (None, *_FEWER):
         curves = {key: _thinned(each, most) for key, each in stored.curves.items()}
-        parquet.write_table(
-            _table(stored, curves), temporary, compression="zstd", compression_level=19, use_dictionary=["run"],
-            store_schema=False,  # it would hold the metadata a second time
-        )
+        table = _table(stored, curves)
+        with parquet.ParquetWriter(
+            temporary, table.schema, compression="zstd", compression_level=19, use_dictionary=["run"]
+        ) as writer:
+            writer.write_table(table)
+            # Not the schema's own, of which the file would hold two copies.
+            writer.add_key_value_metadata({_METADATA: _metadata(stored, curves)})
         if temporary.stat().st_size <= MOST_BYTES:
             break
     os.replace(temporary, path)
@@ -178,6 +181,11 @@ def _table(stored: Stored, curves: Mapping[str, Curves]) -> pa.Table:
         values: Array = np.concatenate(parts) if parts else np.zeros(0)
         kind = pa.int64() if name == "aggregation" else pa.float64()
         arrays[name] = pa.array(values, pa.float64(), from_pandas=True).cast(kind)
+    return pa.table(arrays)
+
+
+def _metadata(stored: Stored, curves: Mapping[str, Curves]) -> str:
+    """Return all that isn't a curve, as JSON."""
     content = {
         "runs": {
             key: {"name": each.name, "columns": list(each.columns), "facts": dict(each.facts)}
@@ -187,7 +195,7 @@ def _table(stored: Stored, curves: Mapping[str, Curves]) -> pa.Table:
         "measured": stored.measured,
         "absent": stored.absent,
     }
-    return pa.table(arrays).replace_schema_metadata({_METADATA: json.dumps(content, ensure_ascii=False)})
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _repeated(values: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
