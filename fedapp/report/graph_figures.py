@@ -59,8 +59,15 @@ class GraphPanel:
 
     @classmethod
     def of(
-        cls, class_imbalance: float, data_imbalance: float, misalignment: Array, eigenvalues: Array,
-        homogeneity: float, theta: float, phi: float, most: int = _HEAT_CLIENTS,
+        cls,
+        class_imbalance: float,
+        data_imbalance: float,
+        misalignment: Array,
+        eigenvalues: Array,
+        homogeneity: float,
+        theta: float,
+        phi: float,
+        most: int = _HEAT_CLIENTS,
     ) -> "GraphPanel":
         """Keep what is drawn of a misalignment matrix (C, C): at most ``most`` clients in the heat map.
 
@@ -76,9 +83,7 @@ class GraphPanel:
         # Every k-th client rather than a mean over k, which would make clients look alike.
         every = max(1, -(-len(mis) // most))
         heat = mis[::every, ::every]
-        return cls(
-            class_imbalance, data_imbalance, heat, every, counts, eigenvalues, homogeneity, theta, phi
-        )
+        return cls(class_imbalance, data_imbalance, heat, every, counts, eigenvalues, homogeneity, theta, phi)
 
 
 def draw_graph(folder: Path, grid: Sequence[GraphPanel], title: str = "") -> list[Path]:

@@ -52,8 +52,8 @@ def reproduce(
 ) -> None:
     """Reproduce a figure or table of the papers: runs, figure, table, and a verdict on each published claim.
 
-    A finished run is never repeated: the same command goes on where an earlier one was stopped. What a report needs of
-    the runs is kept in curves.parquet, from which --from-results makes it again.
+    A finished run is never repeated: the same command goes on where an earlier one was stopped. What a report needs
+    of the runs is kept in curves.parquet, from which --from-results makes it again.
     """
     if summary:
         print(write_summary(out).absolute())

@@ -24,7 +24,7 @@ _CLOSE, _END = 0.15, 0.6
 
 
 def draw_band(axes: Axes, runs: Runs, key: str, x: str, color: str, label: str) -> tuple[Array, Array]:
-    """Draw the mean over seeds and, for two seeds or more, a band of one standard deviation; return the mean's line."""
+    """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = runs.band(key, x)
     axes.plot(grid, middle, color=color, lw=1.3, label=label)
     if len(runs) > 1:
@@ -84,9 +84,7 @@ def panels(
 
 def _draw(axes: Axes, lines: Lines, key: str, x: str, colors: Mapping[str, str]) -> None:
     """Draw one panel."""
-    drawn = {
-        name: draw_band(axes, runs, key, x, colors[name], name) for name, runs in lines.items() if runs
-    }
+    drawn = {name: draw_band(axes, runs, key, x, colors[name], name) for name, runs in lines.items() if runs}
     axes.set_xlim(0, max(float(grid[-1]) for grid, _ in drawn.values()))
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))

@@ -1,12 +1,13 @@
 """An experiment in two halves: what it measures, which needs runs and data, and its report, which needs neither.
 
-``report`` in the TOML file names a module of `fedapp.reproduce` and a function in it: ``paper_002:figure_2``. A study,
-which is no grid of runs, names a module alone, and its function is ``report``. The module defines
+``report`` in the TOML file names a module of `fedapp.reproduce` and a function in it: ``paper_002:figure_2``. A
+study, which is no grid of runs, names a module alone, and its function is ``report``. The module defines
 
     report(results: Results, plan: Plan, folder: Path) -> Report
-        Works on curves.parquet alone: ``results.runs`` and ``results.numbers``. Draws its figures into ``folder``, takes
-        thresholds from ``plan.threshold(claim, name)`` and other numbers from ``plan.setting(name)``, and judges each
-        part of a claim for which everything is there (``results.lacking(...) == 0``); the others are "not run".
+        Works on curves.parquet alone: ``results.runs`` and ``results.numbers``. Draws its figures into ``folder``,
+        takes thresholds from ``plan.threshold(claim, name)`` and other numbers from ``plan.setting(name)``, and
+        judges each part of a claim for which everything is there (``results.missing(...)`` is empty); the others
+        are "not run".
 
     measure_report(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers     (optional)
         Returns the named numbers (JSON) that the report needs beside the curves. ``known`` are those measured before:
@@ -14,7 +15,7 @@ which is no grid of runs, names a module alone, and its function is ``report``. 
         data are gone; so a name says what its number depends on (``run.planned.key``, a setting). ``absent`` among
         the numbers says what is missing, and why. A study measures everything here.
 
-where ``report`` is the function's name: ``figure_2`` and ``measure_figure_2``; for a study ``report`` and ``measure``.
+where ``report`` is the function's name: ``figure_2`` and ``measure_figure_2``. A study has ``report`` and ``measure``.
 """
 
 import importlib
@@ -77,10 +78,19 @@ class Results:
         runs = Runs(Run(each, stored.curves[each.key]) for each in planned if each.key in stored.curves)
         return cls(planned, runs, stored.numbers, stored.measured, stored.absent)
 
-    def lacking(self, **labels: Value | Sequence[Value]) -> int:
-        """Return how many of the planned points with these labels (as in `Runs.where`) have no run yet."""
+    def missing(self, **labels: Value | Sequence[Value]) -> str:
+        """Say what isn't there of the planned points with these labels, as `Runs.where` takes them; empty: nothing.
+
+        Of each label of a list there has to be one: what isn't planned is missing too.
+        """
         planned = [each for each in self.planned if has_labels(each, labels)]
-        return len(planned) - len(self.runs.where(**labels))
+        for axis, wanted in labels.items():
+            there = {each.labels.get(axis.replace("_", "-")) for each in planned}
+            for label in wanted if isinstance(wanted, list | tuple) else [wanted]:
+                if label not in there:
+                    return f"{label} isn't planned"
+        lacking = len(planned) - len(self.runs.where(**labels))
+        return f"{lacking} of {len(planned)} runs aren't there" if lacking else ""
 
 
 class _Reporter(Protocol):
@@ -192,7 +202,9 @@ def _setting(plan: Plan, results: Results, stored: Stored) -> list[str]:
         lines.append("Full settings.")
     seeds = sorted(set(stored.seeds.values())) or plan.settings.get("seeds", [])
     lines.append(
-        ", ".join(filter(None, [share, f"seeds {', '.join(map(str, seeds))}" if seeds else "", _work(stored)]))
+        ", ".join(
+            filter(None, [share, f"seeds {', '.join(map(str, seeds))}" if seeds else "", _work(stored)])
+        )
     )
     thinned = sum(len(each.columns["time"]) < each.facts["evaluations"] for each in stored.curves.values())
     if thinned:

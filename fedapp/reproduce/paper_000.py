@@ -54,8 +54,7 @@ def femnist(results: Results, plan: Plan, folder: Path) -> Report:
     ratios = _ratios(lines, target)
     report.rows.append(Row(f"rounds to {target:.0%}: by writer over IID", ratios, published))
     report.rows += _division(results)
-    if lacking := results.lacking():
-        missing = f"{lacking} of {len(results.planned)} runs aren't there"
+    if missing := results.missing():
         report.verdicts += [not_run(claim, missing) for claim in plan.parts("000-5")]
     else:
         report.verdicts += [_rounds_verdict(lines, plan), _accuracy_verdict(lines)]

@@ -83,6 +83,8 @@ def synthetic(results: Results, plan: Plan, folder: Path) -> Report:
         f"class means, {tuple(plan.setting('diagonal'))}, instead: both are in the table.",
         "The outlier takes part in every round with weight ½, so that FedAvg aims at ½ f_C + ½ mean f_i rather than "
         "F: even with small τ its test loss stays above the optimum. Theorem 2.1 supposes that all take part.",
+        "Ellipses in figure 2 are a class's mean ± 2 standard deviations: the usual clients' filled, the outlier's "
+        "dashed.",
         "The gap is F(b) − F(b*) on the training points; the bound is 000's eq. 1 with σ = 0, the measured ζ, the "
         "largest L of the f_i, and D.",
     ]
@@ -130,8 +132,8 @@ def _table(measured: Measured) -> str:
 def _judged(claim: str, results: Results, measured: Measured, plan: Plan) -> Verdict:
     """Judge a claim, if the cases that it names and the data are there."""
     cases = plan.threshold(claim, "cases")
-    if lacking := results.lacking(case=cases):
-        return not_run(claim, f"{lacking} runs of {', '.join(cases)} aren't there")
+    if missing := results.missing(case=cases):
+        return not_run(claim, missing)
     if len(measured.problems) < len(plan.labels("seed")):
         return not_run(claim, "the data aren't there")
     holds, evidence = _RULES[claim](measured, plan, claim, cases)
@@ -198,7 +200,7 @@ def _fedprox(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tu
     optimum = mean(measured.constants("least-test-loss"))
     share = (prox - optimum) / (average - optimum)
     return share <= plan.threshold(claim, "share") and slow > quick, (
-        f"FedProx ends at {prox:.4f}, FedAvg at {average:.4f} (least possible {optimum:.4f}): {share:.1%} of that gap; "
+        f"FedProx ends at {prox:.4f}, FedAvg at {average:.4f}, least {optimum:.4f}: {share:.1%} of that gap; "
         f"plateau reached in round {slow:.3g} and {quick:.3g}"
     )
 
@@ -217,7 +219,8 @@ _RULES: dict[str, Callable[[Measured, Plan, str, list[str]], tuple[bool, str]]] 
 
 
 def _is_close(value: float, plan: Plan, claim: str) -> bool:
-    return abs(value / plan.threshold(claim, "published") - 1) <= float(plan.threshold(claim, "close"))
+    published, close = plan.threshold(claim, "published"), plan.threshold(claim, "close")
+    return bool(abs(value / published - 1) <= close)
 
 
 def _rises(values: Sequence[float]) -> bool:

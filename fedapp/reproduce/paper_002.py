@@ -34,7 +34,9 @@ def measure_figure_2(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> 
             name = _optima_name(problem, seed)
             planned: PlannedRun = runs.where(problem=problem, seed=seed)[0].planned
             try:
-                numbers[name] = known.get(name) or surrogate_optima.optima(planned.config, planned.num_clients)
+                numbers[name] = known.get(name) or surrogate_optima.optima(
+                    planned.config, planned.num_clients
+                )
             except DataError as error:
                 numbers.setdefault(ABSENT, {})[name] = str(error)
     return numbers
@@ -97,8 +99,8 @@ def _by_rate(runs: Runs) -> str:
 def _comparison(claim: str, results: Results, plan: Plan, tuned: dict[str, Runs]) -> Verdict:
     """Judge one problem: the metrics of which time-based weights have the lower value, and the higher."""
     problem = plan.threshold(claim, "problem")
-    if lacking := results.lacking(problem=problem):
-        return not_run(claim, f"{lacking} runs on {problem} aren't there")
+    if missing := results.missing(problem=problem):
+        return not_run(claim, missing)
     facts, evidence = [], []
     for direction in ("lower", "higher"):
         for key in plan.threshold(claim, direction):
@@ -156,7 +158,9 @@ def _suboptimum(results: Results, plan: Plan) -> Verdict:
         facts += [share > least for share in shares]
         evidence.append(f"{problem}: {mean(gaps):.2e}, {mean(shares):.2%} of the optimum")
     holds = all(facts) if len(set(facts)) == 1 else None
-    return judge(claim, holds, f"federated loss of the identical optimum above the least: {'; '.join(evidence)}")
+    return judge(
+        claim, holds, f"federated loss of the identical optimum above the least: {'; '.join(evidence)}"
+    )
 
 
 def _ratio(results: Results, plan: Plan) -> Verdict:
@@ -195,10 +199,10 @@ def figure_3(results: Results, plan: Plan, folder: Path) -> Report:
         axes.set(xlabel="local steps K", ylabel=label)
     left.legend(frameon=False, fontsize=9)
     report.figures.append(save(figure, folder / "figure-3.png"))
-    if lacking := results.lacking():
-        report.verdicts += [not_run(c, f"{lacking} runs aren't there") for c in plan.parts("002-3")]
+    if missing := results.missing():
+        report.verdicts += [not_run(claim, missing) for claim in plan.parts("002-3")]
     elif not finite(*(value for pair in curves.values() for values in pair for value in values)):
-        report.verdicts += [judge(c, None, "a loss isn't finite") for c in plan.parts("002-3")]
+        report.verdicts += [judge(claim, None, "a loss isn't finite") for claim in plan.parts("002-3")]
     else:
         report.verdicts += _local_work(steps, curves, plan)
     return report

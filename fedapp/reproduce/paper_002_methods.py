@@ -70,8 +70,8 @@ def _order(claim: str, results: Results, plan: Plan, cells: Cells) -> Verdict:
     """Judge whether one method is ahead of another in every panel."""
     low, high = plan.threshold(claim, "lower"), plan.threshold(claim, "higher")
     problems, scenarios = plan.threshold(claim, "problems"), plan.threshold(claim, "scenarios")
-    if lacking := results.lacking(problem=problems, time_scenario=scenarios, method=[low, high]):
-        return not_run(claim, f"{lacking} runs of {low} and {high} aren't there")
+    if missing := results.missing(problem=problems, time_scenario=scenarios, method=[low, high]):
+        return not_run(claim, missing)
     facts, evidence = [], []
     for (problem, clients, scenario), best in cells.items():
         if problem in problems and scenario in scenarios:

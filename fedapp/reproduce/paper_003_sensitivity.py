@@ -74,8 +74,8 @@ def _judged(
     facts, evidence = [], []
     for data in plan.threshold(claim, "data"):
         settings, betas = plan.threshold(claim, "settings"), [1.0, plan.threshold(claim, "beta")]
-        if lacking := results.lacking(data=data, setting=settings, perturbation_beta=betas):
-            return not_run(claim, f"{lacking} of its runs on {data} aren't there")
+        if missing := results.missing(data=data, setting=settings, perturbation_beta=betas):
+            return not_run(claim, f"{data}: {missing}")
         holds, text = find(results.runs.where(data=data), plan, claim)
         facts.append(holds)
         evidence.append(f"{data}: {text}")
@@ -103,7 +103,9 @@ def _epochs(own: Runs, plan: Plan, claim: str) -> tuple[bool | None, str]:
         with_beta, without = (_by_seed(own, setting, at, _area) for at in (beta, 1.0))
         facts.append(is_lower(without, with_beta))
         gains.append(f"{mean(with_beta) - mean(without):+.2f} at {_title(setting)}")
-    return in_all(facts), f"accuracy averaged over the rounds, β = {beta:g} against 1, points: {', '.join(gains)}"
+    return in_all(
+        facts
+    ), f"accuracy averaged over the rounds, β = {beta:g} against 1, points: {', '.join(gains)}"
 
 
 def _clipping(own: Runs, plan: Plan, claim: str) -> tuple[bool | None, str]:

@@ -175,9 +175,7 @@ class Plan(_Strict):
 
     def labels(self, axis: str) -> list[Any]:
         """Return the labels along an axis, in the order of the file."""
-        return [
-            choice[LABEL] if isinstance(choice, dict) else choice for choice in self.grid.get(axis, [])
-        ]
+        return [choice[LABEL] if isinstance(choice, dict) else choice for choice in self.grid.get(axis, [])]
 
     def runs(self, data_path: str = "") -> "list[PlannedRun]":
         """Return every run, checked.
@@ -271,4 +269,3 @@ def read_plan(name: str) -> Plan:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise ConfigError(f"{path}: " + "; ".join(lines)) from None
-

@@ -88,9 +88,9 @@ def judge(claim: str, holds: bool | None, evidence: str) -> Verdict:
     return Verdict(claim, outcome, evidence)
 
 
-def not_run(claim: str, lacking: str) -> Verdict:
+def not_run(claim: str, missing: str) -> Verdict:
     """Return the verdict on a claim of which something it needs isn't there."""
-    return Verdict(claim, "not run", lacking)
+    return Verdict(claim, "not run", missing)
 
 
 def write_report(folder: Path, report: Report, plan: Plan, *, setting: Sequence[str]) -> Path:

@@ -161,7 +161,10 @@ def is_lower(low: Sequence[float], high: Sequence[float]) -> bool | None:
 
     What isn't a number, a loss that diverged or a threshold that wasn't reached, is above all others.
     """
-    pairs = [[value if math.isfinite(value) else math.inf for value in pair] for pair in zip(low, high, strict=True)]
+    pairs = [
+        [value if math.isfinite(value) else math.inf for value in pair]
+        for pair in zip(low, high, strict=True)
+    ]
     below = {one < other for one, other in pairs}
     return None if len(below) != 1 or [math.inf, math.inf] in pairs else below.pop()
 

@@ -84,7 +84,9 @@ def read_folder(planned: PlannedRun, folder: Path) -> Curves:
     with q_i ∝ 1/τ_i, whatever weights the run has; and ``hardware-loss-std``, its spread over clients.
     """
     records = read_metrics(folder)
-    keys = dict.fromkeys(key for record in records for key, value in record.items() if isinstance(value, Real))
+    keys = dict.fromkeys(
+        key for record in records for key, value in record.items() if isinstance(value, Real)
+    )
     columns = {key: np.array([as_number(record.get(key)) for record in records]) for key in keys}
     surrogate = np.array([_by_hardware(record.get("clients", {})) for record in records])
     if np.isfinite(surrogate).any():
@@ -170,7 +172,9 @@ def _table(stored: Stored, curves: Mapping[str, Curves]) -> pa.Table:
     metrics |= dict.fromkeys(name for each in curves.values() for name in each.columns)
     lengths = [len(each.columns["time"]) for each in curves.values()]
     arrays: dict[str, pa.Array] = {
-        "run": pa.array(_repeated([each.name for each in curves.values()], lengths), pa.string()).dictionary_encode(),
+        "run": pa.array(
+            _repeated([each.name for each in curves.values()], lengths), pa.string()
+        ).dictionary_encode(),
         "seed": pa.array(_repeated([stored.seeds[key] for key in curves], lengths), pa.int64()),
     }
     for name in metrics:

@@ -12,7 +12,7 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
 from fedapp.report.graph_figures import GraphPanel, draw_graph
 from fedapp.reproduce.experiment import ABSENT, Numbers, Results
-from fedapp.reproduce.plan import Plan
+from fedapp.reproduce.plan import STORED, Plan
 from fedapp.reproduce.report import Report, Row, Verdict, judge, not_run
 from fedapp.reproduce.runs import Runs, mean
 from strategies import graph
@@ -50,8 +50,8 @@ def _name(dataset: str, clients: int, phi: float, kappa: float, seed: int) -> st
 def _config(dataset: str, data_path: str, phi: float, kappa: float, seed: int) -> RunConfig:
     return RunConfig.load(
         {
-            "dataset": dataset, "data-path": data_path, "class-imbalance": kappa, "data-imbalance": phi,
-            "seed": seed, "partitioner": "label-quantity-skew",
+            "dataset": dataset, "data-path": data_path if dataset in STORED else "", "class-imbalance": kappa,
+            "data-imbalance": phi, "seed": seed, "partitioner": "label-quantity-skew",
         }
     )  # fmt: skip
 

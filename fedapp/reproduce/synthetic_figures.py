@@ -33,8 +33,8 @@ def draw_drift(path: Path, measured: Measured) -> Path:
     zeta = plan.threshold("000-1-zeta", "published")
     divergences.axhline(zeta, color=INK, lw=0.8, ls="-.", label="ζ as published")
     style_axes(separators)
-    separators.set(xlim=(-1, 5), ylim=(-1, 5), title="classes and separators", xlabel="x₁", ylabel="x₂", aspect="equal")
-    separators.title.set_fontsize(10)
+    separators.set(xlim=(-1, 5), ylim=(-1, 5), xlabel="x₁", ylabel="x₂", aspect="equal")
+    separators.set_title("classes and separators", fontsize=10)
     _finish(losses, "test loss", rounds[-1])
     # Before the first round every curve is at the same, high loss.
     after = [measured.curve(case, "loss")[1:] for case in (*cases, iid)]

@@ -24,7 +24,7 @@ class Measured:
     def __init__(self, results: Results, plan: Plan) -> None:
         self.plan = plan
         self.seeds: list[int] = plan.labels("seed")
-        self.cases = [case for case in plan.labels("case") if not results.lacking(case=case)]
+        self.cases = [case for case in plan.labels("case") if not results.missing(case=case)]
         self.problems: Mapping[int, Mapping[str, Any]] = {
             seed: results.numbers[problem_name(seed)]
             for seed in self.seeds

@@ -122,7 +122,7 @@ class Problem:
         return float(brentq(lambda b: usual.gradient(b) + self.locals[-1].gradient(b), -100, 100))
 
     def classes(self) -> list[dict[str, Any]]:
-        """Return mean and standard deviation (2,) of each class's points: of the usual clients, and of the outlier."""
+        """Return mean and standard deviation (2,) of each class's points: the usual clients', and the outlier's."""
         groups = []
         for outlier, own in ((False, self.clients[:-1]), (True, self.clients[-1:])):
             x, y = (np.concatenate(parts) for parts in zip(*own, strict=True))

@@ -115,9 +115,7 @@ def test_curves(tmp_path: Path, count: int, clock: str) -> None:
 
 @pytest.mark.parametrize("length", [1.0, 0.25])
 def test_rounds_that_take_equally_long_are_drawn_once(tmp_path: Path, length: float) -> None:
-    records = [
-        {**record, "time": length * as_number(record["aggregation"])} for record in evaluations(40)
-    ]
+    records = [{**record, "time": length * as_number(record["aggregation"])} for record in evaluations(40)]
     check_png(draw_curves(write_run(tmp_path, records)), (1200, 450))
     records[-1]["time"] = 100.0  # one took longer
     check_png(draw_curves(write_run(tmp_path, records)), (1200, 810))

@@ -26,19 +26,25 @@ def make_run(labels: Mapping[str, Any], metrics: Mapping[str, Sequence[float | N
     return Run(planned, Curves(planned.name, arrays, facts))
 
 
-def results_of(runs: Sequence[Run], *, numbers: dict[str, Any] | None = None, lack: Sequence[Run] = ()) -> Results:
+def results_of(
+    runs: Sequence[Run], *, numbers: dict[str, Any] | None = None, lack: Sequence[Run] = ()
+) -> Results:
     """Make results of which these runs are there, and those lack."""
     planned = [run.planned for run in (*runs, *lack)]
     return Results(planned, Runs(runs), numbers or {}, {}, {})
 
 
-def plan_with(name: str, *, grid: Mapping[str, Sequence[Any]] | None = None, **thresholds: Mapping[str, Any]) -> Plan:
-    """Read a plan that ships, with other thresholds of some claims (an underscore for each hyphen) and labels."""
+def plan_with(
+    name: str,
+    thresholds: Mapping[str, Mapping[str, Any]] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+) -> Plan:
+    """Read a plan that ships, with other thresholds of some claims and other labels on some axes."""
     plan = read_plan(name)
     claims = dict(plan.claims)
-    for claim, changed in thresholds.items():
-        key = claim.removeprefix("c").replace("_", "-")
-        claims[key] = claims[key].model_copy(update={"thresholds": {**claims[key].thresholds, **changed}})
+    for claim, changed in (thresholds or {}).items():
+        merged = {**claims[claim].thresholds, **changed}
+        claims[claim] = claims[claim].model_copy(update={"thresholds": merged})
     axes = {axis: [{"label": label} for label in labels] for axis, labels in (grid or {}).items()}
     return plan.model_copy(update={"claims": claims, "grid": {**plan.grid, **axes}})
 

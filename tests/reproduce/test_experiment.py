@@ -8,7 +8,7 @@ import pytest
 from fedapp.reproduce import beyond
 from fedapp.reproduce.experiment import Results, collect, measurer_of, report_on, reporter_of
 from fedapp.reproduce.plan import plan_names, read_plan
-from fedapp.reproduce.runner import run_missing
+from fedapp.reproduce.runner import perform, run_missing
 from fedapp.reproduce.store import FILE, read_stored
 
 STRATEGIES = [{"label": name, "strategy": name} for name in ("fedavg", "fedprox")]
@@ -21,7 +21,8 @@ def small(plan):
 
 
 def run_all(plan, folder: Path) -> None:
-    assert run_missing(plan.runs(), folder / "runs", engine="sequential", jobs=1) == {}
+    for run in plan.runs():
+        assert perform(run, folder / "runs", "sequential") == ""
 
 
 def test_runs_stay_in_the_file_though_their_folders_are_gone(small, plan, tmp_path):
@@ -37,7 +38,7 @@ def test_runs_stay_in_the_file_though_their_folders_are_gone(small, plan, tmp_pa
     run_missing(more.runs(), tmp_path / "runs", engine="sequential", jobs=1, have=have)
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 1  # seed 0 was there
     (remark,) = collect(more, tmp_path)
-    assert remark.startswith("1 runs in") and remark.endswith("no longer planned: dropped")
+    assert remark == f"1 runs in {tmp_path / FILE} are no longer planned: dropped"
     stored = read_stored(tmp_path / FILE)
     assert sorted(stored.seeds.values()) == [0, 1]
     report = report_on(more, tmp_path).read_text()
@@ -49,13 +50,17 @@ def test_runs_stay_in_the_file_though_their_folders_are_gone(small, plan, tmp_pa
 def test_a_part_of_the_grid_is_not_the_full_settings(small, plan, tmp_path):
     run_all(small, tmp_path)
     whole = plan(grid={"seed": [0, 1], "strategy": STRATEGIES})
-    collect(whole, tmp_path, failures={"seed-1": f"ValueError: {tmp_path}/runs is odd\nreally", "seed-2": "no"})
+    collect(
+        whole, tmp_path, failures={"seed-1": f"ValueError: {tmp_path}/runs is odd\nreally", "seed-2": "no"}
+    )
     report = report_on(whole, tmp_path).read_text()
     assert "Full settings" not in report
     assert "- 2 of 4 runs, seeds 0, " in report
     assert "Not there: seed-1: ValueError: OUT/runs is odd really" in report
     results = Results.of(whole, read_stored(tmp_path / FILE))
-    assert (results.lacking(), results.lacking(seed=0), results.lacking(seed=[0, 1])) == (2, 0, 2)
+    assert results.missing() == results.missing(seed=[0, 1]) == "2 of 4 runs aren't there"
+    assert results.missing(seed=0) == ""
+    assert results.missing(seed=[0, 2]) == "2 isn't planned"
 
 
 def test_nothing_at_all_is_a_report_too(small, tmp_path):

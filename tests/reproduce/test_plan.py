@@ -26,7 +26,12 @@ def test_a_grid_is_every_combination_with_the_last_axis_fastest(plan):
 
 def test_quick_replaces_axes_and_wins_over_all_else(plan):
     grid = {"seed": [0, 1], "lr": [0.1, 0.2]}
-    quick = {"note": "less", "settings": {"b": 3}, "base": {"num-server-rounds": 1, "num-clients": 2}, "grid": {"seed": [7]}}
+    quick = {
+        "note": "less",
+        "settings": {"b": 3},
+        "base": {"num-server-rounds": 1, "num-clients": 2},
+        "grid": {"seed": [7]},
+    }
     small = plan(grid=grid, quick=quick, settings={"a": 1, "b": 2}).as_quick()
     runs = small.runs()
     found = [(run.config.seed, run.config.lr, run.config.num_server_rounds, run.num_clients) for run in runs]
@@ -93,7 +98,7 @@ def test_a_file_with_unknown_keys_is_refused(tmp_path):
         read_plan(str(path))
     head = 'title = "x"\nsource = "y"\nreport = "z:f"\n[quick]\nnote = ""\n[claims.1]\ntext = "t"\n'
     path.write_text(head + 'rule = "below {limit}"\nthresholds = { limt = 1 }\n')
-    with pytest.raises(ConfigError, match="KeyError.*limit.* is no threshold"):
+    with pytest.raises(ConfigError, match=r"KeyError.*limit.* is no threshold"):
         read_plan(str(path))
     path.write_text("title =")
     with pytest.raises(ConfigError, match="not TOML"):
@@ -103,7 +108,9 @@ def test_a_file_with_unknown_keys_is_refused(tmp_path):
 
 
 def test_reports_take_numbers_from_the_plan_or_say_what_is_missing(plan):
-    made = plan(claims={"1-a": {"text": "t", "rule": "≤ {most}, {of}", "thresholds": {"most": 2, "of": ["x", "y"]}}})
+    made = plan(
+        claims={"1-a": {"text": "t", "rule": "≤ {most}, {of}", "thresholds": {"most": 2, "of": ["x", "y"]}}}
+    )
     assert made.threshold("1-a", "most") == 2
     assert made.claims["1-a"].filled_rule() == "≤ 2, x, y"
     assert made.parts("1") == made.parts("1-a") == ["1-a"]

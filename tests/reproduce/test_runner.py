@@ -29,7 +29,9 @@ def test_only_what_is_not_there_is_run_and_failures_do_not_stop_the_rest(plan, t
     assert [is_finished(tmp_path / run.name) for run in good] == [True, True]
     before = stamps(tmp_path)
 
-    (tmp_path / good[1].name / "summary.json").write_text('{"status": "running"}')  # killed, with no checkpoint
+    (tmp_path / good[1].name / "summary.json").write_text(
+        '{"status": "running"}'
+    )  # killed, with no checkpoint
     assert run_missing(good, tmp_path, **ENGINE, jobs=1) == {}
     assert is_finished(tmp_path / good[1].name)
     after = stamps(tmp_path)

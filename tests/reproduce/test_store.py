@@ -36,7 +36,12 @@ def test_a_folder_is_read_into_columns_and_facts(tmp_path):
     np.testing.assert_array_equal(curves.columns["loss"], [2.0, math.nan])
     np.testing.assert_array_equal(curves.columns["accuracy"], [math.nan, 0.5])
     facts = {key: curves.facts[key] for key in ("engine", "wall-seconds", "evaluations", "versions")}
-    assert facts == {"engine": "sequential", "wall-seconds": 1.5, "evaluations": 2, "versions": {"python": "3"}}
+    assert facts == {
+        "engine": "sequential",
+        "wall-seconds": 1.5,
+        "evaluations": 2,
+        "versions": {"python": "3"},
+    }
     assert "clients" not in curves.facts
 
 
@@ -57,12 +62,17 @@ def stored_runs(*lengths):
     curves = {
         f"k{number}": Curves(
             f"run-{number}",
-            {"aggregation": np.arange(length), "time": rng.random(length), f"metric-{number}": rng.random(length)},
+            {
+                "aggregation": np.arange(length),
+                "time": rng.random(length),
+                f"metric-{number}": rng.random(length),
+            },
             {"evaluations": length, "wall-seconds": 1.0},
         )
         for number, length in enumerate(lengths)
     }
-    return Stored(curves, {key: 40 + at for at, key in enumerate(curves)}, {"ζ": [1.5, None]}, {"date": "d"}, {"x": "y"})
+    seeds = {key: 40 + at for at, key in enumerate(curves)}
+    return Stored(curves, seeds, {"ζ": [1.5, None]}, {"date": "d"}, {"x": "y"})
 
 
 def test_a_file_gives_back_what_was_put_in(tmp_path):
