@@ -15,7 +15,7 @@ study, which is no grid of runs, names a module alone, and its function is ``rep
         data are gone; so a name says what its number depends on (``run.planned.key``, a setting). ``absent`` among
         the numbers says what is missing, and why. A study measures everything here.
 
-where ``report`` is the function's name: ``figure_2`` and ``measure_figure_2``. A study has ``report`` and ``measure``.
+where ``report`` is the function's name: ``figure_2`` and ``measure_figure_2``. A study: ``report`` and ``measure``.
 """
 
 import importlib

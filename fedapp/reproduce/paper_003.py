@@ -40,8 +40,8 @@ def table_4_2(results: Results, plan: Plan, folder: Path) -> Report:
         _on_readings("003-3-balanced", results, plan, _hardly),
     ]
     report.notes.append(
-        "Section 4.5.5 of the thesis says of balanced FEMNIST, with its own step size: the loss is stable for β of 0.7 "
-        "and 0.9, and comparatively unstable for β = 0.5. So β = 0.5 may fall behind on balanced data here, too."
+        "Section 4.5.5 of the thesis says of balanced FEMNIST, with its own step: the loss is stable for β = 0.7 "
+        "and 0.9, comparatively unstable for β = 0.5. So β = 0.5 may fall behind on balanced data here, too."
     )
     return report
 

@@ -12,8 +12,8 @@ MARKER = "<!-- above: fedapp reproduce --summary -->"
 
 _INTRODUCTION = """# Results
 
-What `fedapp reproduce` made here, a folder each: `report.md`, figures, `table.csv`, `claims.csv`, `curves.parquet`. From
-the last one `fedapp reproduce NAME --from-results --out experiments/results` makes all the others again."""
+What `fedapp reproduce` made here, a folder each: `report.md`, figures, `table.csv`, `claims.csv`, `curves.parquet`.
+From the last one `fedapp reproduce NAME --from-results --out experiments/results` makes all the others again."""
 
 
 def write_summary(folder: Path) -> Path:
