@@ -181,7 +181,13 @@ def _columns(cells: Any, *, from_axis: int, to_axis: int) -> dict[str, Any]:
         return [pick(one, name) for one in part] if isinstance(part, list) else part[name]
 
     tables = {name: np.moveaxis(np.array(pick(cells, name)), from_axis, to_axis) for name in first}
-    return {name: table.tolist() for name, table in tables.items()}
+    return {name: _rounded(table) for name, table in tables.items()}
+
+
+def _rounded(table: Array) -> Any:
+    """Nested lists of numbers with seven digits, which are half as long in a file."""
+    shape = table.shape
+    return np.array([float(f"{value:.6e}") for value in table.ravel()]).reshape(shape).tolist()
 
 
 # ---- With noise ------------------------------------------------------------------------------------------------
@@ -311,10 +317,8 @@ def _power_noise(settings: Settings, power: float) -> dict[str, Any]:
     levels = np.stack([power_level(settings, power, seed) for seed in settings["seeds"]], axis=1)
     losses = [_unit_powers(settings, power, int(number)) for number in counts]
     bound = [_noise_bound(each, settings["sigma2"], 1 / (18 * each.L), 1) for each in losses]
-    return {
-        "level": levels.tolist(),
-        "bound": np.repeat(np.array(bound)[:, None], levels.shape[1], 1).tolist(),
-    }
+    spread = np.broadcast_to(np.array(bound)[:, None], levels.shape)
+    return {"level": _rounded(levels), "bound": _rounded(spread)}
 
 
 def _unit_powers(settings: Settings, power: float, num_clients: int) -> Powers:
