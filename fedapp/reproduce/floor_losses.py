@@ -5,12 +5,11 @@ Every class has what FedAvg needs at the clients' *own* models, and the constant
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import numpy as np
 
 from fedapp.theory.constants import Array
-from fedapp.theory.problems import newton
+from fedapp.theory.newton import Linear, newton
 
 
 class Losses(ABC):
@@ -156,7 +155,7 @@ class Logistic(Losses):
         """f_c*, by Newton's method."""
 
         # The clients' problems side by side are one, with a Hessian in C blocks.
-        def products(flat: Array) -> Callable[[Array], Array]:
+        def products(flat: Array) -> Linear:
             blocks = self.hessians(flat.reshape(self.shape))
             return lambda v: (blocks @ v.reshape(*self.shape, 1)).ravel()
 

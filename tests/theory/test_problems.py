@@ -9,7 +9,8 @@ from scipy.optimize import minimize
 
 from fedapp.theory import estimates
 from fedapp.theory.constants import AssumptionError
-from fedapp.theory.problems import ClientData, FrozenSlope, Logistic, Problem, Quadratics, newton, quadratics
+from fedapp.theory.newton import conjugate_gradients, newton
+from fedapp.theory.problems import ClientData, FrozenSlope, Logistic, Problem, Quadratics, quadratics
 
 
 def some_clients(
