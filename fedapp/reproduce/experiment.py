@@ -9,10 +9,10 @@ which is no grid of runs, names a module alone, and its function is ``report``. 
         part of a claim for which everything is there (``results.lacking(...) == 0``); the others are "not run".
 
     measure_report(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers     (optional)
-        Returns the named numbers (JSON) that the report needs beside the curves. ``known`` are those measured before
-        with the same settings: what is in there needn't be measured again, and mustn't be lost where a run's folder
-        (``run.folder``) or the data are gone. ``absent`` among the numbers says what is missing, and why. A study
-        measures everything here.
+        Returns the named numbers (JSON) that the report needs beside the curves. ``known`` are those measured before:
+        what is in there needn't be measured again, and mustn't be lost where a run's folder (``run.folder``) or the
+        data are gone; so a name says what its number depends on (``run.planned.key``, a setting). ``absent`` among
+        the numbers says what is missing, and why. A study measures everything here.
 
 where ``report`` is the function's name: ``figure_2`` and ``measure_figure_2``; for a study ``report`` and ``measure``.
 """
@@ -127,7 +127,7 @@ def collect(
     planned: dict[str, PlannedRun] = {}
     for each in plan.runs(data_path):
         planned.setdefault(each.key, each)
-    stored = Stored(settings=plan.settings)
+    stored = Stored()
     for key, each in planned.items():
         at = folder_of(each, folder / RUNS)
         if key in before.curves:
@@ -154,9 +154,8 @@ def _measure(plan: Plan, stored: Stored, before: Stored, folder: Path, data_path
         return
     points = [each for each in plan.runs(data_path) if each.key in stored.curves]
     runs = Runs(Run(each, stored.curves[each.key], folder_of(each, folder / RUNS)) for each in points)
-    known = dict(before.numbers) if before.settings == stored.settings else {}
     began = time.monotonic()
-    numbers = measure(plan, runs, known, data_path)
+    numbers = measure(plan, runs, dict(before.numbers), data_path)
     took = round(time.monotonic() - began, 1)
     stored.absent |= {
         name: _without(why, data_path, str(folder)) for name, why in numbers.pop(ABSENT, {}).items()

@@ -148,3 +148,19 @@ def _steps(grid: Array, x: Array, y: Array) -> Array:
 def mean(values: Sequence[float]) -> float:
     """Return the mean; NaN of nothing, without a warning."""
     return float(np.mean(values)) if len(values) else float("nan")
+
+
+def is_lower(low: Sequence[float], high: Sequence[float]) -> bool | None:
+    """Tell whether one value is below the other in every seed; ``None`` where seeds disagree.
+
+    What isn't a number, a loss that diverged or a threshold that wasn't reached, is above all others.
+    """
+    pairs = [[value if math.isfinite(value) else math.inf for value in pair] for pair in zip(low, high, strict=True)]
+    below = {one < other for one, other in pairs}
+    return None if len(below) != 1 or [math.inf, math.inf] in pairs else below.pop()
+
+
+def in_all(facts: Iterable[bool | None]) -> bool | None:
+    """False if one fact is; True if all are; None if nothing is known, or something isn't."""
+    known = list(facts)
+    return False if False in known else None if None in known or not known else True

@@ -47,10 +47,8 @@ class Stored:
         By `PlannedRun.key`.
     numbers : dict
         Named numbers that were measured from models and data: JSON.
-    settings : dict
-        The plan's settings with which they were.
     measured : dict
-        ``date``, ``versions``, ``machine`` and ``seconds`` of that.
+        ``date``, ``versions``, ``machine`` and ``seconds`` of that measurement.
     absent : dict of str to str
         Why something couldn't be run or measured.
     """
@@ -58,7 +56,6 @@ class Stored:
     curves: dict[str, Curves] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
 
@@ -66,7 +63,7 @@ class Stored:
         """Tell whether a file has to be written; runs of one key are the same run."""
         names, former = ({key: each.name for key, each in it.curves.items()} for it in (self, before))
         return names != former or any(
-            getattr(self, name) != getattr(before, name) for name in ("numbers", "settings", "absent")
+            getattr(self, name) != getattr(before, name) for name in ("numbers", "absent")
         )
 
 
@@ -140,7 +137,6 @@ def read_stored(path: Path) -> Stored:
     }
     stored = Stored(
         numbers=kept["numbers"],
-        settings=kept["settings"],
         measured=kept["measured"],
         absent=kept["absent"],
     )
@@ -187,7 +183,6 @@ def _table(stored: Stored, curves: Mapping[str, Curves]) -> pa.Table:
             for key, each in curves.items()
         },
         "numbers": stored.numbers,
-        "settings": stored.settings,
         "measured": stored.measured,
         "absent": stored.absent,
     }

@@ -18,6 +18,7 @@ which `fedapp reproduce NAME --from-results --out experiments/results` makes all
 
 def write_summary(folder: Path) -> Path:
     """Write the table of the verdicts in every ``claims.csv`` below a folder; keep what stands below the marker."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     below = path.read_text("utf-8").partition(MARKER)[2] if path.exists() else ""
     path.write_text(f"{_INTRODUCTION}\n\n{table(folder)}\n\n{MARKER}{below or chr(10)}", encoding="utf-8")
