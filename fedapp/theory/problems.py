@@ -281,7 +281,7 @@ class Logistic(Problem):
         """
         w, ridge, found = np.zeros(self.num_parameters), _FIRST_RIDGE, float("inf")
         for _ in range(_RIDGES):
-            w = self._ridged_minimiser(w, ridge)
+            w = self._ridged_minimiser(w, ridge, _RIDGE_SHARE * ridge / 2 * float(w @ w) or decrement)
             # The decrement takes many products: it can't be below what the ridge costs.
             if ridge / 2 * float(w @ w) <= decrement and (found := self.half_decrement(w)) <= decrement:
                 return w
@@ -301,7 +301,7 @@ class Logistic(Problem):
         )
         return solution.energy / 2
 
-    def _ridged_minimiser(self, start: Array, ridge: float) -> Array:
+    def _ridged_minimiser(self, start: Array, ridge: float, decrement: float) -> Array:
         def product(w: Array) -> Linear:
             plain = self.hessian_product(w)
             return lambda v: plain(v) + ridge * v
@@ -311,7 +311,7 @@ class Logistic(Problem):
             lambda w: self.gradient(w) + ridge * w,
             product,
             start,
-            decrement=_RIDGE_SHARE * ridge / 2 * float(start @ start),
+            decrement=decrement,
             preconditioner=lambda w: self.preconditioner(w, ridge),
         )
 
