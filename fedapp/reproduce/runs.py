@@ -123,8 +123,14 @@ class Runs(Sequence[Run]):
         return grid, curves.mean(axis=0), curves.std(axis=0)
 
     def curves(self, key: str, x: str = "time", points: int = POINTS) -> tuple[Array, Array]:
-        """Return x (points,), up to where the first run ends, and ``key`` of every run there, (runs, points)."""
-        ends = [float(np.nanmax(run.column(x))) for run in self]
+        """Return x (points,), up to where the first run ends, and ``key`` of every run there, (runs, points).
+
+        The points are those of the runs if all have the same, as over rounds; evenly spaced ones otherwise.
+        """
+        own = [run.column(x) for run in self]
+        if all(np.array_equal(own[0], other) for other in own[1:]):
+            return own[0], np.stack([run.column(key) for run in self])
+        ends = [float(np.nanmax(column)) for column in own]
         grid = np.linspace(0, min(ends), points)
         return grid, np.stack([_steps(grid, run.column(x), run.column(key)) for run in self])
 

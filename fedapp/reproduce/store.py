@@ -154,7 +154,8 @@ def write_stored(path: Path, stored: Stored) -> None:
     for most in (None, *_FEWER):
         curves = {key: _thinned(each, most) for key, each in stored.curves.items()}
         parquet.write_table(
-            _table(stored, curves), temporary, compression="zstd", compression_level=19, use_dictionary=["run"]
+            _table(stored, curves), temporary, compression="zstd", compression_level=19, use_dictionary=["run"],
+            store_schema=False,  # it would hold the metadata a second time
         )
         if temporary.stat().st_size <= MOST_BYTES:
             break
