@@ -106,7 +106,7 @@ def graph_message(message: Message, context: Context) -> Message:
     """
     record, config = _read_config(message)
     data = _client_data(config, record, context)
-    direction = client_message(data.dataset, data.rows)
+    direction = client_message(data.dataset, data.rows, config.normalize)
     if config.message_epsilon:
         client = _integer(record, messages.CLIENT)
         rng = (

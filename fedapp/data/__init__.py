@@ -1,7 +1,7 @@
 """Datasets, and their division over clients.
 
 `load_dataset` opens a dataset as memory-mapped arrays, `make_partition` says which client has which rows.
-Importing this package needs numpy only; libraries that read or divide data are imported at their first use.
+Importing this package is quick; heavy libraries that read or divide data are imported at their first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -159,10 +159,13 @@ class Dataset:
                 f"normalize = true: dataset '{self.name}' has no published mean and deviation; "
                 f"allowed for {known}"
             )
-        chosen = self.x[rows]
+        return self.prepared(self.x[rows], normalize)
+
+    def prepared(self, stored: Array, normalize: Normalize = False) -> Array:
+        """Return rows as they are stored (n, \\*input_shape) as `inputs` does, without its checks."""
         if self.kind == "text":
-            return np.array(chosen, dtype=np.int64, order="C", subok=False)
-        x = np.array(chosen, dtype=np.float32, order="C", subok=False)
+            return np.array(stored, dtype=np.int64, order="C", subok=False)
+        x = np.array(stored, dtype=np.float32, order="C", subok=False)
         if self.scale != 1.0:
             x *= np.float32(self.scale)
         if normalize == "symmetric":

@@ -20,21 +20,18 @@ def flower_partition(
     groups: Array | None,
     num_clients: int,
     min_samples: int,
-    dirichlet_alpha: float,
     seed: int,
 ) -> list[IntArray]:
     """Divide rows over clients with a partitioner of flwr_datasets.
 
     Parameters
     ----------
-    partitioner : {"iid", "dirichlet", "shards", "natural"}
+    partitioner : {"iid", "shards", "natural"}
     rows, labels : int64 arrays (n,)
         Row numbers into the dataset, already in random order where that matters, and their labels.
     groups : int64 array (n,) or None
         Natural ids; for "natural" those of exactly `num_clients` clients.
     num_clients, min_samples : int
-    dirichlet_alpha : float
-        Concentration of "dirichlet".
     seed : int
 
     Returns
@@ -51,7 +48,6 @@ def flower_partition(
         return [np.asarray(client, np.int64) for client in np.array_split(rows, num_clients)]
     from datasets import Dataset as HFDataset
     from flwr_datasets.partitioner import (
-        DirichletPartitioner,
         NaturalIdPartitioner,
         Partitioner,
         ShardPartitioner,
@@ -61,13 +57,11 @@ def flower_partition(
     if groups is not None:
         columns["group"] = groups
     division: Partitioner
-    if partitioner == "dirichlet":
-        division = DirichletPartitioner(num_clients, "label", dirichlet_alpha, min_samples, seed=seed)
-    elif partitioner == "shards":
+    if partitioner == "shards":
         division = ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
     else:
         division = NaturalIdPartitioner("group")
-    # NaturalIdPartitioner draws a progress bar on stderr; DirichletPartitioner warns of each new attempt.
+    # NaturalIdPartitioner draws a progress bar on stderr.
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -76,7 +70,6 @@ def flower_partition(
             return [np.asarray(client[:]["row"], np.int64) for client in clients]
         except (ValueError, ZeroDivisionError) as error:
             advice = {
-                "dirichlet": f" and dirichlet-alpha = {dirichlet_alpha}; a larger alpha is needed",
                 "shards": f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed",
             }.get(partitioner, "")
             raise DataError(

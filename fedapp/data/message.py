@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedapp.data.dataset import Array, Dataset, IntArray
+from fedapp.data.dataset import Array, Dataset, IntArray, Normalize
 from fedapp.data.errors import DataError
 from strategies import streams
 
@@ -91,11 +91,12 @@ def _top_eigenvector(multiply: Callable[[Vector], Vector], dimensions: int) -> V
     return m
 
 
-def client_message(dataset: Dataset, rows: IntArray) -> Vector:
+def client_message(dataset: Dataset, rows: IntArray, normalize: Normalize = False) -> Vector:
     """Return the message of the client with these rows of a dataset, float64 (d,), labels not used.
 
-    Images and vectors: the principal direction of the rows as stored (their scale doesn't matter). Text: that of
-    each window's character counts, d = ``num_classes``, so that the order of characters is lost.
+    Images and vectors: the principal direction of the inputs as the model sees them, after ``normalize``: a shift of
+    the data, such as that to [-1, 1], moves the direction (their scale doesn't). Text: that of each window's
+    character counts, d = ``num_classes``, so that the order of characters is lost.
     """
 
     def counts(tokens: Array) -> Array:
@@ -103,7 +104,11 @@ def client_message(dataset: Dataset, rows: IntArray) -> Vector:
         numbered = tokens + shape[1] * np.arange(shape[0])[:, None]
         return np.bincount(numbered.ravel(), minlength=math.prod(shape)).reshape(shape)
 
-    return principal_direction(dataset.x, np.asarray(rows), counts if dataset.kind == "text" else None)
+    def seen(stored: Array) -> Array:
+        return dataset.prepared(stored, normalize).reshape(len(stored), -1)
+
+    embed = counts if dataset.kind == "text" else seen if normalize else None
+    return principal_direction(dataset.x, np.asarray(rows), embed)
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:

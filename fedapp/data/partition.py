@@ -84,16 +84,20 @@ def make_partition(
     num_clients : int
         C, the number of training clients.
     partitioner : str
-        "label-quantity-skew" (003 §3.4.1, see `fedapp.data.skew`); "iid"; "dirichlet" over each label;
-        "shards", two per client of rows sorted by label (the fewer than 2 C rows that don't fill a shard go
-        unused); "natural", one client per natural id: `num_clients` of those with at least `min_samples`
-        training rows, drawn by the seed, in order of their ids; the rest goes unused.
-    class_imbalance, data_imbalance : float
-        κ⁻¹ and φ² of label-quantity-skew.
+        "label-quantity-skew" (003 §3.4.1) and "dirichlet" (002 §5.1), which are one division with the class
+        imbalance 1 / `dirichlet_alpha`, see `fedapp.data.skew`; "iid"; "shards", two per client of rows sorted by
+        label (the fewer than 2 C rows that don't fill a shard go unused); "natural", one client per natural id:
+        `num_clients` of those with at least `min_samples` training rows, drawn by the seed, in order of their
+        ids; the rest goes unused.
+    class_imbalance : float
+        κ⁻¹ of label-quantity-skew.
+    data_imbalance : float
+        φ² of label-quantity-skew and dirichlet.
     min_samples : int
         Least number of rows of a client.
     dirichlet_alpha : float
-        Concentration of dirichlet.
+        Concentration of dirichlet: each client's classes are distributed by Dirichlet(α 1_K), as far as every
+        sample landing once lets them.
     test_on : str
         "held-out": test rows are those the dataset ships, or a random `test_fraction` of all rows where it
         ships none. "unseen-clients" (003 §3.4.1): all rows are pooled and split at random, and both sides are
@@ -147,18 +151,17 @@ def _divide(
     dirichlet_alpha: float,
 ) -> list[IntArray]:
     labels = np.asarray(dataset.y)[rows]
-    if partitioner == "label-quantity-skew":
+    if partitioner in ("label-quantity-skew", "dirichlet"):
+        imbalance = 1 / dirichlet_alpha if partitioner == "dirichlet" else class_imbalance
         indices, offsets = label_quantity_skew(
-            labels, num_clients, class_imbalance, data_imbalance, min_samples, seed
+            labels, num_clients, imbalance, data_imbalance, min_samples, seed
         )
         return [rows[_part(indices, offsets, i)] for i in range(num_clients)]
     order = streams.generator(seed, "order-of-rows").permutation(
         len(rows)
     )  # IidPartitioner cuts without shuffling
     rows, labels = rows[order], labels[order]
-    clients = flower_partition(
-        partitioner, rows, labels, None, num_clients, min_samples, dirichlet_alpha, seed
-    )
+    clients = flower_partition(partitioner, rows, labels, None, num_clients, min_samples, seed)
     _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "shards")
     return clients
 
@@ -189,7 +192,7 @@ def _natural(
     def clients(chosen: IntArray) -> list[IntArray]:
         rows = train[np.isin(groups[train], ids[chosen])]
         division = flower_partition(
-            "natural", rows, np.asarray(dataset.y)[rows], groups[rows], len(chosen), min_samples, 1.0, seed
+            "natural", rows, np.asarray(dataset.y)[rows], groups[rows], len(chosen), min_samples, seed
         )
         _check_division("natural", division, rows, min_samples, exact=True)
         return division

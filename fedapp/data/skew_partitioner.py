@@ -21,7 +21,7 @@ class LabelQuantitySkewPartitioner(Partitioner):  # type: ignore[misc]  # untype
     data_imbalance : float
         φ² >= 0, the log-variance of the client sizes; 0 makes them equal.
     min_partition_size : int
-        A client with fewer samples takes some from the largest.
+        Least number of samples of a client.
     seed : int
 
     Raises

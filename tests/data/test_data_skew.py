@@ -1,4 +1,4 @@
-"""Label and quantity skew: arithmetic by hand, and properties that hold for all parameters."""
+"""Label and quantity skew: arithmetic by hand, a reference by plain iteration, and properties that always hold."""
 
 from itertools import pairwise
 
@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import logsumexp
 
 from fedapp.data.skew import (
-    class_counts,
-    client_log_sizes,
+    client_sizes,
+    fit_margins,
     label_quantity_skew,
     largest_remainder,
-    log_dirichlet,
+    log_gamma_table,
+    round_to_margins,
 )
 
 IMBALANCES = st.one_of(st.just(0.0), st.floats(1e-320, 1e307), st.sampled_from([1e-3, 1.0, 1e6]))
@@ -30,16 +32,104 @@ def test_largest_remainder_by_hand() -> None:
     assert largest_remainder(np.array([0.14, 0.27, 0.59]), 10).tolist() == [1, 3, 6]
 
 
-def test_largest_remainder_of_ties_goes_round_from_first() -> None:
+def test_largest_remainder_of_ties_goes_to_the_first() -> None:
     # Quotas 1.25 each: one is left, and all remainders are equal.
     assert largest_remainder(np.ones(4), 5).tolist() == [2, 1, 1, 1]
-    assert largest_remainder(np.ones(4), 5, first=3).tolist() == [1, 1, 1, 2]
 
 
-def test_class_counts_by_hand() -> None:
-    # Class 0: shares 1:3 of 8. Class 1: 1:1 of 4.
-    counts = class_counts(np.array([8, 4]), np.log(np.array([[1.0, 3.0], [5.0, 5.0]])))
-    assert counts.tolist() == [[2, 6], [2, 2]]
+def test_fitting_by_hand() -> None:
+    # Cross-ratio (1·4)/(1·1) = 4 is kept; with all margins 3, [[x, 3−x], [3−x, x]] has x²/(3−x)² = 4, so x = 2.
+    table = fit_margins(np.log([[1.0, 1.0], [1.0, 4.0]]), np.array([3, 3]), np.array([3, 3]))
+    assert table == pytest.approx(np.array([[2.0, 1.0], [1.0, 2.0]]), abs=1e-9)
+
+
+def fitted_by_iteration(log_table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Iterative proportional fitting itself: scale the rows, then the columns, again and again."""
+    b = np.zeros(len(columns))
+    for _ in range(20_000):
+        a = np.log(rows) - logsumexp(log_table + b, axis=1)
+        b = np.log(columns) - logsumexp(log_table + a[:, None], axis=0)
+        table = np.exp(log_table + a[:, None] + b)
+        if np.abs(table.sum(axis=1) - rows).max() < 1e-9:
+            break
+    return table
+
+
+@pytest.mark.parametrize("class_imbalance", [0.0, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize(("classes", "clients"), [(10, 20), (10, 4), (3, 50)])
+def test_fitting_is_the_limit_of_iterative_proportional_fitting(
+    classes: int, clients: int, class_imbalance: float
+) -> None:
+    rng = np.random.default_rng(4)
+    rows = np.bincount(rng.integers(0, classes, 700), minlength=classes)
+    columns = client_sizes(700, clients, 1.0, 2, rng)
+    logs = log_gamma_table(classes, clients, class_imbalance, rng)
+    expected = fitted_by_iteration(logs, rows, columns)
+    missed = np.abs(expected.sum(axis=1) - rows).max()  # it is slow where cells differ much
+    assert missed < 1e-2
+    assert fit_margins(logs, rows, columns) == pytest.approx(expected, abs=1e-6 + 10 * missed)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    classes=st.integers(1, 12),
+    clients=st.integers(1, 40),
+    class_imbalance=IMBALANCES,
+    data_imbalance=st.sampled_from([0.0, 1.0, 2.0, 9.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_rounding_goes_up_or_down_and_holds_both_margins(
+    classes: int, clients: int, class_imbalance: float, data_imbalance: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = 1 + rng.integers(0, 300, classes)
+    if rows.sum() < clients:
+        return
+    columns = client_sizes(int(rows.sum()), clients, data_imbalance, 1, rng)
+    table = fit_margins(log_gamma_table(classes, clients, class_imbalance, rng), rows, columns)
+    counts = round_to_margins(table, rows, columns, rng)
+    assert counts.sum(axis=1).tolist() == rows.tolist()
+    assert counts.sum(axis=0).tolist() == columns.tolist()
+    assert counts.min() >= 0
+    assert np.abs(counts - table).max() < 1 + 1e-4
+
+
+def test_units_without_a_place_move_others() -> None:
+    # The largest fractions .9 and .8 take the first column's and the first row's place; what is left, row 1 and
+    # column 1, may only meet where the table has nothing. Both have to move: up[0, 1] and up[1, 0] is the one way.
+    table = np.array([[0.9, 0.1, 0.0], [0.1, 0.0, 0.9], [0.0, 0.9, 0.1]])
+    counts = round_to_margins(table, np.ones(3, int), np.ones(3, int), np.random.default_rng(0))
+    assert counts.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    table = np.array([[0.6, 0.4], [0.4, 0.0]])
+    counts = round_to_margins(table, np.array([1, 0]), np.array([0, 1]), np.random.default_rng(0))
+    assert counts.tolist() == [[0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("class_imbalance", [0.0, 1.0, 10.0, 100.0, 1e6])
+@pytest.mark.parametrize("data_imbalance", [0.0, 1.0, 2.0])
+def test_sizes_are_as_asked_whatever_the_classes(class_imbalance: float, data_imbalance: float) -> None:
+    rng = np.random.default_rng(5)
+    labels = rng.permutation(
+        np.concatenate([rng.integers(1, 62, 9_997), np.zeros(3, int)])
+    )  # a class of three
+    indices, offsets = label_quantity_skew(labels, 100, class_imbalance, data_imbalance, 2, 3)
+    even, even_offsets = label_quantity_skew(labels, 100, 0.0, data_imbalance, 2, 3)
+    assert np.array_equal(offsets, even_offsets)
+    assert np.array_equal(np.sort(indices), np.sort(even))
+    sizes = np.diff(offsets)
+    assert sizes.min() >= 2
+    if data_imbalance == 0:
+        assert np.ptp(sizes) <= 1
+    else:  # 100 draws: their log-variance is φ² to within a third or so, but for those raised to two samples
+        assert np.log(sizes[sizes > 2]).var() == pytest.approx(data_imbalance, rel=0.5)
+
+
+def test_a_class_of_three_is_at_most_with_three_clients() -> None:
+    labels = np.concatenate([np.repeat(np.arange(1, 10), 111), np.zeros(3, int)])
+    for class_imbalance in (0.0, 1.0, 1e6):
+        table = class_table(labels, *label_quantity_skew(labels, 50, class_imbalance, 0.0, 2, 1))
+        assert table[:, 0].sum() == 3
+        assert table.sum(axis=0).tolist() == np.bincount(labels).tolist()
 
 
 @settings(deadline=None, max_examples=60)
@@ -97,11 +187,11 @@ def test_class_shares_grow_more_uneven_with_class_imbalance() -> None:
         largest = []
         for seed in range(5):
             indices, offsets = label_quantity_skew(labels, 20, class_imbalance, 0.0, 2, seed)
-            largest.append((class_table(labels, indices, offsets).max(axis=0) / 500).mean())
+            largest.append((class_table(labels, indices, offsets).max(axis=1) / 250).mean())
         shares.append(np.mean(largest))
     assert shares == sorted(shares)
-    assert shares[0] == 0.05  # 1/20 each
-    assert shares[-1] > 0.9  # one client has the class, less what fills others up
+    assert shares[0] == pytest.approx(0.1)  # 25 of each of 10 classes
+    assert shares[-1] > 0.8  # most clients have one class: two clients' worth of 250 make one of 500
 
 
 def test_sizes_grow_more_uneven_with_data_imbalance() -> None:
@@ -114,19 +204,24 @@ def test_sizes_grow_more_uneven_with_data_imbalance() -> None:
     assert spreads[0] == 0
 
 
-def test_mean_and_log_variance_of_drawn_sizes() -> None:
-    # lognormal(ln(N/C) - φ²/2, φ²) has mean N/C = 60000/2000 = 30 and deviation 30 √(e^φ² - 1), here 24.2,
-    # so that the mean of 400,000 draws is off by 0.04 (one deviation).
-    rng = np.random.default_rng(1)
-    draws = np.concatenate([client_log_sizes(60000, 2000, 0.5, rng) for _ in range(200)])
-    assert np.exp(draws).mean() == pytest.approx(30, abs=0.2)
-    assert draws.var() == pytest.approx(0.5, rel=0.01)
+def test_log_variance_and_sum_of_drawn_sizes() -> None:
+    # Rounding to whole samples (about 30,000 each) and rescaling all alike leave ln s_i's variance as drawn.
+    sizes = client_sizes(60_000_000, 2000, 0.5, 2, np.random.default_rng(1))
+    assert sizes.sum() == 60_000_000
+    assert np.log(sizes).var() == pytest.approx(0.5, rel=0.1)
+
+
+def test_small_clients_are_raised_and_the_others_share_the_rest() -> None:
+    # Shares e^-9…: with so large a variance one client would have nearly all of 20, and gets 20 − 2 · 3.
+    for seed in range(20):
+        sizes = client_sizes(20, 3, 1e6, 3, np.random.default_rng(seed))
+        assert sorted(sizes.tolist()) == [3, 3, 14]
 
 
 @pytest.mark.parametrize("class_imbalance", [0.2, 1.0, 5.0])
 def test_class_split_is_dirichlet(class_imbalance: float) -> None:
     # Dirichlet(κ 1_C) has mean 1/C and variance (1/C)(1 - 1/C)/(C κ + 1) in each share; C = 4.
-    logs = log_dirichlet(100_000, 4, class_imbalance, np.random.default_rng(2))
+    logs = log_gamma_table(100_000, 4, class_imbalance, np.random.default_rng(2))
     shares = np.exp(logs)
     shares /= shares.sum(axis=1, keepdims=True)
     variance = 0.25 * 0.75 / (4 / class_imbalance + 1)
@@ -135,18 +230,11 @@ def test_class_split_is_dirichlet(class_imbalance: float) -> None:
 
 
 def test_small_kappa_gives_a_class_to_one_client_each_as_likely() -> None:
-    logs = log_dirichlet(40_000, 4, 1e6, np.random.default_rng(3))
+    logs = log_gamma_table(40_000, 4, 1e6, np.random.default_rng(3))
     winners = np.bincount(logs.argmax(axis=1), minlength=4) / 40_000
     assert winners == pytest.approx(0.25, abs=0.015)
     top = np.sort(logs, axis=1)
     assert np.mean(top[:, -1] - top[:, -2] > 50) > 0.99  # the runner-up gets nothing
-
-
-def test_small_clients_take_from_the_largest() -> None:
-    # One class on one client: the other two fill up to 3 each from it.
-    indices, offsets = label_quantity_skew(np.zeros(20, np.int64), 3, 1e9, 0.0, 3, 0)
-    assert sorted(np.diff(offsets)) == [3, 3, 14]
-    assert len(np.unique(indices)) == 20
 
 
 def test_labels_of_any_type() -> None:

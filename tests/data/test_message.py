@@ -2,7 +2,9 @@
 
 import math
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +157,23 @@ def test_message_of_images_and_vectors_is_that_of_the_raw_rows() -> None:
     np.testing.assert_allclose(
         client_message(dataset_of(vectors, "vector", 2), rows), by_svd(vectors[rows]), atol=1e-12
     )
+
+
+@pytest.mark.parametrize("normalize", ["symmetric", True])
+def test_message_is_that_of_the_inputs_as_the_model_sees_them(normalize: Any) -> None:
+    images = np.random.default_rng(4).integers(0, 256, (20, 3, 4, 4), np.uint8)
+    rows = np.array([1, 5, 6, 9])
+    dataset = replace(
+        dataset_of(images, "image", 10), scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)
+    )
+    m = client_message(dataset, rows, normalize)
+    seen = images[rows] / 255.0
+    if normalize == "symmetric":
+        seen = 2 * seen - 1
+    else:
+        seen = (seen - np.reshape(dataset.mean, (3, 1, 1))) / np.reshape(dataset.std, (3, 1, 1))
+    np.testing.assert_allclose(m, by_svd(seen), atol=1e-6)  # inputs are float32
+    assert np.linalg.norm(m - client_message(dataset, rows)) > 0.1
 
 
 def test_message_of_text_is_that_of_its_character_counts() -> None:
