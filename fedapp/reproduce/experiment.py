@@ -92,6 +92,12 @@ class Results:
         lacking = len(planned) - len(self.runs.where(**labels))
         return f"{lacking} of {len(planned)} runs aren't there" if lacking else ""
 
+    def unready(self, plan: Plan, claim: str, **labels: Value | Sequence[Value]) -> str:
+        """Say what a claim lacks: as `missing`, or seeds, if its thresholds have a number of ``seeds``."""
+        wanted = plan.claims[claim].thresholds.get("seeds", 0)
+        seeds = len(self.runs.where(**labels).labels("seed")) if wanted else 0
+        return self.missing(**labels) or (f"{seeds} of {wanted} seeds" if seeds < wanted else "")
+
 
 class _Reporter(Protocol):
     def __call__(self, results: Results, plan: Plan, folder: Path, /) -> Report: ...

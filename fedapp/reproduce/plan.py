@@ -82,11 +82,12 @@ class Claim(_Strict):
 
     def filled_rule(self) -> str:
         """Return the rule with its thresholds filled in."""
-        shown = {
-            name: ", ".join(map(str, value)) if isinstance(value, list) else value
-            for name, value in self.thresholds.items()
-        }
-        return self.rule.format(**shown)
+        return self.rule.format(**{name: _shown(value) for name, value in self.thresholds.items()})
+
+
+def _shown(value: Any, between: str = "; ") -> Any:
+    """Return a threshold as a rule shows it: a list of names, or of pairs of names, in words."""
+    return between.join(str(_shown(each, " with ")) for each in value) if isinstance(value, list) else value
 
 
 class Plan(_Strict):

@@ -1,7 +1,7 @@
 """Finished runs: their curves, and the planned runs they belong to."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,11 @@ class Run:
         """Return a metric over the last part of the run's evaluations, at least one."""
         return self.column(key)[-max(1, math.ceil(share * self.facts["evaluations"])) :]
 
+    def rounds_within(self, threshold: float, key: str = "accuracy") -> float:
+        """Return `rounds_to`, or one more than the run has if ``key`` never exceeds ``threshold``."""
+        rounds = self.rounds_to(threshold, key)
+        return rounds if math.isfinite(rounds) else self.final("aggregation") + 1
+
     def rounds_to(self, threshold: float, key: str = "accuracy") -> float:
         """Return the first aggregation after which ``key`` exceeds ``threshold``; NaN if none does."""
         reached = np.flatnonzero(self.column(key) > threshold)
@@ -151,6 +156,11 @@ def _steps(grid: Array, x: Array, y: Array) -> Array:
     return np.append(np.nan, y[known])[at]
 
 
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of positive numbers."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
 def mean(values: Sequence[float]) -> float:
     """Return the mean; NaN of nothing, without a warning."""
     return float(np.mean(values)) if len(values) else float("nan")
@@ -167,6 +177,19 @@ def is_lower(low: Sequence[float], high: Sequence[float]) -> bool | None:
     ]
     below = {one < other for one, other in pairs}
     return None if len(below) != 1 or [math.inf, math.inf] in pairs else below.pop()
+
+
+def decide(
+    cells: Iterable[Sequence[float]], holds: Callable[[float], bool], refuted: Callable[[float], bool]
+) -> bool | None:
+    """Tell whether something holds for every value of every cell, which has one per seed.
+
+    False if in one cell every value refutes it; ``None`` if neither, and without values.
+    """
+    every = [list(cell) for cell in cells]
+    if any(cell and all(map(refuted, cell)) for cell in every):
+        return False
+    return True if any(every) and all(holds(value) for cell in every for value in cell) else None
 
 
 def in_all(facts: Iterable[bool | None]) -> bool | None:

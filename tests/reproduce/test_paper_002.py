@@ -1,13 +1,11 @@
 """Verdicts and figures of 002's reports, on numbers made up so that a claim holds, or doesn't."""
 
 import math
-import sys
-from types import SimpleNamespace
 
 import pytest
 
 from fedapp.data import DataError
-from fedapp.reproduce import paper_002, paper_002_methods
+from fedapp.reproduce import paper_002, surrogate_optima
 from fedapp.reproduce.runs import Runs
 from tests.reproduce.made_up import check_figures, evidence, make_run, outcome, plan_with, results_of
 
@@ -91,7 +89,7 @@ def test_optima_are_worked_out_once_per_problem_and_seed(monkeypatch):
         return {"identical": 2.0}
 
     asked: list[tuple[int, int]] = []
-    monkeypatch.setitem(sys.modules, "fedapp.reproduce.surrogate_optima", SimpleNamespace(optima=worked_out))
+    monkeypatch.setattr(surrogate_optima, "optima", worked_out)
     runs = Runs(figure_2_runs([0.8, 0.9]))
     known = {"optima: MNIST, seed 0": {"identical": 3.0}}
     numbers = paper_002.measure_figure_2(FIGURE_2, runs, known, "")
@@ -144,7 +142,7 @@ def test_figure_4_compares_methods_at_their_best_rates(tmp_path, fedfix, expecte
     parts = ("002-4-fedfix-sync", "002-4-fedfix-async", "002-4-sync-async")
     changed = {"problems": ["X"], "scenarios": ["F0"]}
     plan = plan_with("002-figure-4", dict.fromkeys(parts, changed))
-    report = paper_002_methods.figure_4(results_of(runs), plan, tmp_path)
+    report = paper_002.figure_4(results_of(runs), plan, tmp_path)
     assert outcome(report, "002-4-fedfix-sync") == expected
     assert outcome(report, "002-4-sync-async") == "holds"
     assert [row.ours for row in report.rows][:2] == [pytest.approx([1.1, 1.1]), pytest.approx([2.2, 2.2])]
@@ -153,7 +151,7 @@ def test_figure_4_compares_methods_at_their_best_rates(tmp_path, fedfix, expecte
     assert "| 4, F0 | async | 1 to 1 | 40 | 0.25 | 0 | 1 | – | 4 |" in report.extra[0]
     assert "| 4, F0 | FedFix-0.5 | 0.5 to 0.5 | 20 | 0.5 | 1 | 0 | – | 2 |" in report.extra[0]
     check_figures(report.figures)
-    report = paper_002_methods.figure_4(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
+    report = paper_002.figure_4(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
     assert outcome(report, "002-4-fedfix-sync") == expected  # FedBuff's run isn't needed
-    report = paper_002_methods.figure_4(results_of(runs[1:], lack=runs[:1]), plan, tmp_path)
+    report = paper_002.figure_4(results_of(runs[1:], lack=runs[:1]), plan, tmp_path)
     assert outcome(report, "002-4-fedfix-sync") == "not run"

@@ -112,7 +112,7 @@ def test_reports_take_numbers_from_the_plan_or_say_what_is_missing(plan):
         claims={"1-a": {"text": "t", "rule": "≤ {most}, {of}", "thresholds": {"most": 2, "of": ["x", "y"]}}}
     )
     assert made.threshold("1-a", "most") == 2
-    assert made.claims["1-a"].filled_rule() == "≤ 2, x, y"
+    assert made.claims["1-a"].filled_rule() == "≤ 2, x; y"
     assert made.parts("1") == made.parts("1-a") == ["1-a"]
     assert plan().parts("1") == []
     with pytest.raises(ConfigError, match=r"claims\.1-a\.thresholds\.least: missing in the file of 'A test'"):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedapp.reproduce.runs import Runs, in_all, is_lower
+from fedapp.reproduce.runs import Runs, decide, geometric_mean, in_all, is_lower
 from tests.reproduce.made_up import make_run
 
 
@@ -81,6 +81,30 @@ def test_runs_are_chosen_by_label():
 )
 def test_seeds_decide_together_which_is_lower(low, high, expected):
     assert is_lower(low, high) is expected
+
+
+def test_what_never_gets_there_takes_one_round_more():
+    run = make_run({}, {"accuracy": [0.1, 0.5, 0.6]})
+    assert (run.rounds_within(0.4), run.rounds_within(0.9)) == (1, 3)
+
+
+def test_a_geometric_mean():
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([[1, 2], [3]], True),
+        ([[1, -1], [3]], None),
+        ([[-1, -2], [3]], False),
+        ([[0, 1]], None),
+        ([], None),
+        ([[]], None),
+    ],
+)
+def test_a_rule_holds_for_every_value_or_is_refuted_by_a_whole_cell(cells, expected):
+    assert decide(cells, lambda value: value > 0, lambda value: value < 0) is expected
 
 
 @pytest.mark.parametrize(
