@@ -83,7 +83,7 @@ def graph_command(
             homogeneity = graph.homogeneity(arrays["adjacency"])
             fit = graph.fit_lognormal(arrays["misalignment"], config.message_floor)
             panels.append(
-                GraphPanel(
+                GraphPanel.of(
                     config.class_imbalance,
                     config.data_imbalance,
                     arrays["misalignment"],

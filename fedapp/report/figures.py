@@ -31,7 +31,10 @@ STEPS = [1, 2, 2.5, 5, 10]
 
 
 def draw_curves(run_dir: Path) -> Path:
-    """Draw loss and accuracy against rounds and against time into ``curves.png``, 1200 x 810 pixels.
+    """Draw loss and accuracy against rounds and, where it looks different, against time into ``curves.png``.
+
+    The figure is 1200 pixels wide. It is half as high, without the panels over time, where all rounds take equally
+    long, and where there are no times.
 
     Parameters
     ----------
@@ -43,10 +46,13 @@ def draw_curves(run_dir: Path) -> Path:
         key: np.array([as_number(record.get(key)) for record in records], dtype=np.float64)
         for key in ("aggregation", "time", "loss", "accuracy", "train-loss")
     }
-    figure = new_figure(5.4, _from_config(run_dir, "strategy", "dataset", "model", "num-clients"))
-    grid = figure.subplots(2, 2, sharey="col")
     virtual = bool(records) and records[-1].get("clock") == "virtual"
-    x_labels = {"aggregation": "server round", "time": "virtual time" if virtual else "seconds"}
+    x_labels = {"aggregation": "server round"}
+    if not _says_the_same(columns["aggregation"], columns["time"]):
+        x_labels["time"] = "virtual time" if virtual else "seconds"
+    title = _from_config(run_dir, "strategy", "dataset", "model", "num-clients")
+    figure = new_figure(0.6 + 2.4 * len(x_labels), title)
+    grid = figure.subplots(len(x_labels), 2, sharey="col", squeeze=False)
     for (loss, accuracy), (key, label) in zip(grid, x_labels.items(), strict=True):
         _curves(loss, columns[key], {"test": columns["loss"], "train": columns["train-loss"]})
         _curves(accuracy, columns[key], {"test": columns["accuracy"]})
@@ -58,6 +64,13 @@ def draw_curves(run_dir: Path) -> Path:
     if np.isfinite(columns["train-loss"]).any():
         grid[0, 0].legend(frameon=False, fontsize=9)
     return save(figure, run_dir / "curves.png")
+
+
+def _says_the_same(rounds: Array, times: Array) -> bool:
+    """Tell whether a curve over time is the one over rounds once more, or can't be drawn."""
+    if not np.isfinite(times).any():
+        return True
+    return bool(np.isfinite(times).all() and np.allclose(times * rounds[-1], rounds * times[-1]))
 
 
 def draw_partition(run_dir: Path, labels: Array, num_classes: int) -> Path:

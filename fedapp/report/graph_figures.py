@@ -14,11 +14,12 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 
 from fedapp.report.figures import INK, STEPS, TEST, TRAIN, Array, new_figure, save, style_axes
 
-_LEAST = 1e-12  # misalignments are drawn from here up, as they are floored in the graph
-_HEAT_CELLS, _HEAT_CLIENTS = (
-    28_000,
-    120,
-)  # of all heat maps; of each: more can't be seen and make the file large
+# Misalignments are counted in bins of a fiftieth of a decade from here up, as they are floored in the graph.
+_LEAST, _BINS = 1e-12, 600
+_EDGES = np.geomspace(_LEAST, 1, _BINS + 1)
+_MOST_BARS = 50
+# Of all heat maps, and of each: more can't be seen and make the file large.
+_HEAT_CELLS, _HEAT_CLIENTS = 28_000, 120
 _LINES = [TEST, TRAIN, "#117733", "#882255", "#999933", "#332288"]
 _MAX_COLUMNS, _MAX_ROWS = 6, 3
 _WIDE = 4  # up to so many columns text has room
@@ -26,14 +27,18 @@ _WIDE = 4  # up to so many columns text has room
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class GraphPanel:
-    """The graph of one federated network; panels with equal imbalances are repetitions with other seeds.
+    """What is drawn of the graph of one federated network; panels with equal imbalances are repetitions.
 
     Attributes
     ----------
     class_imbalance, data_imbalance : float
         κ⁻¹ and φ² of the partition (003 §3.4.1).
-    misalignment : array (C, C)
-        mis(i, j) in [0, 1].
+    heat : array (n, n)
+        mis(i, j) in [0, 1] of every ``every``-th client.
+    every : int
+        1: of all clients.
+    counts : array (600,)
+        Pairs of clients by misalignment, in fiftieths of a decade from 1e-12.
     eigenvalues : array (C,)
         Of the Laplacian, ascending.
     homogeneity : float
@@ -44,11 +49,41 @@ class GraphPanel:
 
     class_imbalance: float
     data_imbalance: float
-    misalignment: Array
+    heat: Array
+    every: int
+    counts: Array
     eigenvalues: Array
     homogeneity: float
     theta: float
     phi: float
+
+    @classmethod
+    def of(
+        cls,
+        class_imbalance: float,
+        data_imbalance: float,
+        misalignment: Array,
+        eigenvalues: Array,
+        homogeneity: float,
+        theta: float,
+        phi: float,
+        most: int = _HEAT_CLIENTS,
+    ) -> "GraphPanel":
+        """Keep what is drawn of a misalignment matrix (C, C): at most ``most`` clients in the heat map.
+
+        Raises
+        ------
+        ValueError
+            If it isn't square.
+        """  # fmt: skip
+        if misalignment.ndim != 2 or len(set(misalignment.shape)) > 1:
+            raise ValueError(f"misalignment: must be square, has shape {misalignment.shape}")
+        mis = np.clip(np.asarray(misalignment, dtype=np.float64), _LEAST, 1)
+        counts = np.histogram(mis[np.triu_indices(len(mis), 1)], _EDGES)[0]
+        # Every k-th client rather than a mean over k, which would make clients look alike.
+        every = max(1, -(-len(mis) // most))
+        heat = mis[::every, ::every]
+        return cls(class_imbalance, data_imbalance, heat, every, counts, eigenvalues, homogeneity, theta, phi)
 
 
 def draw_graph(folder: Path, grid: Sequence[GraphPanel], title: str = "") -> list[Path]:
@@ -71,16 +106,13 @@ def draw_graph(folder: Path, grid: Sequence[GraphPanel], title: str = "") -> lis
     Raises
     ------
     ValueError
-        If the grid is empty, larger than 6 class by 3 data imbalances, or a misalignment matrix isn't square.
+        If the grid is empty, or larger than 6 class by 3 data imbalances.
     """
     columns = sorted({panel.class_imbalance for panel in grid})
     rows = sorted({panel.data_imbalance for panel in grid})
     if not (0 < len(columns) <= _MAX_COLUMNS and len(rows) <= _MAX_ROWS):
         limits = f"1 to {_MAX_COLUMNS} class imbalances and 1 to {_MAX_ROWS} data imbalances"
         raise ValueError(f"the grid must have {limits}, has {len(columns)} and {len(rows)}")
-    for panel in grid:
-        if panel.misalignment.ndim != 2 or len(set(panel.misalignment.shape)) > 1:
-            raise ValueError(f"misalignment: must be square, has shape {panel.misalignment.shape}")
     cells = [
         [[p for p in grid if (p.data_imbalance, p.class_imbalance) == (row, column)] for column in columns]
         for row in rows
@@ -110,12 +142,13 @@ def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
         figure = new_figure(0.9 + 3.2 * len(cells), title)
         grid = figure.subplots(len(cells), 2, squeeze=False, width_ratios=[1, 1.2])
         heats, histograms = grid[:, :1], grid[:, 1:]
-    values = np.concatenate([_pairs(panel) for row in cells for cell in row for panel in cell])
-    low, high = (values.min(), values.max()) if values.size else (0.01, 1.0)
-    low, high = min(low, 0.9 * high), max(high, 1.1 * low)
+    pairs = np.sum([panel.counts for row in cells for cell in row for panel in cell], axis=0)
+    filled = np.flatnonzero(pairs)
+    first, last = (int(filled[0]), int(filled[-1]) + 1) if filled.size else (0, _BINS)
+    low, high = float(_EDGES[first]), float(_EDGES[last])
     norm = LogNorm(max(low, high * 1e-4), high)  # a few equal clients must not take all the colours
     most = min(_HEAT_CLIENTS, math.isqrt(_HEAT_CELLS // (len(cells) * wide)))
-    edges = np.geomspace(low, min(1.0, 1.5 * high), 41)
+    bins = np.arange(first, last + (every := -(-(last - first) // _MOST_BARS)), every).clip(max=_BINS)
     image = None
     for row, panels in enumerate(cells):
         for column, cell in enumerate(panels):
@@ -126,11 +159,12 @@ def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
                 continue
             image = _heat(heat, cell[0], norm, most)
             heat.set_title(_setting(cell[0], wide), fontsize=9, color=INK)
-            _histogram(below, cell, edges, wide)
-        heats[row, 0].set_ylabel("client")
-        histograms[row, 0].set_ylabel("density")
-    for axes in histograms[-1]:
-        axes.set_xlabel("misalignment")
+            heat.set(xlabel="client", ylabel="client")
+            below.set(xlabel="misalignment", ylabel="density of ln mis")
+            _histogram(below, cell, bins, wide)
+    for axes in grid.flat:
+        axes.xaxis.label.set_fontsize(8)
+        axes.yaxis.label.set_fontsize(8)
     if image is not None:
         bar = figure.colorbar(image, ax=heats.ravel().tolist(), pad=0.01, aspect=40)
         _plain_log(bar.ax.yaxis, max(low, high * 1e-4), high)
@@ -141,9 +175,9 @@ def _misalignments(folder: Path, cells: Cells, title: str) -> Path:
 
 
 def _heat(axes: Axes, panel: GraphPanel, norm: LogNorm, most: int) -> Any:
-    # Every k-th client rather than a mean over k, which would make clients look alike.
-    every = max(1, -(-len(panel.misalignment) // most))
-    shown = np.array(panel.misalignment[::every, ::every], dtype=np.float64)
+    further = max(1, -(-len(panel.heat) // most))
+    every = further * panel.every
+    shown = np.array(panel.heat[::further, ::further])
     np.fill_diagonal(shown, np.nan)
     cmap = colormaps["viridis_r"].resampled(24).with_extremes(bad="white")
     edges = np.arange(len(shown) + 1) * every - 0.5
@@ -157,12 +191,13 @@ def _heat(axes: Axes, panel: GraphPanel, norm: LogNorm, most: int) -> Any:
     return image
 
 
-def _histogram(axes: Axes, cell: list[GraphPanel], edges: Array, wide: int) -> None:
-    """Draw the density of ln mis, for which the lognormal is a bell."""
+def _histogram(axes: Axes, cell: list[GraphPanel], bins: Array, wide: int) -> None:
+    """Draw the density of ln mis, for which the lognormal is a bell; ``bins`` are numbers of edges."""
     style_axes(axes)
-    logs = np.log(np.concatenate([_pairs(panel) for panel in cell]))
-    counts = np.histogram(logs, np.log(edges))[0] / max(1, len(logs)) / np.diff(np.log(edges))
-    axes.stairs(counts, edges, fill=True, color=TEST, alpha=0.45)
+    counts = np.sum([panel.counts for panel in cell], axis=0)
+    total, edges = max(1, counts.sum()), _EDGES[bins]
+    heights = np.add.reduceat(np.append(counts, 0), bins)[:-1] / total / np.diff(np.log(edges))
+    axes.stairs(heights, edges, fill=True, color=TEST, alpha=0.45)
     theta, phi = (float(np.mean([getattr(panel, key) for panel in cell])) for key in ("theta", "phi"))
     if math.isfinite(theta) and phi > 0:
         x = np.linspace(np.log(edges[0]), np.log(edges[-1]), 200)
@@ -207,9 +242,9 @@ def _spectra(folder: Path, cells: Cells, title: str) -> Path:
                 axes.axvline(spectrum.mean(), color=TRAIN, lw=1.2, label="mean")
             axes.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
             axes.yaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
-        grid[row, 0].set_ylabel("share")
-    for axes in grid[-1]:
-        axes.set_xlabel("λ₂ and above")
+            axes.tick_params(labelbottom=True, labelleft=True, labelsize=8)
+            axes.set_xlabel("λ₂ and above", fontsize=8)
+            axes.set_ylabel("share", fontsize=8)
     handles, labels = next((h for h in (a.get_legend_handles_labels() for a in grid.flat) if h[0]), ([], []))
     if handles:
         figure.legend(handles, labels, frameon=False, fontsize=8, loc="upper right")
@@ -239,14 +274,9 @@ def _homogeneities(folder: Path, cells: Cells, title: str) -> Path:
     axes.xaxis.set_major_locator(FixedLocator(imbalances))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="class imbalance κ⁻¹", ylabel="homogeneity", ylim=(0, None))
+    axes.set(xlabel="class imbalance κ⁻¹", ylabel="homogeneity")
     axes.legend(frameon=False, fontsize=9)
     return save(figure, folder / "graph-homogeneity.png")
-
-
-def _pairs(panel: GraphPanel) -> Array:
-    mis = np.asarray(panel.misalignment, dtype=np.float64)
-    return np.maximum(mis[np.triu_indices(len(mis), 1)], _LEAST)
 
 
 def _setting(panel: GraphPanel, wide: int) -> str:

@@ -1,11 +1,8 @@
 """``fedapp reproduce``: from an experiment's name to its report."""
 
-import importlib
 import math
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,15 +14,11 @@ from fedapp.config import ConfigError
 from fedapp.data import DataError
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.federation import absolute
+from fedapp.reproduce.experiment import RUNS, collect, report_on
 from fedapp.reproduce.plan import Plan, plan_names, read_plan
-from fedapp.reproduce.report import Report, write_report
 from fedapp.reproduce.runner import run_missing
-from fedapp.reproduce.runs import Runs
-
-# A report function: the finished runs of a plan → the report, its figures in a folder.
-Reporter = Callable[[Runs, Path], Report]
-
-RUNS = "runs"
+from fedapp.reproduce.store import FILE, read_stored
+from fedapp.reproduce.summary import write_summary
 
 
 def reproduce(
@@ -47,21 +40,31 @@ def reproduce(
     minutes: Annotated[
         float, typer.Option(min=0, help="start no run after that, and report on those there are")
     ] = math.inf,
+    from_curves: Annotated[
+        bool, typer.Option("--from-results", help="only the report, from curves.parquet: nothing is run")
+    ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="only the table of all verdicts, into README.md in --out")
+    ] = False,
     out: Annotated[Path, typer.Option(help="folder for the experiment's folder: its runs and report")] = Path(
         "results/reproduce"
     ),
 ) -> None:
     """Reproduce a figure or table of the papers: runs, figure, table, and a verdict on each published claim.
 
-    A finished run is never repeated: the same command goes on where an earlier one was stopped.
+    A finished run is never repeated: the same command goes on where an earlier one was stopped. What a report needs
+    of the runs is kept in curves.parquet, from which --from-results makes it again.
     """
+    if summary:
+        print(write_summary(out).absolute())
+        return
     if list_all or not name:
         show_list(Console())
         return
     if engine not in IN_PROCESS:
         raise SystemExit(f"error: --engine {engine}: allowed are {', '.join(IN_PROCESS)}")
     try:
-        path = make(
+        path = from_results(name, out, quick=quick) if from_curves else make(
             name, out, quick=quick, engine=engine, data_path=absolute(data_path), jobs=jobs, minutes=minutes,
             only=only, console=Console(),
         )  # fmt: skip
@@ -85,7 +88,8 @@ def compare(results: Path, engine: str = IN_PROCESS[-1]) -> Path:
         jobs=os.cpu_count() or 1,
         console=console,
     ).parent
-    console.print(Markdown((folder / "report.md").read_text("utf-8").split("\n## ")[-1]))
+    report = (folder / "report.md").read_text("utf-8")
+    console.print(Markdown(next(part for part in report.split("\n## ") if part.startswith("Strategies"))))
     return folder / "comparison.png"
 
 
@@ -101,49 +105,48 @@ def make(
     minutes: float = math.inf,
     only: str = "*",
 ) -> Path:
-    """Make an experiment's runs and report in ``out/NAME`` (``NAME-quick``); return the path of the report.
+    """Make an experiment's runs, curves.parquet and report in ``out/NAME`` (``NAME-quick``).
+
+    Returns
+    -------
+    Path
+        The report.
 
     Raises
     ------
     ConfigError
         If there is no such experiment, or its file asks for something impossible.
     """
-    plan = read_plan(name)
-    folder = out.expanduser() / (Path(name).stem + "-quick" * quick)
+    plan, folder = _plan_and_folder(name, out, quick)
     folder.mkdir(parents=True, exist_ok=True)
-    if plan.is_study:
-        study = importlib.import_module(f"fedapp.reproduce.{plan.report}")
-        study.run(folder, quick=quick, data_path=data_path, engine=engine, jobs=jobs)
-        return folder / "report.md"
-    planned = plan.runs(quick=quick, data_path=data_path)
-    began = time.monotonic()
-    runs, failures = run_missing(
-        planned, folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only, console=console
-    )
-    took = time.monotonic() - began
-    module, _, function = plan.report.partition(":")
-    reporter: Reporter = getattr(importlib.import_module(f"fedapp.reproduce.{module}"), function)
-    report = reporter(runs, folder) if runs else Report()
-    report.notes += [f"Not there: {name}: {_one_line(reason)}" for name, reason in sorted(failures.items())]
-    return write_report(
-        folder, report, title=plan.title, source=plan.source, claims=plan.claims,
-        setting=_setting(plan, quick, runs, len(planned), engine, jobs, took),
-    )  # fmt: skip
+    failures: dict[str, str] = {}
+    if not plan.is_study:
+        failures = run_missing(
+            plan.runs(data_path), folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only,
+            console=console, have=read_stored(folder / FILE).curves,
+        )  # fmt: skip
+    for remark in collect(plan, folder, data_path=data_path, failures=failures):
+        console.print(remark, markup=False)
+    return report_on(plan, folder)
 
 
-def _setting(
-    plan: Plan, quick: bool, runs: Runs, planned: int, engine: str, jobs: int, took: float
-) -> list[str]:
-    seconds = {run.path: run.summary["wall-seconds"] for run in runs}
-    work = f"{len(runs)} of {planned} runs, {sum(seconds.values()) / 60:.1f} minutes of work in all"
-    return [
-        f"**Quick**: {plan.quick.note}" if quick else "Full settings.",
-        f"{work}; this time {took / 60:.1f} minutes, engine {engine}, {jobs} at a time",
-    ]
+def from_results(name: str, out: Path, *, quick: bool) -> Path:
+    """Make an experiment's report from ``curves.parquet`` in its folder alone; return its path.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such experiment, or no such file.
+    """
+    plan, folder = _plan_and_folder(name, out, quick)
+    if not (folder / FILE).exists():
+        raise ConfigError(f"--from-results: there is no {folder / FILE}")
+    return report_on(plan, folder)
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _plan_and_folder(name: str, out: Path, quick: bool) -> tuple[Plan, Path]:
+    plan = read_plan(name)
+    return plan.as_quick() if quick else plan, out.expanduser() / (Path(name).stem + "-quick" * quick)
 
 
 def show_list(console: Console) -> None:

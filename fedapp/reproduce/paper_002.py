@@ -1,14 +1,19 @@
 """Asynchronous FedAvg, FedFix and FedBuff: figures 2 to 4 and table 2 of papers/002_840aee1ee8a82ff9.txt."""
 
+import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 
+from fedapp.data import DataError
 from fedapp.report.figures import new_figure, save, style_axes
+from fedapp.reproduce import surrogate_optima
 from fedapp.reproduce.curves import COLORS, Lines, finite, panels
-from fedapp.reproduce.report import Report, Row, Verdict, judge
-from fedapp.reproduce.runs import Runs, mean
+from fedapp.reproduce.experiment import ABSENT, Numbers, Results
+from fedapp.reproduce.plan import Plan, PlannedRun
+from fedapp.reproduce.report import Report, Row, Verdict, judge, not_run
+from fedapp.reproduce.runs import Runs, in_all, is_lower, mean
 from fedapp.theory.asynchronous import asynchronous_window, fedfix_window
 from strategies import async_fedavg, fedfix
 from strategies.time_scenario import TimeScenario
@@ -17,24 +22,46 @@ from strategies.time_scenario import TimeScenario
 FEDERATED, SURROGATE = "federated-loss", "hardware-loss"
 LABELS = {
     FEDERATED: "federated loss",
-    f"{FEDERATED}-std": "its std. over clients",
+    f"{FEDERATED}-std": "std. over clients",
     SURROGATE: "surrogate loss",
-    f"{SURROGATE}-std": "its std. over clients",
+    f"{SURROGATE}-std": "std. over clients",
 }
 SCHEMES = ("identical", "time-based")
 
-# Problems for which the paper sees identical weights ahead on the surrogate loss.
-SURROGATE_PROBLEMS = ("MNIST", "MNIST-shard", "CIFAR-10")
+# The federated loss of figure 4, whose methods call it by different names.
+LOSS = "objective"
 
-# With fewer seeds than this, values that differ by less than that, relatively, decide nothing.
-MANY_SEEDS = 3
-AS_GOOD_AS_EQUAL = 0.01
+# A panel of the figure: problem, clients, time scenario; and in it, each method's runs at its best learning rate.
+Cell = tuple[str, int, str]
+Cells = dict[Cell, dict[str, Runs]]
 
 
-def figure_2(runs: Runs, folder: Path) -> Report:
+def measure_figure_2(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
+    """Work out the optima of both schemes, by problem and seed, for the problems whose optima 002-2 speaks of."""
+    numbers: Numbers = {}
+    for problem in plan.threshold("002-2-suboptimum", "problems"):
+        for seed in runs.where(problem=problem).labels("seed"):
+            name = _optima_name(problem, seed)
+            planned: PlannedRun = runs.where(problem=problem, seed=seed)[0].planned
+            try:
+                numbers[name] = known.get(name) or surrogate_optima.optima(
+                    planned.config, planned.num_clients
+                )
+            except DataError as error:
+                numbers.setdefault(ABSENT, {})[name] = str(error)
+    return numbers
+
+
+def _optima_name(problem: str, seed: int) -> str:
+    return f"optima: {problem}, seed {seed}"
+
+
+def figure_2(results: Results, plan: Plan, folder: Path) -> Report:
     """Figure 2: losses and their spread over time, with the learning rate that suits identical weights best."""
     report = Report()
-    tuned = {problem: _tuned(runs.where(problem=problem)) for problem in runs.labels("problem")}
+    tuned = {
+        problem: _tuned(results.runs.where(problem=problem)) for problem in results.runs.labels("problem")
+    }
     columns: list[tuple[str, Lines]] = [
         (f"{problem}, γ = {own[0]['lr']:g}", {s: own.where(aggregation_weights=s) for s in SCHEMES})
         for problem, own in tuned.items()
@@ -48,13 +75,11 @@ def figure_2(runs: Runs, folder: Path) -> Report:
             for scheme in SCHEMES:
                 values = own.where(aggregation_weights=scheme).tails(key)
                 report.rows.append(Row(f"{problem}, {scheme}: {name}, last 5 %", values))
-    report.verdicts += [_time_based_is_better(tuned), _suboptimum(tuned)]
-    for problem in tuned:
-        identical = runs.where(problem=problem, aggregation_weights="identical")
-        listed = ", ".join(
-            f"{rate:g}: {mean(identical.where(lr=rate).tails(FEDERATED)):.4f}" for rate in runs.labels("lr")
-        )
-        report.notes.append(f"{problem}: federated loss with identical weights by learning rate: {listed}.")
+    report.rows += _optima_rows(results)
+    for claim in plan.parts("002-1"):
+        report.verdicts.append(_comparison(claim, results, plan, tuned))
+    report.verdicts += [_suboptimum(results, plan), _ratio(results, plan)]
+    report.extra.append(_by_rate(results.runs))
     return report
 
 
@@ -68,58 +93,105 @@ def _tuned(runs: Runs) -> Runs:
     return runs.where(lr=min(runs.labels("lr"), key=loss))
 
 
-def _ends(own: Runs, key: str) -> tuple[list[float], list[float]]:
-    identical, time_based = (own.where(aggregation_weights=s).tails(key) for s in SCHEMES)
-    return identical, time_based
+def _by_rate(runs: Runs) -> str:
+    """The federated loss by learning rate: what the tuning chose from."""
+    lines = ["## Federated loss by learning rate, last 5 %", "", "| problem, weights | γ | loss | seeds |",
+             "|---|--:|--:|--:|"]  # fmt: skip
+    for problem in runs.labels("problem"):
+        for scheme in SCHEMES:
+            own = runs.where(problem=problem, aggregation_weights=scheme)
+            for rate in own.labels("lr"):
+                losses = own.where(lr=rate).tails(FEDERATED)
+                lines.append(f"| {problem}, {scheme} | {rate:g} | {mean(losses):.4f} | {len(losses)} |")
+    return "\n".join(lines)
 
 
-def _time_based_is_better(tuned: dict[str, Runs]) -> Verdict:
-    facts: list[bool | None] = []
-    evidence = []
-    for problem, own in tuned.items():
-        loss, spread, surrogate = (_ends(own, key) for key in (FEDERATED, f"{FEDERATED}-std", SURROGATE))
-        if not finite(*map(mean, (*loss, *spread, *surrogate))):
-            continue
-        facts += [_is_lower(loss[1], loss[0]), _is_lower(spread[1], spread[0])]
-        if problem in SURROGATE_PROBLEMS:
-            facts.append(_is_lower(surrogate[0], surrogate[1]))
-        evidence.append(
-            f"{problem}, identical → time-based: federated loss {_arrow(loss)}, its std. {_arrow(spread)}, "
-            f"surrogate loss {_arrow(surrogate)}"
-        )
-    return judge("002-1", _all(facts), "; ".join(evidence))
+def _comparison(claim: str, results: Results, plan: Plan, tuned: dict[str, Runs]) -> Verdict:
+    """Judge one problem: the metrics of which time-based weights have the lower value, and the higher."""
+    problem = plan.threshold(claim, "problem")
+    if missing := results.missing(problem=problem):
+        return not_run(claim, missing)
+    facts, evidence = [], []
+    for direction in ("lower", "higher"):
+        for key in plan.threshold(claim, direction):
+            identical, time_based = (
+                tuned[problem].where(aggregation_weights=scheme).tails(key) for scheme in SCHEMES
+            )
+            pair = (time_based, identical) if direction == "lower" else (identical, time_based)
+            facts.append(is_lower(*pair))
+            name = f"std. of {LABELS[key.removesuffix('-std')]}" if key.endswith("-std") else LABELS[key]
+            count = sum(one < other for one, other in zip(*pair, strict=True))
+            evidence.append(
+                f"{name} {mean(identical):.4f} → {mean(time_based):.4f} ({direction} in {count} of {len(identical)} "
+                "seeds)"
+            )
+    return judge(claim, in_all(facts), f"identical → time-based: {', '.join(evidence)}")
 
 
-def _arrow(ends: tuple[list[float], list[float]]) -> str:
-    return " → ".join(f"{mean(end):.4f}" for end in ends)
+def _optima_rows(results: Results) -> list[Row]:
+    """The two optima, and how far apart they are."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, optima in results.numbers.items():
+        found.setdefault(name.removeprefix("optima: ").partition(",")[0], []).append(optima)
+    rows = []
+    for problem, optima in found.items():
+        keys = [key for key in optima[0] if not key.endswith("decrement")]
+        rows += [Row(f"{problem}: optimum, {key}", [each[key] for each in optima]) for key in keys]
+        rows.append(Row(f"{problem}: identical − federated optimum", [_gap(each) for each in optima]))
+    return rows
 
 
-def _suboptimum(tuned: dict[str, Runs]) -> Verdict:
-    if not {"MNIST", "MNIST-shard"} <= set(tuned):
-        return judge("002-2", None, "needs MNIST and MNIST-shard")
-    gaps, there = {}, []
-    for problem in ("MNIST", "MNIST-shard"):
-        identical, time_based = _ends(tuned[problem], FEDERATED)
-        gaps[problem] = mean(identical) - mean(time_based)
-        there.append(_is_lower(time_based, identical))
-    plain, shard = gaps["MNIST"], gaps["MNIST-shard"]
-    if not finite(plain, shard):
-        return judge("002-2", None, "runs are missing")
-    evidence = f"identical − time-based: {plain:.4f} on MNIST, {shard:.4f} on MNIST-shard"
-    if plain > 0:
-        evidence += f" ({shard / plain:.1f}×)"
-    if all(there):
-        there.append(1.5 < shard / plain < 3)
-    return judge("002-2", _all(there), evidence)
+def _gap(optima: dict[str, float]) -> float:
+    """How far above the least federated loss identical weights end."""
+    return optima["identical"] - optima["federated-least"]
 
 
-def figure_3(runs: Runs, folder: Path) -> Report:
-    """Figure 3: mean and standard deviation of the federated loss over the last 5 % of aggregations, by K."""
-    report = Report()
-    steps = runs.labels("local-steps")
-    figure = new_figure(
-        3.6, f"asynchronous FedAvg on CIFAR-10, F80, 10 clients, γ = {runs[0].config['lr']:g}"
+def _gaps(results: Results, plan: Plan, problem: str) -> list[float]:
+    """Return the gaps by seed; empty unless all seeds of the plan have one."""
+    names = [_optima_name(problem, seed) for seed in plan.labels("seed")]
+    there = all(name in results.numbers for name in names)
+    return [_gap(results.numbers[name]) for name in names] if there else []
+
+
+def _suboptimum(results: Results, plan: Plan) -> Verdict:
+    """002-2: identical weights have their optimum elsewhere."""
+    claim = "002-2-suboptimum"
+    least, facts, evidence = plan.threshold(claim, "least"), [], []
+    for problem in plan.threshold(claim, "problems"):
+        gaps = _gaps(results, plan, problem)
+        if not gaps:
+            return not_run(claim, f"the optima on {problem} aren't there for every seed")
+        optima = [
+            results.numbers[_optima_name(problem, seed)]["federated-least"] for seed in plan.labels("seed")
+        ]
+        shares = [gap / optimum for gap, optimum in zip(gaps, optima, strict=True)]
+        facts += [share > least for share in shares]
+        evidence.append(f"{problem}: {mean(gaps):.2e}, {mean(shares):.2%} of the optimum")
+    holds = all(facts) if len(set(facts)) == 1 else None
+    return judge(
+        claim, holds, f"federated loss of the identical optimum above the least: {'; '.join(evidence)}"
     )
+
+
+def _ratio(results: Results, plan: Plan) -> Verdict:
+    """002-2: the gap on MNIST-shard against that on MNIST."""
+    claim = "002-2-ratio"
+    published, close = plan.threshold(claim, "published"), plan.threshold(claim, "close")
+    plain, shard = (_gaps(results, plan, problem) for problem in plan.threshold(claim, "problems"))
+    if not plain or not shard:
+        return not_run(claim, "the optima aren't there for every seed of both problems")
+    ratio = mean(shard) / mean(plain)
+    by_seed = ", ".join(f"{b / a:.2f}" for a, b in zip(plain, shard, strict=True))
+    evidence = f"gaps of {mean(plain):.2e} and {mean(shard):.2e}: ratio {ratio:.2f}; by seed {by_seed}"
+    return judge(claim, abs(ratio / published - 1) <= close, evidence)
+
+
+def figure_3(results: Results, plan: Plan, folder: Path) -> Report:
+    """Figure 3: mean and standard deviation of the federated loss over the last 5 % of aggregations, by K."""
+    report, runs = Report(), results.runs
+    steps = sorted(runs.labels("local-steps"))
+    title = f"asynchronous FedAvg on CIFAR-10, F80, 10 clients, γ = {runs[0].config.lr:g}"
+    figure = new_figure(3.6, title)
     left, right = figure.subplots(1, 2)
     curves: dict[str, tuple[list[float], list[float]]] = {}
     for scheme, color in zip(SCHEMES, COLORS, strict=False):
@@ -137,100 +209,105 @@ def figure_3(runs: Runs, folder: Path) -> Report:
         axes.set(xlabel="local steps K", ylabel=label)
     left.legend(frameon=False, fontsize=9)
     report.figures.append(save(figure, folder / "figure-3.png"))
-    report.verdicts.append(_local_work(steps, curves))
+    if missing := results.missing():
+        report.verdicts += [not_run(claim, missing) for claim in plan.parts("002-3")]
+    elif not finite(*(value for pair in curves.values() for values in pair for value in values)):
+        report.verdicts += [judge(claim, None, "a loss isn't finite") for claim in plan.parts("002-3")]
+    else:
+        report.verdicts += _local_work(steps, curves, plan)
     return report
 
 
-def _local_work(steps: list[int], curves: dict[str, tuple[list[float], list[float]]]) -> Verdict:
-    facts, evidence = [], []
+def _local_work(
+    steps: list[int], curves: dict[str, tuple[list[float], list[float]]], plan: Plan
+) -> list[Verdict]:
+    """002-3: the mean falls and rises again, the variance only grows, time-based weights have more of it."""
+    rise = plan.threshold("002-3-mean", "rise")
+    slack = plan.threshold("002-3-variance", "slack")
+    turns, grows, shown = [], [], []
     for scheme, (level, spread) in curves.items():
-        if not finite(*level, *spread):
-            return judge("002-3", None, f"{scheme}: the loss isn't finite for every K")
         best = int(np.argmin(level))
-        facts += [0 < best < len(steps) - 1, bool(np.all(np.diff(spread) > 0))]
-        evidence.append(
-            f"{scheme}: loss {level[0]:.3f} at K = {steps[0]}, lowest {level[best]:.3f} at K = {steps[best]}, "
-            f"{level[-1]:.3f} at K = {steps[-1]}; std. {', '.join(f'{value:.3f}' for value in spread)}"
+        turns.append(min(level[0], level[-1]) >= (1 + rise) * level[best])
+        grows.append(bool(np.all(np.array(spread[1:]) >= (1 - slack) * np.array(spread[:-1]))))
+        shown.append(
+            f"{scheme}: {level[0]:.4f} at K = {steps[0]}, lowest {level[best]:.4f} at K = {steps[best]}, "
+            f"{level[-1]:.4f} at K = {steps[-1]}"
         )
+    spreads = "; ".join(
+        f"{scheme}: {', '.join(f'{value:.4f}' for value in spread)}" for scheme, (_, spread) in curves.items()
+    )
     identical, time_based = (np.array(curves[scheme][1]) for scheme in SCHEMES)
-    facts.append(bool(time_based[-1] > identical[-1]))
-    return judge("002-3", all(facts), "; ".join(evidence))
+    share = float(np.mean(time_based > identical))
+    wanted = plan.threshold("002-3-sensitive", "share")
+    return [
+        judge("002-3-mean", all(turns), "; ".join(shown)),
+        judge("002-3-variance", all(grows), f"standard deviation by K, {spreads}"),
+        judge("002-3-sensitive", share >= wanted, f"more with time-based weights at {share:.0%} of the K"),
+    ]
 
 
-def figure_4(runs: Runs, folder: Path) -> Report:
+def figure_4(results: Results, plan: Plan, folder: Path) -> Report:
     """Figure 4: federated loss over time of every method at its best learning rate; table 2 evaluated."""
-    report = Report()
-    facts: list[bool | None] = []
-    evidence: list[str] = []
-    scenarios: list[tuple[int, str]] = []
+    report, runs = Report(), results.runs
+    cells = _best(runs)
     for problem in runs.labels("problem"):
-        grid = []
-        for clients in runs.labels("num-clients"):
-            row = []
-            for scenario in runs.labels("time-scenario"):
-                own = runs.where(problem=problem, num_clients=clients, time_scenario=scenario)
-                if not own:
-                    continue
-                best = {method: _best_rate(own.where(method=method)) for method in own.labels("method")}
-                lines = {f"{method}": cell for method, cell in best.items()}
-                row.append((f"{scenario}, {clients} clients", lines, "objective"))
-                losses = {method: _objective_tails(cell) for method, cell in best.items()}
-                for method, cell in best.items():
-                    name = f"{problem}, {clients} clients, {scenario}, {method} (γ = {cell[0]['lr']:g})"
-                    report.rows.append(Row(f"{name}: federated loss, last 5 %", _objective_tails(cell)))
-                facts += _order(losses, scenario)
-                listed = ", ".join(f"{method} {mean(loss):.3f}" for method, loss in losses.items())
-                evidence.append(f"{problem}, {clients} clients, {scenario}: {listed}")
-                scenarios.append((clients, scenario))
-            grid.append(row)
+        grid = [
+            [
+                (f"{scenario}, {clients} clients", cells[problem, clients, scenario], LOSS)
+                for scenario in runs.labels("time-scenario")
+                if (problem, clients, scenario) in cells
+            ]
+            for clients in runs.labels("num-clients")
+        ]
         path = folder / f"figure-4-{problem.lower()}.png"
         title = f"{problem}, K = 10, each method at its best learning rate"
-        report.figures.append(panels(path, title, grid, y_label={"objective": "federated loss"}, height=2.6))
-    report.verdicts.append(judge("002-4", _all(facts), "; ".join(evidence)))
-    interval = float(runs[0].config["fedfix-interval"])
-    budget = float(runs[0].config["time-budget"])
-    report.extra.append(_table_2(list(dict.fromkeys(scenarios)), interval, budget, runs))
+        report.figures.append(panels(path, title, grid, y_label={LOSS: "federated loss"}, height=2.6))
+    for (problem, clients, scenario), best in cells.items():
+        for method, cell in best.items():
+            name = f"{problem}, {clients} clients, {scenario}, {method} (γ = {cell[0]['lr']:g})"
+            report.rows.append(Row(f"{name}: federated loss, last 5 %", cell.tails(LOSS)))
+    report.verdicts += [_order(claim, results, plan, cells) for claim in plan.parts("002-4")]
+    scenarios = list(dict.fromkeys((clients, scenario) for _, clients, scenario in cells))
+    report.extra.append(_table_2(scenarios, runs))
     return report
 
 
-def _all(facts: list[bool | None]) -> bool | None:
-    """False if one fact is; True if all are; None if nothing is known, or something isn't."""
-    return False if False in facts else None if None in facts or not facts else True
-
-
-def _is_lower(low: list[float], high: list[float]) -> bool | None:
-    """Tell whether a value is the lower one, seed by seed; None where seeds disagree, or too few say too little."""
-    lower = {one < other for one, other in zip(low, high, strict=False)}
-    few = min(len(low), len(high)) < MANY_SEEDS
-    if len(lower) != 1 or (few and abs(mean(low) / mean(high) - 1) < AS_GOOD_AS_EQUAL):
-        return None
-    return lower.pop()
-
-
-def _objective_tails(cell: Runs) -> list[float]:
-    return cell.tails("objective")
+def _best(runs: Runs) -> Cells:
+    cells: Cells = {}
+    axes = ("problem", "num-clients", "time-scenario")
+    for cell in itertools.product(*(runs.labels(axis) for axis in axes)):
+        own = runs.where(**dict(zip(axes, cell, strict=True)))
+        if own:
+            cells[cell] = {method: _best_rate(own.where(method=method)) for method in own.labels("method")}
+    return cells
 
 
 def _best_rate(runs: Runs) -> Runs:
     def loss(rate: float) -> float:
-        value = mean(_objective_tails(runs.where(lr=rate)))
+        value = mean(runs.where(lr=rate).tails(LOSS))
         return value if math.isfinite(value) else math.inf
 
     return runs.where(lr=min(runs.labels("lr"), key=loss))
 
 
-def _order(losses: dict[str, list[float]], scenario: str) -> list[bool | None]:
-    """Tell whether each loss that should be the lower one is."""
-    if not {"sync", "async", "FedFix-0.5"} <= set(losses):
-        return []
-    pairs = [("FedFix-0.5", "sync"), ("FedFix-0.5", "async")]
-    if scenario == "F0":
-        pairs.append(("sync", "async"))
-    return [_is_lower(losses[low], losses[high]) for low, high in pairs]
+def _order(claim: str, results: Results, plan: Plan, cells: Cells) -> Verdict:
+    """Judge whether one method is ahead of another in every panel."""
+    low, high = plan.threshold(claim, "lower"), plan.threshold(claim, "higher")
+    problems, scenarios = plan.threshold(claim, "problems"), plan.threshold(claim, "scenarios")
+    if missing := results.missing(problem=problems, time_scenario=scenarios, method=[low, high]):
+        return not_run(claim, missing)
+    facts, evidence = [], []
+    for (problem, clients, scenario), best in cells.items():
+        if problem in problems and scenario in scenarios:
+            losses = best[low].tails(LOSS), best[high].tails(LOSS)
+            facts.append(is_lower(*losses))
+            evidence.append(f"{problem}, {clients}, {scenario}: {mean(losses[0]):.3f}, {mean(losses[1]):.3f}")
+    return judge(claim, in_all(facts), f"loss of {low} and of {high}, {'; '.join(evidence)}")
 
 
-def _table_2(scenarios: list[tuple[int, str]], interval: float, budget: float, runs: Runs) -> str:
+def _table_2(scenarios: list[tuple[int, str]], runs: Runs) -> str:
     """Table 2 with numbers: p_i = 1/C; the delay is the largest staleness seen in our runs."""
+    interval, budget = runs[0].config.fedfix_interval, runs[0].config.time_budget
     lines = [
         f"## Table 2, evaluated for these scenarios (T = {budget:g}, Δt = {interval:g} for FedFix)",
         "",

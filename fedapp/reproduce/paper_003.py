@@ -2,26 +2,42 @@
 
 import csv
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student
 
-from fedapp.reproduce.curves import Lines, finite, panels
-from fedapp.reproduce.plan import folder_of_plans
-from fedapp.reproduce.report import Report, Row, Verdict, judge
-from fedapp.reproduce.runs import Run, Runs, mean
+from fedapp.config import RunConfig
+from fedapp.reproduce.curves import Lines, panels
+from fedapp.reproduce.experiment import Results
+from fedapp.reproduce.plan import Plan, folder_of_plans
+from fedapp.reproduce.report import Report, Row, Verdict, judge, not_run
+from fedapp.reproduce.runs import Run, Runs, decide, geometric_mean, in_all, mean
 
 # Accuracy that counts as converged (table 4.1).
-THRESHOLDS = {"femnist": 0.75, "cifar10": 0.30}
+CONVERGED = {"femnist": 0.75, "cifar10": 0.30}
 
-# "Little difference on balanced data": speed-ups up to here; the thesis has 1.0 to 1.2 there.
-LITTLE = 1.25
+# The figures: name, what the labels of its settings begin with, and what the config has there.
+LADDERS: dict[str, tuple[str, Callable[[RunConfig], float]]] = {
+    "4-3-epochs": ("E", lambda config: config.local_epochs),
+    "4-5-clipping": ("G", lambda config: config.clip_norm or math.inf),
+    "4-7-step-size": ("γ", lambda config: config.lr),
+}
+
+# What one reading of the data says of a claim: whether it holds, and the numbers. A reading is a label on the axis
+# ``data``, or a pair of them.
+Reading = str | tuple[str, str]
+Finding = tuple[bool | None, str]
 
 
-def table_4_2(runs: Runs, folder: Path) -> Report:
+# Table 4.2 and figure 4.2 --------------------------------------------------------------------------------------
+
+
+def table_4_2(results: Results, plan: Plan, folder: Path) -> Report:
     """Table 4.2: final accuracy (%) and rounds to the threshold, for every cell; figure 4.2: the curves."""
     published = _published()
-    report = Report()
+    report, runs = Report(), results.runs
     for loss in runs.labels("loss"):
         for data in runs.labels("data"):
             for beta in sorted(runs.labels("perturbation-beta"), reverse=True):
@@ -29,22 +45,21 @@ def table_4_2(runs: Runs, folder: Path) -> Report:
                 if not cell:
                     continue
                 name = f"{data}, {loss}, β = {beta:g}"
-                accuracy, rounds = published[data.split(",")[0], loss, beta]
+                accuracy, rounds = published[_setting(data), loss, beta]
                 ours = [100 * value for value in cell.values("accuracy")]
+                reached = [run.rounds_to(_converged(data)) for run in cell]
                 report.rows.append(Row(f"{name}: accuracy, %", ours, accuracy))
-                report.rows.append(Row(f"{name}: rounds to {_threshold(data):.0%}", _rounds(cell), rounds))
+                report.rows.append(Row(f"{name}: rounds to {_converged(data):.0%}", reached, rounds))
         report.figures.append(_curves_by_beta(runs.where(loss=loss), folder / f"figure-4-2-{loss}.png", loss))
-    report.verdicts.append(_smaller_beta_is_faster(runs))
-    report.notes.append(
-        "FEMNIST here is the part with 32,950 digits; the thesis has 382,705. With 10 epochs of batches of 256 over "
-        "100 clients a client takes about 10 to 20 local steps a round here and about 120 there, so the published "
-        "numbers of rounds compare with the rows of a larger step size, 12γ or 4γ. The claim is judged on the rows "
-        "that, at β = 1, come closest to the published numbers of rounds."
-    )
-    report.notes.append(
-        "At κ⁻¹ = 100 the division leaves 44 of 100 clients with two images, and adjacency weights, which know "
-        "nothing of sizes, give them as much say as the others."
-    )
+    labels = plan.labels("data")
+    on_data = {claim: plan.threshold(claim, "data") for claim in ("003-3-direction", "003-3-magnitude")}
+    pairs = [tuple(pair) for pair in plan.threshold("003-3-balanced", "pairs")]
+    every_pair = [(data, _imbalanced(data)) for data in labels if _imbalanced(data) != data]
+    report.verdicts += [
+        _on_readings("003-3-direction", on_data["003-3-direction"], labels, results, plan, _faster),
+        _on_readings("003-3-magnitude", on_data["003-3-magnitude"], labels, results, plan, _by_as_much),
+        _on_readings("003-3-balanced", pairs, every_pair, results, plan, _hardly),
+    ]
     return report
 
 
@@ -62,60 +77,96 @@ def _published() -> dict[tuple[str, str, float], tuple[float, float]]:
         }
 
 
-def _threshold(data: str) -> float:
-    return next(threshold for name, threshold in THRESHOLDS.items() if data.startswith(name))
+def _setting(reading: Reading) -> str:
+    """Return the published setting that something is a reading of: what stands before a comma."""
+    return (reading if isinstance(reading, str) else reading[0]).partition(",")[0]
 
 
-def _rounds(cell: Runs) -> list[float]:
-    return [run.rounds_to(_threshold(str(run["data"]))) for run in cell]
+def _imbalanced(data: str) -> str:
+    """Return the same reading on imbalanced data."""
+    return data.replace(" balanced", " imbalanced")
 
 
-def _smaller_beta_is_faster(runs: Runs) -> Verdict:
-    least = min(runs.labels("perturbation-beta"))
-    evidence: list[str] = []
-    imbalanced: list[float] = []
-    balanced: list[float] = []
-    for loss in runs.labels("loss"):
-        for data in _closest(runs.where(loss=loss)):
-            cells = [runs.where(loss=loss, data=data, perturbation_beta=beta) for beta in (1.0, least)]
-            gains = _gains(*cells)
-            if not gains:
-                continue
-            (imbalanced if "imbalanced" in data else balanced).extend(gains)
-            listed = ", ".join("∞" if math.isinf(gain) else f"{gain:.2f}" for gain in gains)
-            evidence.append(f"{data}, {loss}: β = {least:g} is {listed} times as fast as β = 1, by seed")
-    holds = None
-    if imbalanced and balanced:
-        holds = min(imbalanced) > 1 and max(balanced) <= LITTLE and min(balanced) >= 1 / LITTLE
-    return judge("003-3", holds, "; ".join(evidence) or "no pair of runs reaches its threshold")
+def _converged(data: str) -> float:
+    return CONVERGED[data.split()[0]]
 
 
-def _closest(runs: Runs) -> list[str]:
-    """Return, of the readings of each published setting, the one whose rounds at β = 1 come closest to its."""
-    published = _published()
+def _on_readings(
+    claim: str,
+    registered: Sequence[Reading],
+    every: Sequence[Reading],
+    results: Results,
+    plan: Plan,
+    find: Callable[[str, Reading, Results, Plan], Finding],
+) -> Verdict:
+    """Judge a claim on the readings that it names; show the other readings of the same settings beside them."""
 
-    def distance(data: str) -> float:
-        cell = runs.where(data=data, perturbation_beta=1.0)
-        known = [published[data.split(",")[0], str(run["loss"]), 1.0][1] for run in cell]
-        gap = float(np.mean(np.abs(np.log(_rounds(cell)) - np.log(known)))) if cell else math.nan
-        return math.inf if math.isnan(gap) else gap
+    def missing(reading: Reading) -> str:
+        data = [reading] if isinstance(reading, str) else list(reading)
+        betas, loss = [1.0, plan.threshold(claim, "beta")], plan.threshold(claim, "loss")
+        return results.unready(plan, claim, loss=loss, data=data, perturbation_beta=betas)
 
-    readings: dict[str, list[str]] = {}
-    for data in runs.labels("data"):
-        readings.setdefault(data.split(",")[0], []).append(data)
-    return [min(same, key=distance) for same in readings.values()]
+    for reading in registered:
+        if text := missing(reading):
+            return not_run(claim, f"{_name(reading)}: {text}")
+    settings = {_setting(reading) for reading in registered}
+    others = [each for each in every if _setting(each) in settings and each not in registered]
+    found = {reading: find(claim, reading, results, plan) for reading in registered}
+    parts = [f"{_name(reading)}: {text}" for reading, (_, text) in found.items()]
+    words = {True: "would hold", False: "wouldn't hold", None: "wouldn't be decided"}
+    for reading in others:
+        if not missing(reading):
+            holds, text = find(claim, reading, results, plan)
+            parts.append(f"another reading, {_name(reading)} ({words[holds]}): {text}")
+    return judge(claim, in_all(holds for holds, _ in found.values()), "; ".join(parts))
 
 
-def _gains(slow: Runs, fast: Runs) -> list[float]:
-    """Rounds to the threshold of one over those of the other, by seed; 0 or infinite if one never reaches it."""
-    gains = []
-    for run in slow:
-        for other in fast.where(seed=run["seed"]):
-            rounds = np.array(_rounds(Runs([run, other])))
-            if np.isfinite(rounds).any():
-                before, after = np.where(np.isfinite(rounds), rounds, np.inf)
-                gains.append(float(before / after))
-    return gains
+def _name(reading: Reading) -> str:
+    return reading if isinstance(reading, str) else reading[0]
+
+
+def _speed_ups(claim: str, data: str, results: Results, plan: Plan) -> list[float]:
+    """Rounds to convergence at β = 1 over those at the claim's β, by seed; never: one round more than there were."""
+    own = results.runs.where(loss=plan.threshold(claim, "loss"), data=data)
+    slow, fast = (
+        [run.rounds_within(_converged(data)) for run in own.where(perturbation_beta=beta)]
+        for beta in (1.0, plan.threshold(claim, "beta"))
+    )
+    return [one / other for one, other in zip(slow, fast, strict=True)]
+
+
+def _interval(ratios: Sequence[float], level: float) -> tuple[float, float]:
+    """Confidence interval of a mean ratio: Student's t over the logarithms."""
+    logs = np.log(ratios)
+    width = student.ppf((1 + level) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
+    return float(np.exp(logs.mean() - width)), float(np.exp(logs.mean() + width))
+
+
+def _faster(claim: str, data: Reading, results: Results, plan: Plan) -> Finding:
+    level, ratios = plan.threshold(claim, "level"), _speed_ups(claim, str(data), results, plan)
+    low, high = _interval(ratios, level)
+    text = f"speed-up {geometric_mean(ratios):.3f}, {level:.0%} in [{low:.3f}, {high:.3f}]"
+    return (True if low > 1 else False if high < 1 else None), text
+
+
+def _by_as_much(claim: str, data: Reading, results: Results, plan: Plan) -> Finding:
+    least, most, level = (plan.threshold(claim, name) for name in ("low", "high", "level"))
+    ratios = _speed_ups(claim, str(data), results, plan)
+    gain, (low, high) = geometric_mean(ratios), _interval(ratios, level)
+    text = f"speed-up {gain:.3f}, {level:.0%} in [{low:.3f}, {high:.3f}]"
+    if least <= gain <= most:
+        return True, text
+    return (None if low <= most and high >= least else False), text
+
+
+def _hardly(claim: str, pair: Reading, results: Results, plan: Plan) -> Finding:
+    """Tell whether the gain on balanced data is small, for itself and beside that on imbalanced data."""
+    band, share = plan.threshold(claim, "band"), plan.threshold(claim, "share")
+    gain, other = (geometric_mean(_speed_ups(claim, data, results, plan)) for data in pair)
+    text = f"speed-up {gain:.3f}, and {other:.3f} on imbalanced data"
+    if other <= 1:
+        return None, text
+    return 1 / band <= gain <= band and abs(math.log(gain)) <= share * math.log(other), text
 
 
 def _curves_by_beta(runs: Runs, path: Path, loss: str) -> Path:
@@ -126,7 +177,7 @@ def _curves_by_beta(runs: Runs, path: Path, loss: str) -> Path:
         for key in ("loss", "accuracy")
     ]
     title = f"testing loss and accuracy on unseen clients, {loss}"
-    return panels(path, title, grid, x="aggregation", x_label="round", height=1.8)
+    return panels(path, title, grid, x="aggregation", x_label="round", height=1.9)
 
 
 def _by_beta(runs: Runs) -> Lines:
@@ -134,84 +185,116 @@ def _by_beta(runs: Runs) -> Lines:
     return {f"β = {beta:g}": runs.where(perturbation_beta=beta) for beta in betas}
 
 
-def figures_4(runs: Runs, folder: Path) -> Report:
+# Figures 4.3 to 4.8 --------------------------------------------------------------------------------------------
+
+
+def figures_4(results: Results, plan: Plan, folder: Path) -> Report:
     """Figures 4.3 to 4.8: the effect of E, G and γ on the curves by β."""
-    report = Report()
+    report, runs = Report(), results.runs
     for data in runs.labels("data"):
         own = runs.where(data=data)
-        for names, settings in (
-            ("4-3-epochs", [label for label in own.labels("setting") if str(label).startswith("E")]),
-            ("4-5-clipping", ["G 1", "G 10", "E 10"]),
-            ("4-7-step-size", ["E 10", "γ 1e-2", "γ 1e-1"]),
-        ):
-            short = data.split(",")[0]
+        for name in LADDERS:
+            ladder = _ladder(own, name, plan.threshold("003-4-clipping-1", "free"))
             grid = [
-                [
-                    (_title(str(setting), names), _by_beta(own.where(setting=setting)), key)
-                    for setting in settings
-                ]
+                [(title, _by_beta(own.where(setting=setting)), key) for title, setting in ladder.items()]
                 for key in ("loss", "accuracy")
             ]
-            report.figures.append(
-                panels(
-                    folder / f"figure-{names}-{short}.png",
-                    f"{data}, imbalanced, convex, unseen clients",
-                    grid,
-                    x="aggregation",
-                    x_label="round",
-                )
-            )
+            title = f"{data}, imbalanced, convex, unseen clients"
+            path = folder / f"figure-{name}-{_setting(data)}.png"
+            report.figures.append(panels(path, title, grid, x="aggregation", x_label="round"))
         for setting in own.labels("setting"):
             for beta in sorted(own.labels("perturbation-beta"), reverse=True):
                 cell = own.where(setting=setting, perturbation_beta=beta)
                 ours = [100 * value for value in cell.values("accuracy")]
-                report.rows.append(Row(f"{data}, {_title(str(setting))}, β = {beta:g}: accuracy, %", ours))
-    report.verdicts.append(_epochs_clipping_step_size(runs))
+                title = setting.replace(" ", " = ")
+                report.rows.append(Row(f"{data}, {title}, β = {beta:g}: accuracy, %", ours))
+    for claim in plan.claims:
+        find = next(find for prefix, find in _EFFECTS.items() if claim.startswith(prefix))
+        report.verdicts.append(find(claim, results, plan))
     return report
 
 
-def _title(setting: str, figure: str = "") -> str:
-    """Name a setting; E = 10 is the one without clipping, and with γ as in table 4.1."""
-    if setting == "E 10" and "clipping" in figure:
-        return "G = ∞"
-    if setting == "E 10" and "step" in figure:
-        return "γ of table 4.1"
-    return setting.replace(" ", " = ")
+def _ladder(own: Runs, name: str, usual: str) -> dict[str, str]:
+    """Return a figure's settings by title, in the order of what they vary; the usual one is among them."""
+    prefix, value = LADDERS[name]
+    settings = {
+        value(run.config): str(run["setting"])
+        for run in own
+        if str(run["setting"]).startswith(prefix) or run["setting"] == usual
+    }
+    return {f"{prefix} = {'∞' if math.isinf(at) else f'{at:g}'}": settings[at] for at in sorted(settings)}
 
 
 def _area(run: Run) -> float:
-    """Mean accuracy over the rounds: higher is faster."""
-    return float(run.column("accuracy").mean())
+    """Accuracy averaged over the rounds, in %: higher is faster."""
+    return 100 * float(run.column("accuracy").mean())
 
 
-def _roughness(run: Run) -> float:
-    """Sum of the falls of the accuracy from one round to the next: 0 for a curve that only rises."""
-    return float(np.clip(-np.diff(run.column("accuracy")), 0, None).sum())
+def _falls(run: Run) -> float:
+    """Sum of the falls of the accuracy from one round to the next, in points: 0 for a curve that only rises."""
+    return 100 * float(np.clip(-np.diff(run.column("accuracy")), 0, None).sum())
 
 
-def _epochs_clipping_step_size(runs: Runs) -> Verdict:
-    least = min(runs.labels("perturbation-beta"))
-    facts, evidence = [], []
-    for data in runs.labels("data"):
-        own = runs.where(data=data)
+def _by_seed(
+    results: Results, data: str, setting: str, beta: float, measure: Callable[[Run], float]
+) -> list[float]:
+    cell = results.runs.where(data=data, setting=setting, perturbation_beta=beta)
+    return [measure(run) for run in cell]
 
-        def score(setting: str, beta: float, measure=_area, own: Runs = own) -> float:  # type: ignore[no-untyped-def]
-            return mean([measure(run) for run in own.where(setting=setting, perturbation_beta=beta)])
 
-        epochs = [str(label) for label in own.labels("setting") if str(label).startswith("E")]
-        gains = [score(setting, least) - score(setting, 1.0) for setting in epochs]
-        slow, mild, free = (score(setting, least) for setting in ("G 1", "G 10", "E 10"))
-        rough, smooth = score("γ 1e-1", least, _roughness), score("γ 1e-1", 1.0, _roughness)
-        if not finite(*gains, slow, mild, free, rough, smooth):
-            continue
-        facts += [min(gains) > 0, slow < free - 0.01, abs(mild - free) < 0.01, rough > smooth]
-        listed = ", ".join(
-            f"{_title(setting)}: {100 * gain:+.1f}" for setting, gain in zip(epochs, gains, strict=True)
-        )
-        evidence.append(
-            f"{data}: accuracy averaged over the rounds, β = {least:g} against 1, points: {listed}; "
-            f"β = {least:g} with G = 1, 10, ∞: {100 * slow:.1f}, {100 * mild:.1f}, {100 * free:.1f} %; "
-            f"falls of accuracy at γ = 1e-1 add up to {100 * rough:.1f} points at β = {least:g} and "
-            f"{100 * smooth:.1f} at β = 1"
-        )
-    return judge("003-4", all(facts) if facts else None, ". ".join(evidence) or "runs are missing")
+def _epochs(claim: str, results: Results, plan: Plan) -> Verdict:
+    """Tell whether small β is ahead of β = 1, in every seed on every data set."""
+    setting, beta = plan.threshold(claim, "setting"), plan.threshold(claim, "beta")
+    if missing := results.unready(plan, claim, setting=setting, perturbation_beta=[1.0, beta]):
+        return not_run(claim, missing)
+    gains = {}
+    for data in plan.labels("data"):
+        without, with_beta = (_by_seed(results, data, setting, at, _area) for at in (1.0, beta))
+        gains[data] = [two - one for one, two in zip(without, with_beta, strict=True)]
+    holds = decide(gains.values(), lambda gain: gain > 0, lambda gain: gain < 0)
+    return judge(claim, holds, f"points that β = {beta:g} is ahead, by seed: {_listed(gains, '+.2f')}")
+
+
+def _clipping(claim: str, results: Results, plan: Plan) -> Verdict:
+    """Tell what clipping costs, at every β in every seed on every data set."""
+    setting, free, points = (plan.threshold(claim, name) for name in ("setting", "free", "points"))
+    if missing := results.unready(plan, claim, setting=[setting, free]):
+        return not_run(claim, missing)
+    costs = {}
+    for data in plan.labels("data"):
+        for beta in plan.labels("perturbation-beta"):
+            clipped, unbounded = (_by_seed(results, data, each, beta, _area) for each in (setting, free))
+            costs[f"{data}, β = {beta:g}"] = [b - a for a, b in zip(clipped, unbounded, strict=True)]
+    if claim == "003-4-clipping-1":
+        holds = decide(costs.values(), lambda cost: cost >= points, lambda cost: cost < points)
+    else:
+        holds = decide(costs.values(), lambda cost: abs(cost) <= points, lambda cost: abs(cost) > points)
+    return judge(claim, holds, f"points lost at {setting}, by seed: {_listed(costs, '.2f')}")
+
+
+def _step_size(claim: str, results: Results, plan: Plan) -> Verdict:
+    """Tell whether small β falls back more than β = 1, in every seed on every data set."""
+    setting, beta, least = (plan.threshold(claim, name) for name in ("setting", "beta", "ratio"))
+    if missing := results.unready(plan, claim, setting=setting, perturbation_beta=[1.0, beta]):
+        return not_run(claim, missing)
+    ratios, shown = {}, []
+    for data in plan.labels("data"):
+        smooth, rough = (_by_seed(results, data, setting, at, _falls) for at in (1.0, beta))
+        ratios[data] = [two / one if one else math.inf for one, two in zip(smooth, rough, strict=True)]
+        shown.append(f"{data}: {mean(rough):.1f} and {mean(smooth):.1f} points")
+    holds = decide(ratios.values(), lambda ratio: ratio >= least, lambda ratio: ratio <= 1)
+    evidence = f"falls at β = {beta:g} and 1, {'; '.join(shown)}; ratios by seed: {_listed(ratios, '.2f')}"
+    return judge(claim, holds, evidence)
+
+
+_EFFECTS: dict[str, Callable[[str, Results, Plan], Verdict]] = {
+    "003-4-epochs": _epochs,
+    "003-4-clipping": _clipping,
+    "003-4-step-size": _step_size,
+}
+
+
+def _listed(cells: dict[str, list[float]], form: str) -> str:
+    return "; ".join(
+        f"{name}: {', '.join(format(v, form) for v in values)}" for name, values in cells.items()
+    )

@@ -1,98 +1,128 @@
 """Limits of FedAvg with different amounts of local work (papers/004_feb04975bfa13f8d.txt, section 5.1)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedapp.data import load_dataset
+from fedapp import federation
 from fedapp.local_work import local_work
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
-from fedapp.reproduce.report import Report, Row, judge
-from fedapp.reproduce.runs import Run, Runs, mean
+from fedapp.reproduce.experiment import Numbers, Results
+from fedapp.reproduce.plan import Plan, PlannedRun
+from fedapp.reproduce.report import Report, Row, Verdict, judge, not_run
+from fedapp.reproduce.runs import Runs, mean
 from fedapp.theory.problems import ClientData, Logistic
 from fedapp.theory.steady_state import LeastMeanSquares
 from strategies import streams
 
 Array = NDArray[np.float64]
 
-STEPS = (0.2, 0.1, 0.05, 0.025)  # μ of the least-mean-squares example
+LMS = "least mean squares"
+
+# Distances to the minimisers of Σ E_k J_k and of Σ J_k, one pair per seed, by (steps normalised?, μ).
+Distances = dict[tuple[bool, float], list[tuple[float, float]]]
 
 
-def limits(runs: Runs, folder: Path) -> Report:
-    """Distance of the final models to the minimisers of Σ E_k J_k and of Σ J_k; the floor of problem 5.3."""
-    report = Report()
-    objectives: dict[object, tuple[Array, Array]] = {}
-    distances: dict[tuple[bool, float], list[tuple[float, float]]] = {}
+def measure_limits(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
+    """Measure each run's distances to both minimisers, in units of their own; simulate problem 5.3."""
+    numbers: Numbers = {}
+    minimisers: dict[int, tuple[Array, Array]] = {}
     for run in runs:
-        if run["seed"] not in objectives:
-            objectives[run["seed"]] = _minimisers(run)
-        biased, unbiased = objectives[run["seed"]]
-        apart, w = float(np.linalg.norm(biased - unbiased)), _model(run)
-        point = (bool(run["normalize-steps"]), float(run["lr"]))
-        # In units of the distance between the two minimisers.
-        pair = (float(np.linalg.norm(w - biased)) / apart, float(np.linalg.norm(w - unbiased)) / apart)
-        distances.setdefault(point, []).append(pair)
-    for (normalised, lr), pairs in sorted(distances.items(), reverse=True):
-        name = f"{'μ/E_k' if normalised else 'common μ'}, μ = {lr:g}"
-        report.rows.append(
-            Row(f"{name}: distance to the minimiser of Σ E_k J_k", [pair[0] for pair in pairs])
-        )
-        report.rows.append(Row(f"{name}: distance to the minimiser of Σ J_k", [pair[1] for pair in pairs]))
-    report.figures.append(_draw(folder, distances))
-    smallest = min(lr for _, lr in distances)
-    common, normal = (np.mean(distances[normalised, smallest], axis=0) for normalised in (False, True))
-    falling = all(_shrinks(distances, normalised) for normalised in (False, True))
-    holds = bool(common[0] < 0.1 < common[1] and normal[1] < 0.1 < normal[0]) and falling
-    report.verdicts.append(
-        judge(
-            "004-1",
-            holds,
-            f"in units of the distance between the two minimisers, at μ = {smallest:g}: with a common step "
-            f"{common[0]:.4f} "
-            f"from that of Σ E_k J_k and {common[1]:.3f} from that of Σ J_k; with μ/E_k {normal[0]:.3f} and "
-            f"{normal[1]:.4f}; both smaller distances {'shrink' if falling else 'do not shrink'} with μ",
-        )
-    )
-    report.rows += _least_mean_squares()
-    report.notes.append(
-        "J_k is the regularised logistic loss of client k on the embedded digits, E_k goes from 1 to 8. The "
-        "minimisers are found by Newton's method on the same rows, in float64, and share no code with training."
-    )
-    return report
+        key, seed = run.planned.key, run.config.seed
+        path = run.folder / "model.safetensors" if run.folder else None
+        if key in known or path is None or not path.exists():
+            numbers |= {key: known[key]} if key in known else {}
+            continue
+        if seed not in minimisers:
+            minimisers[seed] = _minimisers(run.planned)
+        biased, unbiased = minimisers[seed]
+        apart, w = np.linalg.norm(biased - unbiased), _model(path)
+        numbers[key] = [float(np.linalg.norm(w - each) / apart) for each in (biased, unbiased)]
+    steps = plan.setting("lms-steps")
+    levels = known.get(LMS, [])
+    return {**numbers, LMS: levels if [at for at, *_ in levels] == steps else _least_mean_squares(steps)}
 
 
-def _minimisers(run: Run) -> tuple[Array, Array]:
+def _minimisers(planned: PlannedRun) -> tuple[Array, Array]:
     """Minimisers of Σ E_k J_k and of Σ J_k, as the app orders parameters."""
-    config = run.config
-    dataset = load_dataset(config["dataset"])
-    with np.load(run.path / "partition.npz") as stored:
-        rows = np.split(stored["client_indices"], stored["client_offsets"][1:-1])
+    config, number = planned.config, planned.num_clients
+    dataset = federation.dataset_of(config, number)
+    partition = federation.partition_of(config, number)
+    rows = [partition.client(i) for i in range(number)]
     clients = [
         ClientData(dataset.inputs(own).reshape(len(own), -1).astype(np.float64), np.asarray(dataset.y[own]))
         for own in rows
     ]
-    work = local_work(config["step-heterogeneity"], 1, np.ones(len(clients)), int(config["seed"]))
+    work = local_work(config.step_heterogeneity, 1, np.ones(number), config.seed)
     weights = np.array(work) / sum(work)
-    return tuple(Logistic(clients, dataset.num_classes, config["l2"], p).minimiser() for p in (weights, None))  # type: ignore[return-value]
+    biased, unbiased = (
+        Logistic(clients, dataset.num_classes, config.l2, p).minimiser() for p in (weights, None)
+    )
+    return biased, unbiased
 
 
-def _model(run: Run) -> Array:
-    state = safetensors.numpy.load_file(run.path / "model.safetensors")
+def _model(path: Path) -> Array:
+    state = safetensors.numpy.load_file(path)
     return np.concatenate([state["1.weight"].ravel(), state["1.bias"]]).astype(np.float64)
 
 
-def _shrinks(distances: dict[tuple[bool, float], list[tuple[float, float]]], normalised: bool) -> bool:
-    by_step = [
-        np.mean(pairs, axis=0)[int(normalised)]
-        for (kind, _), pairs in sorted(distances.items())
-        if kind == normalised
+def limits(results: Results, plan: Plan, folder: Path) -> Report:
+    """Distance of the final models to the minimisers of Σ E_k J_k and of Σ J_k; the floor of problem 5.3."""
+    report = Report()
+    distances: Distances = {}
+    for run in results.runs:
+        if run.planned.key in results.numbers:
+            point = (run.config.normalize_steps, run.config.lr)
+            distances.setdefault(point, []).append(tuple(results.numbers[run.planned.key]))
+    for (normalised, lr), pairs in sorted(distances.items(), reverse=True):
+        name = f"{'μ/E_k' if normalised else 'common μ'}, μ = {lr:g}"
+        for at, sum_of in enumerate(("Σ E_k J_k", "Σ J_k")):
+            report.rows.append(
+                Row(f"{name}: distance to the minimiser of {sum_of}", [pair[at] for pair in pairs])
+            )
+    if distances:
+        report.figures.append(_draw(folder, distances))
+    report.verdicts += [
+        _limit(results, plan, distances, "biased"),
+        _limit(results, plan, distances, "unbiased"),
     ]
-    return bool(np.all(np.diff(by_step) > 0))
+    report.rows += [
+        Row(f"{LMS}, μ = {step:g}: E‖w̃‖² simulated; published: in closed form", [level], floor)
+        for step, level, floor in results.numbers.get(LMS, [])
+    ]
+    report.notes.append(
+        "J_k is the regularised logistic loss of client k on the embedded digits, E_k goes from 1 to 8. The "
+        "minimisers are found by Newton's method on the same rows, in float64, and share no code with training. "
+        "Distances are in units of that between both."
+    )
+    return report
 
 
-def _draw(folder: Path, distances: dict[tuple[bool, float], list[tuple[float, float]]]) -> Path:
+def _limit(results: Results, plan: Plan, distances: Distances, kind: str) -> Verdict:
+    """Judge where one kind of step leads: to the one minimiser, the nearer the smaller μ, and not to the other."""
+    claim, normalised = f"004-1-{kind}", kind == "unbiased"
+    own: Mapping[float, Array] = {
+        lr: np.mean(pairs, axis=0) for (of, lr), pairs in sorted(distances.items()) if of == normalised
+    }
+    if missing := results.missing(normalize_steps=normalised):
+        return not_run(claim, missing)
+    if any(run.planned.key not in results.numbers for run in results.runs):
+        return not_run(claim, "final models are gone")
+    near, far, smallest = plan.threshold(claim, "near"), plan.threshold(claim, "far"), min(own)
+    to_own, to_other = (own[smallest][at] for at in ((1, 0) if normalised else (0, 1)))
+    falling = bool(np.all(np.diff([pair[int(normalised)] for pair in own.values()]) > 0))
+    names = ("Σ J_k", "Σ E_k J_k") if normalised else ("Σ E_k J_k", "Σ J_k")
+    evidence = (
+        f"at μ = {smallest:g}: {to_own:.4f} from the minimiser of {names[0]}, {to_other:.4f} from that of "
+        f"{names[1]}; the first {'falls' if falling else 'does not fall'} with every smaller μ"
+    )
+    return judge(claim, bool(to_own <= near and to_other >= far) and falling, evidence)
+
+
+def _draw(folder: Path, distances: Distances) -> Path:
     figure = new_figure(
         3.6, "FedAvg with 1 to 8 local steps per client: distance of its limit to two minimisers"
     )
@@ -104,18 +134,17 @@ def _draw(folder: Path, distances: dict[tuple[bool, float], list[tuple[float, fl
         rates = [lr for lr, _ in points]
         for at, (name, color) in enumerate((("of Σ E_k J_k", TRAIN), ("of Σ J_k", TEST))):
             axes.plot(rates, [pair[at] for _, pair in points], "o-", color=color, label=f"minimiser {name}")
-        axes.set(xscale="log", yscale="log", xlabel="step size μ")
+        axes.set(xscale="log", yscale="log", xlabel="step size μ", ylabel="distance / distance between both")
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.set_title("steps μ/E_k" if normalised else "common step μ", fontsize=10)
-        if not normalised:
-            axes.set_ylabel("distance / distance between both")
         axes.legend(frameon=False, fontsize=9)
     return save(figure, folder / "limits.png")
 
 
-def _least_mean_squares() -> list[Row]:
-    """Problem 5.3: the level of E‖w̃‖² simulated, beside the exact one in the column for published numbers."""
+def _least_mean_squares(steps: list[float]) -> list[tuple[float, float, float]]:
+    """Problem 5.3: by μ, the level of E‖w̃‖² simulated and the exact one."""
     rng = streams.generator(0, "least-mean-squares")
     agents = 10
     problem = LeastMeanSquares(
@@ -126,16 +155,10 @@ def _least_mean_squares() -> list[Row]:
         batch_sizes=np.full(agents, 2),
         sample_size=5,
     )
-    rows = []
-    for step in STEPS:
+    levels = []
+    for step in steps:
         rounds = int(40 / step)
         errors = problem.simulate(step, rounds, rng, repeats=100, start=problem.minimiser)
         level = mean([float(error.mean()) for error in errors[rounds // 4 :]])
-        rows.append(
-            Row(
-                f"least mean squares, μ = {step:g}: E‖w̃‖² simulated; published: in closed form",
-                [level],
-                problem.floor(step),
-            )
-        )
-    return rows
+        levels.append((step, level, float(problem.floor(step))))
+    return levels

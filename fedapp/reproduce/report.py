@@ -1,21 +1,18 @@
 """The report on an experiment: numbers beside the published ones, a verdict on each claim, figures."""
 
 import csv
+import json
 import math
-import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedapp.results import PACKAGES
+from fedapp.reproduce.plan import Plan
 
-Outcome = Literal["holds", "doesn't hold", "not decided"]
+Outcome = Literal["holds", "doesn't hold", "not decided", "not run", "quick: no verdict"]
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,11 @@ class Report:
     ----------
     rows : list of Row
     verdicts : list of Verdict
-        A claim without one is not decided.
+        A claim without one is not run: what it needs isn't there.
     figures : list of Path
         In the report's folder.
     notes : list of str
-        Paragraphs: settings that the paper leaves open, why numbers differ.
+        Paragraphs: what the numbers are, why they differ.
     extra : list of str
         Sections of Markdown, after the figures.
     digits : int
@@ -86,34 +83,27 @@ class Report:
 
 
 def judge(claim: str, holds: bool | None, evidence: str) -> Verdict:
-    """Return a verdict; ``None``: the data don't decide."""
+    """Return a verdict; ``None``: the data are there and don't decide."""
     outcome: Outcome = "not decided" if holds is None else "holds" if holds else "doesn't hold"
     return Verdict(claim, outcome, evidence)
 
 
-def write_report(
-    folder: Path,
-    report: Report,
-    *,
-    title: str,
-    source: str,
-    claims: Mapping[str, str],
-    setting: Sequence[str],
-) -> Path:
+def not_run(claim: str, missing: str) -> Verdict:
+    """Return the verdict on a claim of which something it needs isn't there."""
+    return Verdict(claim, "not run", missing)
+
+
+def write_report(folder: Path, report: Report, plan: Plan, *, setting: Sequence[str]) -> Path:
     """Write report.md, table.csv and claims.csv.
 
     Parameters
     ----------
     folder : Path
         Exists, and holds the figures.
-    claims : mapping
-        Id and text of each claim the experiment is about.
     setting : sequence of str
-        How it was run: quick or full, runs, time; the date, versions and machine are added.
+        How it was run: quick or full, how many runs, when, where.
     """
-    verdicts = {verdict.claim: verdict for verdict in report.verdicts}
-    for claim in claims:
-        verdicts.setdefault(claim, Verdict(claim, "not decided", "the runs it needs aren't there"))
+    verdicts = _verdicts(report, plan)
     _write_csv(
         folder / "table.csv",
         ("quantity", "published", "ours", "spread", "difference", "seeds"),
@@ -125,74 +115,103 @@ def write_report(
     )  # fmt: skip
     _write_csv(
         folder / "claims.csv",
-        ("claim", "verdict", "evidence"),
-        [(v.claim, v.outcome, v.evidence) for v in verdicts.values()],
+        CLAIM_COLUMNS,
+        [(v.claim, plan.claims[v.claim].text, v.outcome, v.evidence) for v in verdicts],
     )
-    lines = [f"# {title}", "", f"Source: {source}", ""]
-    lines += [f"- {line}" for line in (*setting, *circumstances())]
-    if verdicts:
-        lines += ["", "## Claims", "", "| claim | published | verdict | evidence |", "|---|---|---|---|"]
-        lines += [
-            f"| {v.claim} | {_cell(claims.get(v.claim, ''))} | **{v.outcome}** | {_cell(v.evidence)} |"
-            for v in verdicts.values()
-        ]
-    if report.rows:
-        lines += [
-            "",
-            "## Numbers",
-            "",
-            "| quantity | published | ours | difference | seeds |",
-            "|---|--:|--:|--:|--:|",
-        ]
-        lines += [_table_line(row, report.digits) for row in report.rows]
-        lines += [
-            "",
-            "Ours is the mean over seeds ± the standard deviation. –: not published, or not reached.",
-        ]
-    lines += [line for path in report.figures for line in ("", f"![{path.stem}]({path.name})")]
-    lines += [line for section in report.extra for line in ("", section)]
-    if report.notes:
-        lines += ["", "## Notes", ""] + [f"- {note}" for note in report.notes]
+    sections = [
+        [f"# {plan.title}", "", f"Source: {plan.source}", "", *(f"- {line}" for line in setting)],
+        _readings(plan),
+        _claims(verdicts, plan),
+        _numbers(report),
+        *(["", f"![{path.stem}]({path.name})"] for path in report.figures),
+        *(["", section] for section in report.extra),
+        ["", "## Notes", "", *(f"- {note}" for note in report.notes)] if report.notes else [],
+        _settings(plan),
+    ]
     path = folder / "report.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(line for lines in sections for line in lines) + "\n", encoding="utf-8")
     return path
 
 
-def circumstances() -> list[str]:
-    """Return the date, the versions and the machine, a line each."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+CLAIM_COLUMNS = ("claim", "published", "verdict", "evidence")
+
+
+def _verdicts(report: Report, plan: Plan) -> list[Verdict]:
+    """Return a verdict on each of the plan's claims, in their order.
+
+    Raises
+    ------
+    ValueError
+        If there is one on something else.
+    """
+    found = {verdict.claim: verdict for verdict in report.verdicts}
+    if unknown := found.keys() - plan.claims.keys():
+        raise ValueError(f"verdicts on {', '.join(sorted(unknown))}, which the plan doesn't claim")
+    every = [found.get(claim, not_run(claim, "what it needs isn't there")) for claim in plan.claims]
+    if plan.is_quick:
+        return [
+            each if each.outcome == "not run" else Verdict(each.claim, "quick: no verdict", each.evidence)
+            for each in every
+        ]
+    return every
+
+
+def _readings(plan: Plan) -> list[str]:
+    if not plan.readings:
+        return []
+    lines = [f"- {reading.text} (Chosen: {reading.chosen}.)" for reading in plan.readings]
+    return ["", "## What the source leaves open, and how it is read here", "", *lines]
+
+
+def _claims(verdicts: Sequence[Verdict], plan: Plan) -> list[str]:
+    if not verdicts:
+        return []
+    lines = [
+        f"| {v.claim} | {cell(plan.claims[v.claim].text)} | {cell(plan.claims[v.claim].filled_rule())} "
+        f"| **{v.outcome}** | {cell(v.evidence)} |"
+        for v in verdicts
+    ]
+    header = ["| claim | published | holds if | verdict | evidence |", "|---|---|---|---|---|"]
+    return ["", "## Claims", "", *header, *lines]
+
+
+def _numbers(report: Report) -> list[str]:
+    if not report.rows:
+        return []
     return [
-        f"{date.today().isoformat()}; Python {platform.python_version()}, {versions}",
-        f"{_processor()}, {os.cpu_count()} cores{_gpu()}",
+        "",
+        "## Numbers",
+        "",
+        "| quantity | published | ours | difference | seeds |",
+        "|---|--:|--:|--:|--:|",
+        *(_table_line(row, report.digits) for row in report.rows),
+        "",
+        "Ours is the mean over seeds ± the standard deviation. –: not published, or not reached.",
     ]
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
+def _settings(plan: Plan) -> list[str]:
+    lines = []
+    for name, table in (("base", plan.base), ("grid", plan.grid), ("settings", plan.settings)):
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return ["", "## Settings", "", "```toml", *lines[1:], "```"] if lines else []
 
 
-def _gpu() -> str:
-    import torch
-
-    return f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ", no GPU"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except ModuleNotFoundError:
-        return "not installed"
+def _toml(value: Any) -> str:
+    """Write a value of TOML in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _table_line(row: Row, digits: int) -> str:
     difference = row.mean - row.published
     shown = f"{difference:+.{digits}g}" if math.isfinite(difference) else "–"
     published = _number(row.published, digits)
-    return f"| {_cell(row.quantity)} | {published} | {row.text(digits)} | {shown} | {len(row.ours)} |"
+    return f"| {cell(row.quantity)} | {published} | {row.text(digits)} | {shown} | {len(row.ours)} |"
 
 
 def _number(value: float, digits: int) -> str:
@@ -203,12 +222,13 @@ def _plain(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else ""
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text as it can stand in a table of Markdown."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -32,7 +32,7 @@ from rich.progress import (
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.reproduce.plan import PlannedRun
-from fedapp.reproduce.runs import Run, Runs
+from fedapp.reproduce.store import folder_of, is_finished
 from fedapp.results import RunDirectory
 
 
@@ -42,11 +42,12 @@ def run_missing(
     *,
     engine: str,
     jobs: int,
+    have: Container[str] = (),
     minutes: float = math.inf,
     only: str = "*",
     console: Console | None = None,
-) -> tuple[Runs, dict[str, str]]:
-    """Run what has no finished run in ``folder`` yet, with a bar over the grid and the time left.
+) -> dict[str, str]:
+    """Run what has no finished run yet, with a bar over the grid and the time left.
 
     Parameters
     ----------
@@ -58,6 +59,8 @@ def run_missing(
         One of `fedapp.engine.in_process.IN_PROCESS`.
     jobs : int
         Worker processes, each with one thread.
+    have : container of str
+        Keys of the runs that are in curves.parquet: they need no folder.
     minutes : float
         No run is started after that.
     only : str
@@ -65,33 +68,32 @@ def run_missing(
 
     Returns
     -------
-    Runs, dict of str to str
-        The finished ones, in the order of ``planned``; why each of the others failed, by its name.
+    dict of str to str
+        Why each run that failed did so, by its name.
 
     Raises
     ------
     ConfigError
         If another process runs in this folder, or no run has a name like ``only``.
     """
-    if not fnmatch.filter((each.name for each in planned), only):
+    wanted = {each.key: each for each in planned if fnmatch.fnmatch(each.name, only)}
+    if not wanted:
         raise ConfigError(f"--only {only}: no run has such a name; they are called like {planned[0].name}")
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [Run(each, folder / each.name) for each in planned]
     missing = {
-        run.path.name: run.planned
-        for run in runs
-        if not run.finished and fnmatch.fnmatch(run.path.name, only)
+        each.name: each
+        for key, each in wanted.items()
+        if key not in have and not is_finished(folder_of(each, folder))
     }
-    total = len({run.path for run in runs if fnmatch.fnmatch(run.path.name, only)})
     failures: dict[str, str] = {}
-    with _only_one(folder), _bar(console or Console(), total) as advance:
-        advance(total - len(missing), "")
+    with _only_one(folder), _bar(console or Console(), len(wanted)) as advance:
+        advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
         for name, reason in _outcomes(missing, folder, engine, jobs, end) if minutes else ():
             if reason:
                 failures[name] = reason
             advance(1, f"{name}: {reason}" if reason else "")
-    return Runs(run for run in (Run(each, folder / each.name) for each in planned) if run.finished), failures
+    return failures
 
 
 def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
@@ -101,9 +103,10 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
 
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            directory = _cut_off(folder / planned.name)
+            path = folder_of(planned, folder)
+            directory = _cut_off(path)
             config = directory.config if directory else planned.config.model_copy(
-                update={"results_dir": str(folder), "run_name": planned.name}
+                update={"results_dir": str(folder), "run_name": path.name}
             )  # fmt: skip
             experiment = server_app.prepare(config, planned.num_clients)
             grid = make_grid(engine, planned.num_clients, workers=1)

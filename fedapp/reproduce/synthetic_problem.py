@@ -6,6 +6,7 @@ papers/000_eaef941d18240f45.txt, section 3.1: a perceptron with frozen slope v, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +18,6 @@ from fedapp.config import RunConfig
 from fedapp.models import PERCEPTRON_SLOPE
 
 Array = NDArray[np.float64]
-
-NUM_CLIENTS = 20
 
 # Biases over which L and the largest divergence are looked for, and the step of the numerical derivative.
 BIASES, STEP = np.arange(-15, 10, 0.02), 1e-3
@@ -61,11 +60,17 @@ class Problem:
     slope: tuple[float, float] = PERCEPTRON_SLOPE
 
     @classmethod
-    def of(cls, config: RunConfig) -> "Problem":
-        """Read the data of a run."""
-        dataset = federation.dataset_of(config, NUM_CLIENTS)
-        partition = federation.partition_of(config, NUM_CLIENTS)
-        rows = [partition.client(i) for i in range(NUM_CLIENTS)] + [partition.test_indices]
+    def of(cls, config: RunConfig, num_clients: int) -> "Problem":
+        """Read the data of a run.
+
+        Raises
+        ------
+        DataError
+            If they aren't there.
+        """
+        dataset = federation.dataset_of(config, num_clients)
+        partition = federation.partition_of(config, num_clients)
+        rows = [partition.client(i) for i in range(num_clients)] + [partition.test_indices]
         pairs = [(dataset.inputs(r, False).astype(np.float64), dataset.y[r].astype(np.float64)) for r in rows]
         return cls(pairs[:-1], pairs[-1])
 
@@ -115,3 +120,16 @@ class Problem:
         """The b that the participation aims at: minimiser of half the outlier's loss, half the others' mean."""
         usual = self.points(*self.clients[:-1])
         return float(brentq(lambda b: usual.gradient(b) + self.locals[-1].gradient(b), -100, 100))
+
+    def classes(self) -> list[dict[str, Any]]:
+        """Return mean and standard deviation (2,) of each class's points: the usual clients', and the outlier's."""
+        groups = []
+        for outlier, own in ((False, self.clients[:-1]), (True, self.clients[-1:])):
+            x, y = (np.concatenate(parts) for parts in zip(*own, strict=True))
+            for label in (0, 1):
+                points = x[y == label]
+                if len(points):
+                    spread = points.std(axis=0).tolist()
+                    mean = points.mean(axis=0).tolist()
+                    groups.append({"outlier": outlier, "label": label, "mean": mean, "deviation": spread})
+        return groups

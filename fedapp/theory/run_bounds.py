@@ -226,7 +226,7 @@ def _weights(config: RunConfig, sizes: np.ndarray, run_dir: Path) -> Array:
 def _problem(experiment: Experiment, weights: Array) -> Logistic | FrozenSlope:
     config, dataset = experiment.config, experiment.dataset
     clients = [
-        _client_data(dataset, experiment.partition.client(i), config.normalize)
+        client_data(dataset, experiment.partition.client(i), config.normalize)
         for i in range(experiment.num_clients)
     ]
     if config.model == "perceptron":
@@ -234,7 +234,8 @@ def _problem(experiment: Experiment, weights: Array) -> Logistic | FrozenSlope:
     return Logistic(clients, dataset.num_classes, config.l2, weights)
 
 
-def _client_data(dataset: Dataset, rows: np.ndarray, normalize: Normalize) -> ClientData:
+def client_data(dataset: Dataset, rows: np.ndarray, normalize: Normalize) -> ClientData:
+    """Return rows of a dataset as the models see them, in float64."""
     inputs = np.asarray(dataset.inputs(rows, normalize), dtype=np.float64)
     return ClientData(inputs.reshape(len(rows), -1), np.asarray(dataset.y[rows]).astype(np.int64))
 

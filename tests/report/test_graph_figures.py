@@ -20,7 +20,7 @@ def panel(class_imbalance: float, data_imbalance: float, clients: int = 30, seed
     A = upper + upper.T
     mis = np.exp(-A) * (1 - np.eye(clients))
     eigenvalues = np.linalg.eigvalsh(np.diag(A.sum(axis=1)) - A)
-    return GraphPanel(class_imbalance, data_imbalance, mis, eigenvalues, theta / 2, theta, phi)
+    return GraphPanel.of(class_imbalance, data_imbalance, mis, eigenvalues, theta / 2, theta, phi)
 
 
 @pytest.mark.parametrize("clients", [30, 250])
@@ -48,8 +48,8 @@ def test_settings_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_equal_clients_and_small_networks(tmp_path: Path, clients: int) -> None:
     zeros = np.zeros((clients, clients))
-    odd = GraphPanel(0.0, 0.0, zeros, np.zeros(clients), math.nan, 27.6, 0.0)
-    opposite = GraphPanel(1.0, 0.0, 1 - np.eye(clients), np.zeros(clients), 0.0, 0.0, math.nan)
+    odd = GraphPanel.of(0.0, 0.0, zeros, np.zeros(clients), math.nan, 27.6, 0.0)
+    opposite = GraphPanel.of(1.0, 0.0, 1 - np.eye(clients), np.zeros(clients), 0.0, 0.0, math.nan)
     for grid in ([odd], [opposite], [odd, opposite]):
         for path in draw_graph(tmp_path, grid):
             assert path.stat().st_size <= MAX_BYTES
@@ -61,7 +61,7 @@ def test_bad_grids(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 7 and 1"):
         draw_graph(tmp_path, [panel(k, 0, 3) for k in range(7)])
     with pytest.raises(ValueError, match="must be square"):
-        draw_graph(tmp_path, [GraphPanel(0, 0, np.zeros((2, 3)), np.zeros(2), 1, 1, 1)])
+        GraphPanel.of(0, 0, np.zeros((2, 3)), np.zeros(2), 1, 1, 1)
     assert not list(tmp_path.iterdir())
 
 

@@ -31,7 +31,7 @@ def evaluations(count: int, clock: str = "virtual", train: bool = True) -> list[
     records: list[dict[str, object]] = [
         {
             "aggregation": index,
-            "time": index * 1.5,
+            "time": index * 1.5 + 0.01 * (index % 2),  # no two rounds of a length
             "clock": clock,
             "loss": 0.2 + 2.1 * float(np.exp(-index / 15)),
             "accuracy": 0.95 - 0.85 * float(np.exp(-index / 12)) + float(noise[index]),
@@ -110,7 +110,15 @@ def test_as_number() -> None:
 def test_curves(tmp_path: Path, count: int, clock: str) -> None:
     path = draw_curves(write_run(tmp_path, evaluations(count, clock), '{"aggregation": 99, "ti'))
     assert path == tmp_path / "curves.png"
-    check_png(path, (1200, 810))
+    check_png(path, (1200, 810 if count > 2 else 450))
+
+
+@pytest.mark.parametrize("length", [1.0, 0.25])
+def test_rounds_that_take_equally_long_are_drawn_once(tmp_path: Path, length: float) -> None:
+    records = [{**record, "time": length * as_number(record["aggregation"])} for record in evaluations(40)]
+    check_png(draw_curves(write_run(tmp_path, records)), (1200, 450))
+    records[-1]["time"] = 100.0  # one took longer
+    check_png(draw_curves(write_run(tmp_path, records)), (1200, 810))
 
 
 @pytest.mark.parametrize("missing", [[0], [39], [10, 12], list(range(20, 40)), list(range(40))])
@@ -125,7 +133,7 @@ def test_curves_with_values_that_are_not_finite(tmp_path: Path, missing: list[in
 def test_curves_without_times_or_configuration(tmp_path: Path) -> None:
     write_run(tmp_path, [{"aggregation": 0, "loss": 1.0}, {"aggregation": 1, "loss": 1e12, "time": None}])
     (tmp_path / "config.toml").unlink()
-    check_png(draw_curves(tmp_path), (1200, 810))
+    check_png(draw_curves(tmp_path), (1200, 450))
 
 
 def test_curves_show_the_data(tmp_path: Path) -> None:

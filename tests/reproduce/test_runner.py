@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.config import ConfigError
 from fedapp.reproduce.runner import _only_one, perform, run_missing
+from fedapp.reproduce.store import FILE, is_finished
 
 ENGINE = {"engine": "sequential"}
 
@@ -19,39 +20,46 @@ def stamps(folder: Path) -> dict[str, int]:
 
 
 def test_only_what_is_not_there_is_run_and_failures_do_not_stop_the_rest(plan, tmp_path):
-    cases = [{"label": "good"}, {"label": "bad", "dataset": "mnist", "data-path": "/nowhere"}]
-    planned = plan(grid={"seed": [0, 1], "case": cases}).runs(data_path="/nowhere")
-    runs, failures = run_missing(planned, tmp_path, **ENGINE, jobs=1)
-    assert [(run["seed"], run["case"]) for run in runs] == [(0, "good"), (1, "good")]
-    assert sorted(failures) == sorted(run.name for run in planned if run.labels["case"] == "bad")
+    cases = [{"label": "good"}, {"label": "bad", "dataset": "mnist"}]
+    planned = plan(grid={"seed": [0, 1], "case": cases}).runs("/nowhere")
+    good, bad = planned[::2], planned[1::2]
+    failures = run_missing(planned, tmp_path, **ENGINE, jobs=1)
+    assert sorted(failures) == sorted(run.name for run in bad)
     assert all("no such file" in reason for reason in failures.values())
+    assert [is_finished(tmp_path / run.name) for run in good] == [True, True]
     before = stamps(tmp_path)
 
-    shutil.rmtree(runs[1].path / "model.safetensors", ignore_errors=True)
-    (runs[1].path / "summary.json").write_text('{"status": "running"}')  # killed, with no checkpoint
-    again, _ = run_missing(planned[::2], tmp_path, **ENGINE, jobs=1)
-    assert [run.finished for run in again] == [True, True]
+    (tmp_path / good[1].name / "summary.json").write_text(
+        '{"status": "running"}'
+    )  # killed, with no checkpoint
+    assert run_missing(good, tmp_path, **ENGINE, jobs=1) == {}
+    assert is_finished(tmp_path / good[1].name)
     after = stamps(tmp_path)
-    assert after[runs[0].path.name] == before[runs[0].path.name]
-    assert after[runs[1].path.name] != before[runs[1].path.name]
+    assert after[good[0].name] == before[good[0].name]
+    assert after[good[1].name] != before[good[1].name]
 
 
-def test_no_time_is_no_run_but_a_report_on_what_is_there(plan, tmp_path):
+def test_no_time_is_no_run(plan, tmp_path):
+    assert run_missing(plan().runs(), tmp_path, **ENGINE, jobs=1, minutes=0) == {}
+    assert stamps(tmp_path) == {}
+
+
+def test_a_part_of_the_grid_can_be_run(plan, tmp_path):
     planned = plan().runs()
-    assert perform(planned[0], tmp_path, "sequential") == ""
-    runs, failures = run_missing(planned, tmp_path, **ENGINE, jobs=1, minutes=0)
-    assert [run["seed"] for run in runs] == [0]
-    assert failures == {}
-
-
-def test_a_part_of_the_grid_can_be_run_and_the_report_is_on_all_there_is(plan, tmp_path):
-    planned = plan().runs()
-    runs, _ = run_missing(planned, tmp_path, **ENGINE, jobs=1, only="*seed-1*")
-    assert [run["seed"] for run in runs] == [1]
-    runs, _ = run_missing(planned, tmp_path, **ENGINE, jobs=1, only=planned[0].name)
-    assert [run["seed"] for run in runs] == [0, 1]
+    run_missing(planned, tmp_path, **ENGINE, jobs=1, only="*seed-1*")
+    assert list(stamps(tmp_path)) == [planned[1].name]
     with pytest.raises(ConfigError, match="--only seed-9: no run has such a name"):
         run_missing(planned, tmp_path, **ENGINE, jobs=1, only="seed-9")
+
+
+def test_a_run_is_found_under_another_name_and_run_once_for_all_its_points(plan, tmp_path):
+    twice = [{"label": "one"}, {"label": "the same"}]
+    planned = plan(grid={"case": twice}).runs()
+    run_missing(planned, tmp_path, **ENGINE, jobs=1)
+    before = stamps(tmp_path)
+    assert len(before) == 1
+    run_missing(plan(grid={"case": [{"label": "renamed"}]}).runs(), tmp_path, **ENGINE, jobs=1)
+    assert stamps(tmp_path) == before
 
 
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(plan, tmp_path):
@@ -79,27 +87,52 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         pass
 
 
-def test_the_command_makes_a_report(plan_file, tmp_path):
+def command(*arguments: str):
+    return CliRunner().invoke(app, ["reproduce", *arguments])
+
+
+def test_the_command_makes_a_report_and_makes_it_again_from_the_curves_alone(plan_file, tmp_path):
     axis = [{"label": name, "strategy": name, "fraction-train": 1.0} for name in ("fedavg", "fedprox")]
-    path = plan_file(grid={"seed": [0, 1], "strategy": axis}, claims={"000-0": "nobody looks at this one"})
-    arguments = ["reproduce", path, "--quick", "--engine", "sequential", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, arguments)
+    claim = {"text": "nobody looks at this one", "rule": "never"}
+    path = plan_file(grid={"seed": [0, 1], "strategy": axis}, claims={"000-0": claim})
+    arguments = [path, "--quick", "--engine", "sequential", "--out", str(tmp_path / "out")]
+    result = command(*arguments)
     assert result.exit_code == 0, result.output
     folder = tmp_path / "out" / "mine-quick"
     report = (folder / "report.md").read_text()
     assert "**Quick**: one seed" in report
-    assert "2 of 2 runs" in report
-    assert "| 000-0 | nobody looks at this one | **not decided** |" in report
+    assert "- 2 of 2 runs, seeds 0, " in report
+    assert "Full settings" not in report
+    assert "| 000-0 | nobody looks at this one | never | **not run** |" in report
     assert (folder / "comparison.png").stat().st_size < 150_000
     assert len((folder / "table.csv").read_text().splitlines()) == 1 + 2 * 4
     assert str(tmp_path) not in report
+
+    made = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    assert set(made) == {"report.md", "claims.csv", "table.csv", "comparison.png", FILE}
+    shutil.rmtree(folder / "runs")
+    for name in set(made) - {FILE}:
+        (folder / name).unlink()
+    assert command(*arguments, "--from-results").exit_code == 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == made
+    assert command(*arguments).exit_code == 0  # what is in the file isn't run again
+    assert not list(folder.glob("runs/*/summary.json"))
+    assert (folder / FILE).read_bytes() == made[FILE]
+
+
+def test_the_command_says_what_is_missing(plan_file, tmp_path):
+    result = command(plan_file(), "--from-results", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert "there is no" in str(result.exception) + result.output
+    assert command("--summary", "--out", str(tmp_path / "out")).exit_code == 0
+    assert "Nothing is there yet." in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_command_lists_experiments_and_names_what_is_wrong(tmp_path):
     listed = CliRunner().invoke(app, ["reproduce", "--list"])
     assert listed.exit_code == 0
     assert "003-table-4-2" in listed.output
-    assert "[003-3]" in listed.output
+    assert "[003-3-direction," in listed.output
     unknown = CliRunner().invoke(app, ["reproduce", "004", "--out", str(tmp_path)])
     assert unknown.exit_code == 1
     assert "NAME = '004': allowed are 000-femnist" in str(unknown.exception) + unknown.output

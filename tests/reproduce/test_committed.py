@@ -1,0 +1,37 @@
+"""What is committed in experiments/results follows from the curves that are committed with it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedapp.reproduce.command import from_results
+from fedapp.reproduce.plan import folder_of_plans
+from fedapp.reproduce.store import FILE, MOST_BYTES
+from fedapp.reproduce.summary import NAME, table
+
+RESULTS = folder_of_plans() / "results"
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+
+
+def test_every_result_has_its_curves():
+    assert [folder.name for folder in FOLDERS if not (folder / FILE).exists()] == []
+    assert [path for path in RESULTS.glob(f"*/{FILE}") if path.stat().st_size > MOST_BYTES] == []
+
+
+def test_the_table_of_all_verdicts_is_what_the_claims_say():
+    assert table(RESULTS) in (RESULTS / NAME).read_text("utf-8")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_tables_verdicts_and_figures_come_from_the_curves(folder: Path, tmp_path):
+    quick = folder.name.endswith("-quick")
+    again = tmp_path / folder.name
+    again.mkdir()
+    shutil.copy(folder / FILE, again)
+    from_results(folder.name.removesuffix("-quick"), tmp_path, quick=quick)
+    assert {path.name for path in again.iterdir()} == {
+        path.name for path in folder.iterdir() if path.is_file()
+    }
+    for name in ("table.csv", "claims.csv", "report.md"):
+        assert (again / name).read_text("utf-8") == (folder / name).read_text("utf-8"), name

@@ -1,0 +1,157 @@
+"""Verdicts and figures of 002's reports, on numbers made up so that a claim holds, or doesn't."""
+
+import math
+
+import pytest
+
+from fedapp.data import DataError
+from fedapp.reproduce import paper_002, surrogate_optima
+from fedapp.reproduce.runs import Runs
+from tests.reproduce.made_up import check_figures, evidence, make_run, outcome, plan_with, results_of
+
+PROBLEMS = ("MNIST", "MNIST-shard")
+FIGURE_2 = plan_with("002-figure-2", grid={"seed": [0, 1]})
+
+
+def figure_2_runs(time_based):
+    """Runs on MNIST and MNIST-shard; losses of time-based weights by seed, 1 with identical ones."""
+    runs = []
+    for problem in PROBLEMS:
+        for seed, loss in enumerate(time_based):
+            for rate in (0.01, 0.1):
+                for scheme, level in (("identical", 1.0), ("time-based", loss)):
+                    level += rate == 0.1  # 0.01 is the better one
+                    metrics = {
+                        "federated-loss": [3.0, level], "federated-loss-std": [1.0, level / 10],
+                        "hardware-loss": [math.nan, 2 - level], "hardware-loss-std": [math.nan, 0.1],
+                    }  # fmt: skip
+                    labels = {"problem": problem, "seed": seed, "lr": rate, "aggregation-weights": scheme}
+                    runs.append(make_run(labels, metrics, lr=rate, seed=seed))
+    return runs
+
+
+def optima(shard_gap, gap=0.1):
+    gaps = {"MNIST": gap, "MNIST-shard": shard_gap}
+    return {
+        f"optima: {problem}, seed {seed}": {
+            "federated-least": 1.0,
+            "identical": 1 + gaps[problem],
+            "decrement-a": 0,
+        }
+        for problem in PROBLEMS
+        for seed in (0, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("time_based", "expected"),
+    [([0.8, 0.9], "holds"), ([1.2, 1.1], "doesn't hold"), ([0.8, 1.1], "not decided")],
+)
+def test_figure_2_judges_each_problem_over_seeds(tmp_path, time_based, expected):
+    report = paper_002.figure_2(results_of(figure_2_runs(time_based)), FIGURE_2, tmp_path)
+    assert outcome(report, "002-1-mnist") == outcome(report, "002-1-mnist-shard") == expected
+    if expected == "not decided":
+        assert "federated loss 1.0000 → 0.9500 (lower in 1 of 2 seeds)" in evidence(report, "002-1-mnist")
+    assert report.rows[0].ours == [1.0, 1.0]  # at the better rate
+    assert "| MNIST, identical | 0.1 | 2.0000 | 2 |" in report.extra[0]
+    assert outcome(report, "002-2-ratio") == outcome(report, "002-2-suboptimum") == "not run"
+    check_figures(report.figures)
+
+
+def test_a_problem_with_runs_missing_is_not_judged(tmp_path):
+    runs = figure_2_runs([0.8, 0.9])
+    report = paper_002.figure_2(results_of(runs[1:], lack=runs[:1]), FIGURE_2, tmp_path)
+    assert outcome(report, "002-1-mnist") == "not run"
+    assert evidence(report, "002-1-mnist") == "1 of 8 runs aren't there"
+    assert outcome(report, "002-1-mnist-shard") == "holds"
+
+
+@pytest.mark.parametrize(
+    ("shard_gap", "ratio", "suboptimum"),
+    [(0.2, "holds", "holds"), (0.1, "doesn't hold", "holds"), (0.0, "doesn't hold", "not decided")],
+)
+def test_the_ratio_of_the_optima_is_judged_as_a_ratio(tmp_path, shard_gap, ratio, suboptimum):
+    results = results_of(figure_2_runs([0.8, 0.9]), numbers=optima(shard_gap))
+    report = paper_002.figure_2(results, FIGURE_2, tmp_path)
+    assert outcome(report, "002-2-ratio") == ratio
+    assert outcome(report, "002-2-suboptimum") == suboptimum
+    assert f"ratio {shard_gap / 0.1:.2f}" in evidence(report, "002-2-ratio")
+    assert {row.quantity: row.ours for row in report.rows}["MNIST: identical − federated optimum"] == (
+        pytest.approx([0.1, 0.1])
+    )
+
+
+def test_optima_are_worked_out_once_per_problem_and_seed(monkeypatch):
+    def worked_out(config, num_clients):
+        if config.seed == 1:
+            raise DataError("no such file")
+        asked.append((config.seed, num_clients))
+        return {"identical": 2.0}
+
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(surrogate_optima, "optima", worked_out)
+    runs = Runs(figure_2_runs([0.8, 0.9]))
+    known = {"optima: MNIST, seed 0": {"identical": 3.0}}
+    numbers = paper_002.measure_figure_2(FIGURE_2, runs, known, "")
+    assert asked == [(0, 2)]
+    assert numbers["optima: MNIST, seed 0"] == {"identical": 3.0}
+    assert numbers["optima: MNIST-shard, seed 0"] == {"identical": 2.0}
+    assert numbers["absent"] == {f"optima: {problem}, seed 1": "no such file" for problem in PROBLEMS}
+
+
+@pytest.mark.parametrize(
+    ("last", "scale", "mean", "variance", "sensitive"),
+    [
+        (2.0, 2.0, "holds", "holds", "holds"),
+        (0.5, 2.0, "doesn't hold", "holds", "holds"),  # it only falls
+        (2.0, 0.5, "holds", "holds", "doesn't hold"),
+        (2.0, -1.0, "holds", "doesn't hold", "doesn't hold"),
+    ],
+)
+def test_figure_3_has_a_verdict_for_each_part(tmp_path, last, scale, mean, variance, sensitive):
+    runs = []
+    for scheme, factor in (("identical", 1.0), ("time-based", scale)):
+        for steps, level in ((1, 2.0), (8, 1.0), (25, last)):
+            # The last 5 % of 40 evaluations are two: level ± a spread that grows with the steps, or falls.
+            spread = factor * steps / 100 if factor > 0 else 0.3 / steps
+            labels = {"local-steps": steps, "aggregation-weights": scheme}
+            runs.append(
+                make_run(labels, {"federated-loss": [3.0] * 38 + [level - spread, level + spread]}, lr=0.02)
+            )
+    report = paper_002.figure_3(results_of(runs), plan_with("002-figure-3"), tmp_path)
+    found = [outcome(report, f"002-3-{part}") for part in ("mean", "variance", "sensitive")]
+    assert found == [mean, variance, sensitive]
+    check_figures(report.figures)
+
+
+@pytest.mark.parametrize(
+    ("fedfix", "expected"), [([0.5, 0.6], "holds"), ([1.5, 1.6], "doesn't hold"), ([0.5, 1.5], "not decided")]
+)
+def test_figure_4_compares_methods_at_their_best_rates(tmp_path, fedfix, expected):
+    losses = {"sync": [1.0, 1.0], "async": [2.0, 2.0], "FedFix-0.5": fedfix, "FedBuff-10": [0.1, 0.1]}
+    runs = [
+        make_run(
+            {"problem": "X", "seed": seed, "num-clients": 4, "time-scenario": "F0", "method": method, "lr": rate},
+            {"federated-loss": [3.0, loss * (1 + rate)]},
+            time_budget=10.0, lr=rate,
+        )
+        for method, by_seed in losses.items()
+        for seed, loss in enumerate(by_seed)
+        for rate in (0.5, 0.1)
+    ]  # fmt: skip
+    parts = ("002-4-fedfix-sync", "002-4-fedfix-async", "002-4-sync-async")
+    changed = {"problems": ["X"], "scenarios": ["F0"]}
+    plan = plan_with("002-figure-4", dict.fromkeys(parts, changed))
+    report = paper_002.figure_4(results_of(runs), plan, tmp_path)
+    assert outcome(report, "002-4-fedfix-sync") == expected
+    assert outcome(report, "002-4-sync-async") == "holds"
+    assert [row.ours for row in report.rows][:2] == [pytest.approx([1.1, 1.1]), pytest.approx([2.2, 2.2])]
+    # F0, C = 4, p = 1/4: async d = (4 · 1) · 1 · 1/4 = 1, N = 4 · 10; FedFix d = ⌈1/0.5⌉/4 = 0.5, N = 10/0.5.
+    assert "| 4, F0 | sync | 0.25 to 0.25 | 10 | 1 | 1 | 0 | 0 | 1 |" in report.extra[0]
+    assert "| 4, F0 | async | 1 to 1 | 40 | 0.25 | 0 | 1 | – | 4 |" in report.extra[0]
+    assert "| 4, F0 | FedFix-0.5 | 0.5 to 0.5 | 20 | 0.5 | 1 | 0 | – | 2 |" in report.extra[0]
+    check_figures(report.figures)
+    report = paper_002.figure_4(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
+    assert outcome(report, "002-4-fedfix-sync") == expected  # FedBuff's run isn't needed
+    report = paper_002.figure_4(results_of(runs[1:], lack=runs[:1]), plan, tmp_path)
+    assert outcome(report, "002-4-fedfix-sync") == "not run"
