@@ -33,7 +33,7 @@ class Experiment:
     Attributes
     ----------
     unread : mapping of str to value
-        Keys that are given and that nothing in the run reads: see ``fedapp.unread_keys``.
+        Keys that are given and that nothing in the run reads: see ``fedapp.config.unread``.
     """
 
     config: RunConfig

@@ -1,6 +1,7 @@
 """Graphs of clients over a grid of imbalances: figures 3.3 to 3.5 of papers/003_4ba4febf91704f25.txt."""
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,16 +135,22 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
         "are nearly apart (κ⁻¹ = 100) they gather below that limit, and ln mis has a long tail to the left that a "
         "lognormal hasn't."
     )
+    made.notes.append(
+        "Published homogeneities are those of an earlier check of the division (one seed, half of CIFAR-10): the thesis "
+        "has them in figures only."
+    )
     return made
 
 
 def _rows(dataset: str, cells: _Cells) -> list[Row]:
     rows = []
+    checked = {(name, phi, kappa): value for name, phi, kappa, value in cells.plan.setting("checked")}
     for phi, kappa in itertools.product(*_imbalances(cells.plan)):
+        known = checked.get((dataset, phi, kappa), math.nan)
         name = f"{dataset}, κ⁻¹ = {kappa:g}, φ² = {phi:g}"
         own = cells.each(dataset, phi, kappa)
         rows += [
-            Row(f"{name}: homogeneity", [cell["homogeneity"] for cell in own]),
+            Row(f"{name}: homogeneity", [cell["homogeneity"] for cell in own], known),
             Row(f"{name}: mean eigenvalue", [_mean_eigenvalue(cell) for cell in own]),
             Row(f"{name}: median misalignment", [cell["median"] for cell in own]),
             Row(f"{name}: skewness of ln mis (0 for a lognormal)", [cell["skewness"] for cell in own]),
