@@ -136,8 +136,8 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
         "lognormal hasn't."
     )
     made.notes.append(
-        "Published homogeneities are those of an earlier check of the division (one seed, half of CIFAR-10): the thesis "
-        "has them in figures only."
+        "Published homogeneities are an earlier check of the division (one seed, half of CIFAR-10): the thesis has "
+        "them in figures only."
     )
     return made
 
