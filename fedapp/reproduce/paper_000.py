@@ -42,10 +42,11 @@ def measure_femnist(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> N
 
 def femnist(results: Results, plan: Plan, folder: Path) -> Report:
     """Figure 4: test accuracy by round, rounds to the target, and which rows each side had."""
-    report = Report()
+    report = Report(digits=5)  # rows are counted in tens of thousands
     lines = {name: results.runs.where(partitioner=key) for key, name in NAMES.items()}
     grid = [[("test accuracy", lines, "accuracy"), ("test loss", lines, "loss")]]
-    title = "FedAvg on FEMNIST, 20 clients a round"
+    planned = results.runs[0].planned
+    title = f"FedAvg on FEMNIST, {planned.config.fraction_train * planned.num_clients:.0f} clients a round"
     report.figures.append(
         panels(folder / "figure-4.png", title, grid, x="aggregation", x_label="round", height=3.4)
     )

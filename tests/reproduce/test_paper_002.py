@@ -96,6 +96,7 @@ def test_optima_are_worked_out_once_per_problem_and_seed(monkeypatch):
     assert asked == [(0, 2)]
     assert numbers["optima: MNIST, seed 0"] == {"identical": 3.0}
     assert numbers["optima: MNIST-shard, seed 0"] == {"identical": 2.0}
+    assert paper_002.measure_figure_2(FIGURE_2.as_quick(), runs, {}, "") == {}
     assert numbers["absent"] == {f"optima: {problem}, seed 1": "no such file" for problem in PROBLEMS}
 
 
