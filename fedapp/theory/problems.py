@@ -14,12 +14,14 @@ from numpy.typing import ArrayLike
 from fedapp.theory.constants import Array, AssumptionError
 from fedapp.theory.newton import Linear, conjugate_gradients, newton
 
-# Ridges λ by which `Logistic.least` comes to the loss itself, and how many.
-_FIRST_RIDGE, _RIDGE_RATIO, _RIDGES = 1e-2, 6.0, 24
+# Ridges λ by which `Logistic.least` comes near the loss itself.
+_FIRST_RIDGE, _RIDGE_RATIO, _LAST_RIDGE = 1e-2, 6.0, 1e-18
 # A ridge's minimum is found to this share of ½λ‖w‖².
 _RIDGE_SHARE = 0.2
-# A preconditioner leaves out rows that curve less than this share of the largest; in float32 its diagonal needs more.
-_LEAST_CURVATURE, _ON_THE_DIAGONAL = 1e-3, 1e-5
+# A preconditioner leaves out rows that curve less than this share of the largest. Where the minimum lies at infinity
+# such rows are all that bounds a direction: with 1e-3, conjugate gradients on MNIST take seven times as long. Its
+# diagonal has this share added, for float32.
+_LEAST_CURVATURE, _ON_THE_DIAGONAL = 1e-8, 1e-6
 
 
 class Problem(ABC):
@@ -233,7 +235,7 @@ class Logistic(Problem):
     def preconditioner(self, w: Array, ridge: float = 0.0) -> Linear:
         """Return v ↦ M⁻¹ v, M being the blocks of ∇²f(w) + ridge that belong to one class.
 
-        For conjugate gradients alone: in float32, without rows that hardly curve, with a bit more on the diagonal.
+        For conjugate gradients alone: in float32, without rows that don't curve, with a bit more on the diagonal.
         """
         from scipy.linalg import cho_factor, cho_solve
 
@@ -279,16 +281,16 @@ class Logistic(Problem):
         AssumptionError
             If it doesn't get there.
         """
-        w, ridge, found = np.zeros(self.num_parameters), _FIRST_RIDGE, float("inf")
-        for _ in range(_RIDGES):
+        w, ridge = np.zeros(self.num_parameters), _FIRST_RIDGE
+        while ridge > _LAST_RIDGE:
             w = self._ridged_minimiser(w, ridge, _RIDGE_SHARE * ridge / 2 * float(w @ w) or decrement)
-            # The decrement takes many products: it can't be below what the ridge costs.
-            if ridge / 2 * float(w @ w) <= decrement and (found := self.half_decrement(w)) <= decrement:
-                return w
+            if ridge / 2 * float(w @ w) <= decrement:
+                break
             ridge /= _RIDGE_RATIO
-        raise AssumptionError(
-            f"λ²/2 = {found:.3g} of the loss at the last ridge, must be at most {decrement:.3g}"
-        )
+        w = self._ridged_minimiser(w, 0.0, decrement)
+        if (found := self.half_decrement(w)) > decrement:
+            raise AssumptionError(f"λ²/2 = {found:.3g} of the loss is left, must be at most {decrement:.3g}")
+        return w
 
     def half_decrement(self, w: Array) -> float:
         """λ²/2 = ½ ∇fᵀ (∇²f)⁻¹ ∇f at w, by conjugate gradients, to about one part in a hundred.

@@ -113,5 +113,5 @@ def test_least_of_separable_classes_goes_towards_infinity_and_says_when_it_canno
     separable = Logistic([ClientData(np.array([[-1.0], [1.0]]), np.array([0, 1]))], 2, l2=0.0)
     found = separable.least(1e-6)
     assert separable.value(found) <= 4e-6  # inf f = 0, and the decrement is half of it
-    with pytest.raises(AssumptionError, match=r"λ²/2 = .* must be at most 1e-40"):
+    with pytest.raises(AssumptionError, match=r"λ²/2 = .* is left, must be at most 1e-40"):
         separable.least(1e-40)
