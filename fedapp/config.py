@@ -16,9 +16,9 @@ import click
 from flwr.common.config import parse_config_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedapp.local_work import ALLOWED as STEP_HETEROGENEITIES
-from fedapp.local_work import PATTERN as STEP_HETEROGENEITY
 from fedapp.models import INITS, MODELS
+from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
+from fedapp.training.work import PATTERN as STEP_HETEROGENEITY
 from strategies import REGISTRY
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
 from strategies.weights import Participation

@@ -7,12 +7,12 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedapp.data import load_dataset
-from fedapp.local_work import local_work
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
 from fedapp.reproduce.report import Report, Row, judge
 from fedapp.reproduce.runs import Run, Runs, mean
 from fedapp.theory.problems import ClientData, Logistic
 from fedapp.theory.steady_state import LeastMeanSquares
+from fedapp.training.work import local_work
 from strategies import streams
 
 Array = NDArray[np.float64]

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedapp.dense_training import dense_layers
-from fedapp.local_training import LocalTask, Parameters
+from fedapp.training.layers import dense_layers
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters
 
 # What training costs, in nanoseconds of a core: for each feature of an example in a step on W; and for each example
 # in a step on A, each feature of an example once in a task, and each step. They are rough, but constants: a task must

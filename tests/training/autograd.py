@@ -2,7 +2,9 @@
 
 import torch
 
-from fedapp.local_training import LocalTask, Parameters, cross_entropy, train
+from fedapp.training.autograd import cross_entropy, train
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters
 
 
 def by_autograd(task: LocalTask, dtype: torch.dtype) -> tuple[Parameters, float]:

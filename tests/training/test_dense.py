@@ -11,16 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedapp.dense_training import dense_layers, train_dense
-from fedapp.local_training import (
-    LocalRule,
-    LocalTask,
-    Parameters,
-    plan_batches,
-    task_rng,
-)
 from fedapp.models import build_model
-from tests.fedapp.autograd import by_autograd
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.dense import train_dense
+from fedapp.training.layers import dense_layers
+from fedapp.training.rule import LocalRule
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters
+from tests.training.autograd import by_autograd
 
 FEATURES, CLASSES = 6, 3
 MODELS = {

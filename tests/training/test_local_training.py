@@ -11,18 +11,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.local_training import (
-    Batches,
-    LocalRule,
-    Parameters,
-    cross_entropy,
-    functional_gradient,
-    plan_batches,
-    scheduled_lr,
-    task_rng,
-    train,
-)
 from fedapp.models import build_model
+from fedapp.training.autograd import cross_entropy, functional_gradient, train
+from fedapp.training.batches import Batches, plan_batches, task_rng
+from fedapp.training.rule import LocalRule
+from fedapp.training.schedule import scheduled_lr
+from fedapp.training.vectors import Parameters
 
 SETTINGS = settings(deadline=None, max_examples=60)
 sizes, seeds = st.integers(1, 80), st.integers(0, 2**32)

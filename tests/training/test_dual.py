@@ -9,17 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp import dual_training
-from fedapp.dual_training import has_dual, is_dual_faster, train_dual
-from fedapp.local_training import (
-    LocalRule,
-    LocalTask,
-    Parameters,
-    plan_batches,
-    task_rng,
-)
 from fedapp.models import build_model
-from tests.fedapp.autograd import by_autograd
+from fedapp.training import dual
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.dual import has_dual, is_dual_faster, train_dual
+from fedapp.training.rule import LocalRule
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters
+from tests.training.autograd import by_autograd
 
 CLASSES = 3
 PLAIN = LocalRule()
@@ -143,16 +140,16 @@ def test_the_gram_matrix_is_made_once_and_goes_with_the_data() -> None:
     task = task_of(5, 20)
     rows = slice(2, 7)
     train_dual(task)
-    kept = dual_training._grams.of(task.x, rows)
+    kept = dual._grams.of(task.x, rows)
     train_dual(task)
-    assert dual_training._grams.of(task.x, rows) is kept
+    assert dual._grams.of(task.x, rows) is kept
     torch.testing.assert_close(kept, 1 + task.x[rows] @ task.x[rows].T)
-    others = dual_training._grams.of(task.x, slice(2, 6))
+    others = dual._grams.of(task.x, slice(2, 6))
     torch.testing.assert_close(others, kept[:4, :4])
     key = id(task.x)
     del task
     gc.collect()
-    assert key not in dual_training._grams._kept
+    assert key not in dual._grams._kept
 
 
 # Which tasks ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedapp.evaluation import CHUNK
+from fedapp.training.evaluation import CHUNK
 
 
 class DivergenceMeter:

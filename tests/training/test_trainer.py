@@ -12,18 +12,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fedapp.engine import batching
-from fedapp.engine.batching import WAYS, Trained, Trainer, train_one, way_of
-from fedapp.local_training import (
-    Batches,
-    LocalRule,
-    LocalTask,
-    cross_entropy,
-    plan_batches,
-    task_rng,
-    train,
-)
 from fedapp.models import build_model
+from fedapp.training import trainer as training
+from fedapp.training.autograd import cross_entropy, train
+from fedapp.training.batches import Batches, plan_batches, task_rng
+from fedapp.training.choose import WAYS, way_of
+from fedapp.training.rule import LocalRule
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import Trained, Trainer, train_one
 
 SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch
 PLAIN, ALL = LocalRule(), LocalRule(alpha=0.5, beta=0.5, momentum=0.5, l2=0.01, clip_norm=1.0)
@@ -215,7 +211,7 @@ def test_the_number_of_threads_changes_no_bit(
     trainer: Callable[..., Trainer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batching, "CPU_CHUNK", chunk_bytes)
+    monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", chunk_bytes)
     tasks = [task for key in range(3) for task in tasks_of(name, epochs=1, key=key)]
     alone = trainer(way, workers=1)
     assert len(list(alone._chunks(tasks))) > 2
@@ -228,7 +224,7 @@ def test_the_number_of_threads_changes_no_bit(
 
 def test_by_default_there_is_a_thread_for_each_core() -> None:
     trainer = Trainer()
-    assert trainer.workers == batching._cores() >= 1
+    assert trainer.workers == training._cores() >= 1
     trainer.close()
 
 
@@ -290,7 +286,7 @@ def test_smaller_chunks_change_nothing_beyond_rounding(
     tasks = tasks_of(name, rule, epochs=1)
     found = []
     for chunk_bytes in (1 << 40, 300_000, 1):
-        monkeypatch.setattr(batching, "CPU_CHUNK", chunk_bytes)
+        monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", chunk_bytes)
         found.append((len(list(trainer(way)._chunks(tasks))), trainer(way).train(tasks)))
     (few, large), (_, middle), (many, small) = found
     assert few < many == len(tasks)  # a byte is too little for any: then each is alone
@@ -303,13 +299,13 @@ def test_a_stack_holds_as_many_as_its_memory(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A logistic model has 650 parameters, a batch 8·64 inputs: 4·(650 + 512) = 4,648 bytes a client
-    monkeypatch.setattr(batching, "CPU_CHUNK", 3 * 4648)
+    monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 3 * 4648)
     chunks = [positions for _, positions in trainer()._chunks(tasks_of("logistic", sizes=(8,) * 7))]
     assert [len(chunk) for chunk in chunks] == [3, 3, 1]
 
 
 def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "CPU_CHUNK", 1 << 40)
+    monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 1 << 40)
     sizes = tuple(np.random.default_rng(0).integers(1, 20, 10).tolist())
     tasks = tasks_of("logistic", sizes=sizes)
     chunks = [positions for _, positions in trainer("vmapped")._chunks(tasks)]

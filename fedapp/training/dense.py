@@ -10,29 +10,17 @@ A client's result doesn't depend on the others in its stack, but for the roundin
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedapp.local_training import LocalTask, Parameters, direction
-
-# A layer's parameter names: weight (out, in) and bias (out,).
-Layer = tuple[str, str]
-
-
-@lru_cache(maxsize=8)
-def dense_layers(model: nn.Module) -> list[Layer]:
-    """Return the layers of a Sequential of Flatten, Linear and then (ReLU, Linear) pairs; of other models none."""
-    children = list(model.named_children()) if isinstance(model, nn.Sequential) else []
-    kinds = [type(layer) for _, layer in children]
-    if kinds[:2] != [nn.Flatten, nn.Linear] or kinds[2:] != [nn.ReLU, nn.Linear] * (len(kinds) // 2 - 1):
-        return []
-    if children[0][1].start_dim != 1 or any(layer.bias is None for _, layer in children[1::2]):
-        return []
-    return [(f"{name}.weight", f"{name}.bias") for name, _ in children[1::2]]
+from fedapp.training.layers import Layer, dense_layers
+from fedapp.training.rule import direction
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters, stack_parameters
 
 
 def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
@@ -174,11 +162,6 @@ def _decay(w: Parameters, point: Parameters, start: Parameters, lr: Tensor, l2: 
             value -= rate * l2 * point[name]
         if alpha:
             value.addcmul_(rate, start[name], value=alpha)
-
-
-def stack_parameters(parameters: Sequence[Parameters]) -> Parameters:
-    """Put the parameters of G clients into one stack, each (G, ...)."""
-    return {name: torch.stack([one[name] for one in parameters]) for name in parameters[0]}
 
 
 def _first(stack: Parameters, count: int) -> Parameters:
