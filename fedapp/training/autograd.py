@@ -6,6 +6,7 @@ Ragged clients of a batch are padded, and a mask says which examples are real.
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedapp.training.batches import Batch
-from fedapp.training.rule import LocalRule, direction, mix
+from fedapp.training.rule import Anchors, LocalRule, step
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters, stack_parameters
+from fedapp.training.vectors import Parameters, Stack, Tensors
 
 
 class Loss(Protocol):
@@ -101,32 +102,33 @@ def train(
     ValueError
         If ``rule.beta`` < 1 and no ``neighbours`` are given.
     """
-    if rule.beta != 1 and neighbours is None:
-        raise ValueError(f"beta = {rule.beta}: needs the neighbour average u")
-    w = {name: value.clone() for name, value in start.items()}
-    velocity: Parameters = {}
+    w = Tensors({name: value.clone() for name, value in start.items()})
+    anchors = Anchors(Tensors(start), None if neighbours is None else Tensors(neighbours))
+    velocity: Tensors | None = None
     total, count = x.new_zeros((), dtype=torch.float32), x.new_zeros((), dtype=torch.float32)
     for rows, mask in batches:
-        point = w if rule.beta == 1 else mix(rule.beta, w, neighbours or {})
-        g, value = gradient(loss, point, x[rows], y[rows], mask)
-        g = velocity = direction(g, w, point, start, velocity, rule)
         # A step that is all padding must not move the model by momentum, λ or α either.
-        active = torch.ones_like(value) if mask is None else (mask.sum() > 0).to(value.dtype)
-        rate = lr if mask is None else lr * active
-        for name, parameter in w.items():  # in place: new memory at every step costs more than the sum
-            parameter -= rate * g[name]
+        active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
+        batch = partial(_gradient, gradient, loss, x[rows], y[rows], mask)
+        velocity, value = step(rule, w, anchors, batch, lr * active, velocity)
         total, count = total + value * active, count + active
-    return w, total / count.clamp(min=1)
+    return w.named, total / count.clamp(min=1)
+
+
+def _gradient(
+    gradient: Gradient, loss: Loss, x: Tensor, y: Tensor, mask: Tensor | None, point: Tensors
+) -> tuple[Tensors, Tensor]:
+    g, value = gradient(loss, point.named, x, y, mask)
+    return Tensors(g), value
 
 
 def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     """Train one client; return its parameters, and its loss averaged over the steps."""
-    rows = slice(task.offset, task.offset + task.batches.num_examples)
     return train(
         cross_entropy(_own_copy(task.model)),
         {name: _by_channel(value) for name, value in task.start.items()},
-        _by_channel(task.x[rows]),
-        task.y[rows],
+        _by_channel(task.x[task.rows]),
+        task.y[task.rows],
         task.batches.ragged(task.x.device),
         task.lr,
         task.rule,
@@ -169,7 +171,7 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     lr = torch.tensor([task.lr for task in tasks], device=device)
 
     def one(
-        start: Parameters, rows: Tensor, mask: Tensor, lr: Tensor, neighbours: Parameters
+        start: Parameters, rows: Tensor, mask: Tensor, lr: Tensor, anchors: dict[str, Parameters]
     ) -> tuple[Parameters, Tensor]:
         batches: Iterable[tuple[Tensor, Tensor]] = zip(rows.unbind(0), mask.unbind(0), strict=True)
         return train(
@@ -180,11 +182,13 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
             batches,
             lr,
             first.rule,
-            neighbours=neighbours,
+            **anchors,
             gradient=functional_gradient,
         )
 
-    stack = stack_parameters([task.start for task in tasks])
-    neighbours = stack_parameters([task.neighbours or {} for task in tasks]) if first.rule.beta != 1 else {}
-    trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(stack, rows, mask, lr, neighbours)
+    starts = Stack.of([task.start for task in tasks])
+    anchors = {}
+    if first.rule.beta != 1:
+        anchors["neighbours"] = Stack.of([task.neighbours or {} for task in tasks]).named
+    trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(starts.named, rows, mask, lr, anchors)
     return trained

@@ -25,8 +25,15 @@ WAYS: tuple[Way, ...] = get_args(Way)
 def way_of(task: LocalTask) -> Way:
     """Return how a client is trained."""
     on_cpu = task.x.device.type == "cpu"
-    if dense_layers(task.model):
-        return "dual" if on_cpu and is_dual_faster(task) and has_dual(task) else "stacked"
+    if can("stacked", task):
+        return "dual" if on_cpu and is_dual_faster(task) and can("dual", task) else "stacked"
     if on_cpu or any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "single"  # vmap has no rule for recurrent layers: it would loop over the clients
     return "vmapped"
+
+
+def can(way: Way, task: LocalTask) -> bool:
+    """Say whether a task can be trained in a way; all can be vmapped, and trained singly."""
+    if way == "dual":
+        return has_dual(task)
+    return way != "stacked" or bool(dense_layers(task.model))

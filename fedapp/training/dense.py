@@ -1,16 +1,18 @@
-"""Local training of models made of dense layers, many clients at once: gradients written out, parameters in place.
+"""Training of models made of dense layers, many clients at once: gradients written out, parameters in place.
 
-The same local step as ``fedapp.local_training.train``, for a stack of clients: parameters have a leading axis of G
-clients, and every product is a batched one. The gradient of a layer y = W x + b is δ xᵀ for the error δ at y; it is
-added to W without ever being stored, which is most of what a small model's step costs otherwise. Activations are
-(clients, features, examples): with few classes, products and softmax are twice as fast that way round.
+Parameters have a leading axis of G clients, and every product is a batched one. Activations are (clients, features,
+examples): with few classes, products and softmax are twice as fast that way round.
+
+Most rules have a step of their own here, ``fused_step``. The gradient of a layer y = W x + b is δ xᵀ for the error δ
+at y; it is added to W without ever being stored, which is most of what a small model's step costs otherwise.
 
 A client's result doesn't depend on the others in its stack, but for the rounding of batched products.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from operator import methodcaller
 
 import numpy as np
 import torch
@@ -18,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedapp.training.layers import Layer, dense_layers
-from fedapp.training.rule import direction
+from fedapp.training.rule import Anchors, LocalRule, at, step
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters, stack_parameters
+from fedapp.training.vectors import Parameters, Stack
 
 
 def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
@@ -40,48 +42,109 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     first = tasks[0]
     x, y, rule = first.x.flatten(1), first.y, first.rule
     layers = dense_layers(first.model)
-    w = stack_parameters([task.start for task in tasks])
-    lr = torch.tensor([task.lr for task in tasks], device=x.device)[:, None, None]
-    pulled = stack_parameters([task.start for task in tasks]) if rule.alpha else {}
-    neighbours = stack_parameters([task.neighbours or {} for task in tasks]) if rule.beta != 1 else {}
-    direct = not rule.clip_norm and not rule.momentum
+    w = Stack.of([task.start for task in tasks])
+    anchors = Anchors(
+        Stack.of([task.start for task in tasks]) if rule.alpha else None,
+        Stack.of([task.neighbours or {} for task in tasks]) if rule.beta != 1 else None,
+    )
+    lr = torch.tensor([task.lr for task in tasks], device=x.device)
+    take = fused_step if has_fused(rule) else step
     total = torch.zeros(len(tasks), device=x.device)
-    velocity: Parameters = {}
+    velocity: Stack | None = None
     gather = _Gather(x)
-    for active, rows, share in _steps(tasks, x.device):
-        step_w = _first(w, active)
-        point = step_w
-        if rule.beta != 1:
-            point = {
-                name: rule.beta * value + (1 - rule.beta) * neighbours[name][:active]
-                for name, value in step_w.items()
-            }
-        inputs, labels = gather(rows).mT, y[rows].unsqueeze(1)
-        activations, log_p = _forward(layers, point, inputs)
-        total[:active] -= (log_p.gather(1, labels) * share).sum((1, 2))
-        error = log_p.exp_()
-        error.scatter_add_(1, labels, error.new_full((1, 1, 1), -1.0).expand_as(labels))
-        error *= -lr[:active] * share if direct else share
-        if direct:  # w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄)], term by term
-            factors = list(_backward(layers, point, activations, error))
-            if rule.l2 or rule.alpha:
-                _decay(step_w, point, _first(pulled, active), lr[:active], rule.l2, rule.alpha)
-            for (weight, bias), delta, below in factors:
-                step_w[weight].baddbmm_(delta, below.mT)
-                step_w[bias] += delta.sum(2)
-        else:
-            g: Parameters = {}
-            for (weight, bias), delta, below in _backward(layers, point, activations, error):
-                g |= {weight: delta @ below.mT, bias: delta.sum(2)}
-            start = _first(pulled, active) if rule.alpha else step_w
-            g = torch.func.vmap(partial(direction, rule=rule))(
-                g, step_w, point, start, _first(velocity, active)
-            )
-            velocity = g if rule.momentum else {}
-            for name, value in step_w.items():
-                value -= lr[:active].view(-1, *[1] * (value.dim() - 1)) * g[name]
+    for count, rows, share in _steps(tasks, x.device):
+        gradient = _Gradient(layers, gather(rows).mT, y[rows].unsqueeze(1), share)
+        around = anchors.each(methodcaller("first", count))
+        velocity = None if velocity is None else velocity.first(count)
+        velocity, loss = take(rule, w.first(count), around, gradient, lr[:count], velocity)
+        total[:count] += loss
     counts = torch.tensor([len(task.batches) for task in tasks], device=x.device)
-    return w, total / counts.clamp(min=1)
+    return w.named, total / counts.clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient:
+    """The gradient of a step's examples: inputs (A, d, B), labels (A, 1, B), and what each example weighs in its
+    client's mean, (A, 1, B) or a number if it's the same for all.
+    """
+
+    layers: list[Layer]
+    inputs: Tensor
+    labels: Tensor
+    share: Tensor | float
+
+    def __call__(self, point: Stack) -> tuple[Stack, Tensor]:
+        """Return the gradient at a point, and the losses there, (A,)."""
+        loss, activations, error = self.forward(point.named)
+        error *= self.share
+        g: Parameters = {}
+        for (weight, bias), delta, below in self.backward(point.named, activations, error):
+            g |= {weight: delta @ below.mT, bias: delta.sum(2)}
+        return Stack(g), loss
+
+    def forward(self, w: Parameters) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Return the losses (A,), the input of every layer (A, in, B), and each example's error at the output
+        (A, K, B), not weighed yet.
+        """
+        activations = [self.inputs]
+        for weight, bias in self.layers[:-1]:
+            activations.append(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]).relu_())
+        weight, bias = self.layers[-1]
+        log_p = F.log_softmax(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]), dim=1)
+        loss = -(log_p.gather(1, self.labels) * self.share).sum((1, 2))
+        error = log_p.exp_()
+        error.scatter_add_(1, self.labels, error.new_full((1, 1, 1), -1.0).expand_as(self.labels))
+        return loss, activations, error
+
+    def backward(
+        self, w: Parameters, activations: list[Tensor], error: Tensor
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """Yield each layer, from the last, with the error δ at its output and its input: its gradient is δ inputᵀ."""
+        for depth in range(len(self.layers) - 1, -1, -1):
+            yield self.layers[depth], error, activations[depth]
+            if depth:
+                below = w[self.layers[depth][0]].mT @ error
+                error = torch.ops.aten.threshold_backward(below, activations[depth], 0)
+
+
+def has_fused(rule: LocalRule) -> bool:
+    """Say whether ``fused_step`` may stand in for the rule's ``step``: no gradient is needed as a whole."""
+    return not rule.clip_norm and not rule.momentum
+
+
+def fused_step(
+    rule: LocalRule,
+    w: Stack,
+    anchors: Anchors[Stack],
+    gradient: _Gradient,
+    rate: Tensor,
+    velocity: Stack | None = None,
+) -> tuple[Stack | None, Tensor]:
+    """Override ``fedapp.training.rule.step`` where ``has_fused``: w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄)], term by term.
+
+    ``rate`` is (A,). Same arguments and result, to rounding.
+    """
+    point = at(rule, w, anchors)
+    loss, activations, error = gradient.forward(point.named)
+    error *= -rate[:, None, None] * gradient.share
+    factors = list(gradient.backward(point.named, activations, error))
+    if rule.l2 or rule.alpha:
+        _decay(w, point, anchors, rate, rule)
+    for (weight, bias), delta, below in factors:
+        w.named[weight].baddbmm_(delta, below.mT)
+        w.named[bias] += delta.sum(2)
+    return None, loss
+
+
+def _decay(w: Stack, point: Stack, anchors: Anchors[Stack], rate: Tensor, rule: LocalRule) -> None:
+    """w ← w − γ [λ w̃ + α (w − w̄)], in place."""
+    for name, value in w.named.items():
+        each = rate.view(-1, *[1] * (value.dim() - 1))
+        value *= 1 - each * (rule.alpha + rule.l2 if point is w else rule.alpha)
+        if point is not w:
+            value -= each * rule.l2 * point.named[name]
+        if anchors.sent is not None:
+            value.addcmul_(each, anchors.sent.named[name], value=rule.alpha)
 
 
 def _steps(tasks: Sequence[LocalTask], device: torch.device) -> Iterator[tuple[int, Tensor, Tensor | float]]:
@@ -93,16 +156,17 @@ def _steps(tasks: Sequence[LocalTask], device: torch.device) -> Iterator[tuple[i
     sizes = np.zeros((lengths[0], len(tasks)), np.int64)
     for k, task in enumerate(tasks):
         steps, width = task.batches.indices.shape
-        rows[:steps, k, :width] = task.batches.indices + task.offset
+        rows[:, k] = task.offset  # a row that isn't real is still the client's own
+        rows[:steps, k, :width] += task.batches.indices
         sizes[:steps, k] = task.batches.sizes
-    for step, real in enumerate(sizes):
-        active = int((lengths > step).sum())
+    for number, real in enumerate(sizes):
+        active = int((lengths > number).sum())
         width = real.max()
         share: Tensor | float = 1 / float(width)
         if (real[:active] != width).any():
             weights = (np.arange(width) < real[:active, None]) / real[:active, None]
             share = torch.from_numpy(weights.astype(np.float32)).to(device)[:, None]
-        yield active, torch.from_numpy(rows[step, :active, :width]).to(device), share
+        yield active, torch.from_numpy(rows[number, :active, :width]).to(device), share
 
 
 _memory = threading.local()
@@ -131,38 +195,3 @@ class _Gather:
             torch.index_select(self.x, 0, rows.flatten(), out=found)
             self.gathered = rows
         return found.view(*rows.shape, -1)
-
-
-def _forward(layers: list[Layer], w: Parameters, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the input of every layer (A, in, B) and log softmax of the last one's output (A, K, B)."""
-    inputs = [x]
-    for weight, bias in layers[:-1]:
-        inputs.append(torch.baddbmm(w[bias].unsqueeze(2), w[weight], inputs[-1]).relu_())
-    weight, bias = layers[-1]
-    return inputs, F.log_softmax(torch.baddbmm(w[bias].unsqueeze(2), w[weight], inputs[-1]), dim=1)
-
-
-def _backward(
-    layers: list[Layer], w: Parameters, inputs: list[Tensor], error: Tensor
-) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-    """Yield each layer, from the last, with the error δ at its output and its input: its gradient is δ inputᵀ."""
-    for depth in range(len(layers) - 1, -1, -1):
-        yield layers[depth], error, inputs[depth]
-        if depth:
-            below = w[layers[depth][0]].mT @ error
-            error = torch.ops.aten.threshold_backward(below, inputs[depth], 0)
-
-
-def _decay(w: Parameters, point: Parameters, start: Parameters, lr: Tensor, l2: float, alpha: float) -> None:
-    """w ← w − γ [λ w̃ + α (w − w̄)], in place."""
-    for name, value in w.items():
-        rate = lr.view(-1, *[1] * (value.dim() - 1))
-        value *= 1 - rate * (alpha + l2 if point is w else alpha)
-        if point is not w:
-            value -= rate * l2 * point[name]
-        if alpha:
-            value.addcmul_(rate, start[name], value=alpha)
-
-
-def _first(stack: Parameters, count: int) -> Parameters:
-    return {name: value[:count] for name, value in stack.items()}

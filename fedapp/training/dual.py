@@ -1,25 +1,27 @@
-"""Local training of a linear model in its dual form: for few examples of many features, and many passes over them.
+"""Training of a linear model in its dual form: for few examples of many features, and many passes over them.
 
 All gradients of a linear model are combinations of the client's rows, so that after any number of local steps ::
 
     W = a W̄ + c U + A X          the bias counts as the weights of a feature that is always 1
 
-with the model sent W̄, the neighbour average U, the client's rows X (n, d) and dual coefficients A (K, n). Steps on
-a, c and A need the rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from round to
-round: a pass over the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of twice in a
-pass. The local step is the one of ``fedapp.local_training.train``, with the same result to rounding.
+with the model sent W̄, the neighbour average U, the client's rows X (n, d) and dual coefficients A (K, n): a ``Span``.
+Steps on a, c and A need the rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from
+round to round: a pass over the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of
+twice in a pass. The step is ``fedapp.training.rule.step``, with the same result to rounding.
 """
 
 import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedapp.training.layers import dense_layers
+from fedapp.training.layers import Layer, dense_layers
+from fedapp.training.rule import Anchors, step
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters
+from fedapp.training.vectors import Columns, Parameters, Span
 
 # What training costs, in nanoseconds of a core: for each feature of an example in a step on W; and for each example
 # in a step on A, each feature of an example once in a task, and each step. They are rough, but constants: a task must
@@ -57,47 +59,72 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
     dict of str to Tensor, Tensor
         The trained parameters, and the loss averaged over the steps.
     """
-    ((weight, bias),) = dense_layers(task.model)
-    batches, rule, start = task.batches, task.rule, task.start
-    rows = slice(task.offset, task.offset + batches.num_examples)
-    x, y = task.x[rows].flatten(1), task.y[rows]
-    gram = _grams.of(task.x, rows)
-    # Classes come first: with few of them products are several times as fast that way round.
-    logits_sent = torch.addmm(start[bias].unsqueeze(1), start[weight], x.mT)
-    neighbours = task.neighbours if rule.beta != 1 else None
-    if neighbours is not None:
-        logits_u = torch.addmm(neighbours[bias].unsqueeze(1), neighbours[weight], x.mT)
-    sent, u = np.eye(2)  # W̄ and U themselves, as pairs (a, c)
-    known, known_velocity = sent.copy(), np.zeros(2)
-    dual, velocity = torch.zeros_like(logits_sent), torch.zeros_like(logits_sent)
-    total = x.new_zeros(())
-    memory = gram.new_empty(batches.indices.shape[1], len(gram))
-    for indices, size in zip(torch.from_numpy(batches.indices.copy()), batches.sizes.tolist(), strict=True):
-        batch = indices[:size].to(x.device)
-        products = gram if batches.whole else torch.index_select(gram, 0, batch, out=memory[:size])
-        point = rule.beta * known + (1 - rule.beta) * u
-        logits = torch.addmm(
-            logits_sent.index_select(1, batch), dual, products.mT, beta=float(point[0]), alpha=rule.beta
-        )
-        if neighbours is not None:
-            logits.add_(logits_u.index_select(1, batch), alpha=float(point[1]))
-        log_p, labels = F.log_softmax(logits, dim=0), y[batch].unsqueeze(0)
-        total -= log_p.gather(0, labels).mean()
+    (layer,) = dense_layers(task.model)
+    known = [task.start]
+    if task.rule.beta != 1 and task.neighbours is not None:
+        known.append(task.neighbours)
+    client = _Client(task, layer, known)
+    sent, *others = (Span(unit, {}) for unit in _units(len(known)))
+    w = Span(sent.known, {torch.zeros_like(client.logits[0]): 1.0})
+    anchors = Anchors(sent, *others)
+    velocity: Span | None = None
+    total = client.x.new_zeros(())
+    for gradient in client.gradients():
+        velocity, loss = step(task.rule, w, anchors, gradient, task.lr, velocity)
+        total += loss
+    return client.worked_out(w), total / max(len(task.batches), 1)
+
+
+def _units(count: int) -> list[tuple[float, ...]]:
+    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
+
+
+class _Client:
+    """A client's rows, and their products with each other and with the known models."""
+
+    def __init__(self, task: LocalTask, layer: Layer, known: list[Parameters]) -> None:
+        self.layer, self.known, self.batches = layer, known, task.batches
+        self.x, self.y = task.x[task.rows].flatten(1), task.y[task.rows]
+        self.gram = _grams.of(task.x, task.rows)
+        weight, bias = layer
+        # Classes come first: with few of them products are several times as fast that way round.
+        self.logits = [torch.addmm(one[bias].unsqueeze(1), one[weight], self.x.mT) for one in known]
+        self.memory = self.gram.new_empty(task.batches.indices.shape[1], len(self.gram))
+
+    def gradients(self) -> Iterator[Callable[[Span], tuple[Span, Tensor]]]:
+        """Yield the gradient and loss of each step, as functions of the model."""
+        indices = torch.from_numpy(self.batches.indices.copy())
+        for rows, size in zip(indices, self.batches.sizes.tolist(), strict=True):
+            yield partial(self._gradient, rows[:size].to(self.x.device))
+
+    def _gradient(self, batch: Tensor, point: Span) -> tuple[Span, Tensor]:
+        products = self.gram
+        if not self.batches.whole:
+            products = torch.index_select(products, 0, batch, out=self.memory[: len(batch)])
+        ((dual, factor),) = point.rows.items()
+        assert isinstance(dual, Tensor)
+        first, *others = (logits.index_select(1, batch) for logits in self.logits)
+        logits = torch.addmm(first, dual, products.mT, beta=point.known[0], alpha=factor)
+        for other, multiple in zip(others, point.known[1:], strict=True):
+            logits.add_(other, alpha=multiple)
+        log_p, labels = F.log_softmax(logits, dim=0), self.y[batch].unsqueeze(0)
+        loss = -log_p.gather(0, labels).mean()
         error = log_p.exp_()
         error.scatter_add_(0, labels, error.new_full((1, 1), -1.0).expand_as(labels))
-        # v ← momentum v + ∇f(w̃) + λ w̃ + α (w − w̄) and w ← w − γ v, in (a, c) and in A
-        known_velocity = rule.momentum * known_velocity + rule.l2 * point + rule.alpha * (known - sent)
-        known -= task.lr * known_velocity
-        velocity.mul_(rule.momentum).add_(dual, alpha=rule.l2 * rule.beta + rule.alpha)
-        velocity.index_add_(1, batch, error, alpha=1 / size)
-        dual.sub_(velocity, alpha=task.lr)
-    w = {name: float(known[0]) * start[name] for name in (weight, bias)}
-    if neighbours is not None:
-        for name, value in w.items():
-            value.add_(neighbours[name], alpha=float(known[1]))
-    w[weight].addmm_(dual, x)
-    w[bias] += dual.sum(1)
-    return w, total / max(len(batches), 1)
+        return Span((0.0,) * len(self.known), {Columns(batch, error): 1 / len(batch)}), loss
+
+    def worked_out(self, w: Span) -> Parameters:
+        """Return W itself, by the names of its weights and bias."""
+        weight, bias = self.layer
+        result = {name: w.known[0] * self.known[0][name] for name in (weight, bias)}
+        for multiple, other in zip(w.known[1:], self.known[1:], strict=True):
+            for name, value in result.items():
+                value.add_(other[name], alpha=multiple)
+        ((dual, _),) = w.rows.items()
+        assert isinstance(dual, Tensor)
+        result[weight].addmm_(dual, self.x)
+        result[bias] += dual.sum(1)
+        return result
 
 
 class _Grams:

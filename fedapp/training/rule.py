@@ -1,20 +1,24 @@
-"""The local step of every method.
+"""The local step of every method, written once for every representation of a model.
 
-Every method's local rule fits one form (Li et al. 2020, eq. 2; Buttaci, master's thesis at the Politecnico di Torino,
-algorithm 2)::
+Every method's local rule fits one form, so a client needs no branch per method (FedProx: Li et al. 2020, eq. 2; the
+spectral-graph method: Buttaci, master's thesis at the Politecnico di Torino, algorithm 2)::
 
     w̃ = at(w, u)          = β w + (1−β) u        β = 1: w itself
     g = ∇f_i(w̃) + λ w̃                            clipped to norm G, if asked
     w ← w − γ [ g + pull(w, w̄) ],  pull = α (w − w̄)
 
-so a client needs no branch per method.
+The vectors are those of ``fedapp.training.vectors``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-import torch
+from torch import Tensor
 
-from fedapp.training.vectors import Parameters
+from fedapp.training.vectors import Vector
+
+V = TypeVar("V", bound=Vector)
 
 
 @dataclass(frozen=True)
@@ -41,30 +45,89 @@ class LocalRule:
     l2: float = 0.0
     clip_norm: float = 0.0
 
+    def check(self, neighbours: object | None) -> None:
+        """Raise ValueError if the rule needs a neighbour average u, and there is none."""
+        if self.beta != 1 and neighbours is None:
+            raise ValueError(f"beta = {self.beta}: needs the neighbour average u")
 
-def mix(beta: float, w: Parameters, u: Parameters) -> Parameters:
-    return {name: beta * w[name] + (1 - beta) * u[name] for name in w}
 
+@dataclass(frozen=True, eq=False)
+class Anchors(Generic[V]):
+    """The vectors that a task holds fixed; those that its rule doesn't read may be left out.
 
-def direction(
-    g: Parameters, w: Parameters, point: Parameters, start: Parameters, velocity: Parameters, rule: LocalRule
-) -> Parameters:
-    """Return what the step size multiplies: the gradient ``g`` at ``point`` with λ, G, α and momentum.
-
-    ``velocity`` is the step before's direction, empty at the first.
+    Attributes
+    ----------
+    sent : Vector, optional
+        w̄, what α pulls towards.
+    neighbours : Vector, optional
+        u, the neighbour average.
     """
+
+    sent: V | None = None
+    neighbours: V | None = None
+
+    def each(self, change: Callable[[V], V]) -> "Anchors[V]":
+        """Return all of them changed alike."""
+        return Anchors(
+            None if self.sent is None else change(self.sent),
+            None if self.neighbours is None else change(self.neighbours),
+        )
+
+
+def at(rule: LocalRule, w: V, anchors: Anchors[V]) -> V:
+    """Return w̃ = β w + (1−β) u, where the gradient is taken: w itself if β = 1."""
+    if rule.beta == 1:
+        return w
+    rule.check(anchors.neighbours)
+    assert anchors.neighbours is not None
+    return rule.beta * w + (1 - rule.beta) * anchors.neighbours
+
+
+def step(
+    rule: LocalRule,
+    w: V,
+    anchors: Anchors[V],
+    gradient: Callable[[V], tuple[V, Tensor]],
+    rate: float | Tensor,
+    velocity: V | None = None,
+) -> tuple[V | None, Tensor]:
+    """Take a local step: ``w`` moves, in place.
+
+    Parameters
+    ----------
+    rule : LocalRule
+        The symbols.
+    w : Vector
+        The model.
+    anchors : Anchors
+        w̄ and u, where the rule reads them.
+    gradient : callable
+        Returns ∇f_i at a point, and the loss there, for the examples of this step.
+    rate : float or Tensor
+        γ.
+    velocity : Vector, optional
+        What the step before returned.
+
+    Returns
+    -------
+    Vector or None, Tensor
+        The direction of this step, if there is momentum, and the loss at w̃ (without the λ and α terms).
+
+    Raises
+    ------
+    ValueError
+        If β < 1 and there is no u.
+    """
+    point = at(rule, w, anchors)
+    g, loss = gradient(point)
     if rule.l2:
-        g = {name: g[name] + rule.l2 * point[name] for name in g}
+        g = g + rule.l2 * point
     if rule.clip_norm:
-        g = _clip(g, rule.clip_norm)
+        g = g.clipped(rule.clip_norm)
     if rule.alpha:
-        g = {name: g[name] + rule.alpha * (w[name] - start[name]) for name in g}
-    if rule.momentum and velocity:
-        g = {name: rule.momentum * velocity[name] + g[name] for name in g}
-    return g
-
-
-def _clip(g: Parameters, norm: float) -> Parameters:
-    length = torch.sqrt(sum((value.square().sum() for value in g.values()), start=torch.zeros(())))
-    scale = (norm / length.clamp(min=1e-12)).clamp(max=1.0)
-    return {name: scale * value for name, value in g.items()}
+        assert anchors.sent is not None
+        g = g + rule.alpha * (w - anchors.sent)
+    if velocity is not None:
+        g = rule.momentum * velocity + g
+    w.descend(rate, g)
+    return g if rule.momentum else None, loss

@@ -44,5 +44,9 @@ class LocalTask:
     neighbours: Parameters | None = None
 
     def __post_init__(self) -> None:
-        if self.rule.beta != 1 and self.neighbours is None:
-            raise ValueError(f"beta = {self.rule.beta}: needs the neighbour average u")
+        self.rule.check(self.neighbours)
+
+    @property
+    def rows(self) -> slice:
+        """The client's rows of x and y."""
+        return slice(self.offset, self.offset + self.batches.num_examples)

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from fedapp.training.autograd import train_single, train_vmapped
-from fedapp.training.choose import Way, way_of
+from fedapp.training.choose import Way, can, way_of
 from fedapp.training.chunks import cut
 from fedapp.training.dense import train_dense
-from fedapp.training.dual import has_dual, train_dual
-from fedapp.training.layers import dense_layers
+from fedapp.training.dual import train_dual
 from fedapp.training.task import LocalTask
 from fedapp.training.vectors import Parameters
 
@@ -95,9 +94,7 @@ class Trainer:
 
     def _way(self, task: LocalTask) -> Way:
         way = self.way or way_of(task)
-        if (way == "stacked" and not dense_layers(task.model)) or (way == "dual" and not has_dual(task)):
-            return "single"
-        return way
+        return way if can(way, task) else "single"
 
 
 def _each(

@@ -1,4 +1,4 @@
-"""Linear models in their dual form, against autograd in float64."""
+"""Linear models in their dual form: one step by hand, the Gram matrix, and which tasks it is for."""
 
 import gc
 import math
@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedapp.models import build_model
 from fedapp.training import dual
@@ -15,109 +13,30 @@ from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.dual import has_dual, is_dual_faster, train_dual
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters
-from tests.training.autograd import by_autograd
-
-CLASSES = 3
-PLAIN = LocalRule()
+from tests.training.cases import CLASSES, RULES, assert_equals_reference, make_tasks, plan
 
 
 def task_of(
     n: int,
     d: int,
-    rule: LocalRule = PLAIN,
+    rule: LocalRule = RULES["plain"],
     *,
     lr: float = 0.05,
     batch: int = 4,
     epochs: int = 2,
-    steps: int = 0,
-    seed: int = 0,
 ) -> LocalTask:
-    """A client whose rows begin at 2, between rows of NaN: touching one of them shows."""
-    generator = torch.Generator().manual_seed(seed)
-    model = build_model("logistic", kind="vector", input_shape=(d,), num_classes=CLASSES)
-
-    def parameters() -> Parameters:
-        return {
-            name: torch.randn(value.shape, generator=generator) / math.sqrt(d)
-            for name, value in model.named_parameters()
-        }
-
-    x = torch.full((n + 4, d), math.nan)
-    x[2:-2] = torch.randn(n, d, generator=generator)
-    y = torch.randint(CLASSES, (n + 4,), generator=generator)
-    batches = plan_batches(n, batch_size=batch, epochs=epochs, steps=steps, rng=task_rng(seed, 0, 1))
-    return LocalTask(
-        model, parameters(), x, y, 2, batches, lr, rule, parameters() if rule.beta != 1 else None
+    """A client whose rows begin at 2."""
+    (task,) = make_tasks(
+        "logistic", rule, [plan(n, batch=batch, epochs=epochs, key=(0, 0, 1))], [lr], shape=(d,)
     )
-
-
-def assert_equals_autograd(task: LocalTask) -> None:
-    w, loss = train_dual(task)
-    expected, expected_loss = by_autograd(task, torch.float64)
-    rounded, _ = by_autograd(task, torch.float32)
-    assert list(w) == list(expected)
-    for name, value in expected.items():
-        assert w[name].dtype == torch.float32
-        # Where training grows rounding, autograd's own has grown as well.
-        allowed = 1e-5 * max(1.0, float(value.norm())) + 5 * (rounded[name].double() - value).norm()
-        assert (w[name].double() - value).norm() <= allowed, name
-    assert float(loss) == pytest.approx(expected_loss, rel=1e-5, abs=1e-5)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    n=st.integers(1, 12),
-    d=st.integers(1, 20),
-    rule=st.builds(
-        LocalRule,
-        alpha=st.sampled_from([0.0, 0.3, 2.0]),
-        beta=st.sampled_from([1.0, 0.5, 0.0]),
-        momentum=st.sampled_from([0.0, 0.9]),
-        l2=st.sampled_from([0.0, 0.1]),
-    ),
-    lr=st.sampled_from([0.005, 0.05, 0.2]),
-    batch=st.integers(0, 6),
-    amount=st.sampled_from([{"epochs": 1}, {"epochs": 3}, {"epochs": 0, "steps": 4}]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_dual_form_equals_autograd(
-    n: int, d: int, rule: LocalRule, lr: float, batch: int, amount: dict[str, int], seed: int
-) -> None:
-    assert_equals_autograd(task_of(n, d, rule, lr=lr, batch=batch, seed=seed, **amount))
-
-
-RULES = {
-    "alpha": LocalRule(alpha=0.7),
-    "beta": LocalRule(beta=0.4),
-    "momentum": LocalRule(momentum=0.9),
-    "l2": LocalRule(l2=0.3),
-    "all": LocalRule(alpha=0.7, beta=0.4, momentum=0.5, l2=0.3),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_changes_the_result_and_nothing_else(rule: str) -> None:
-    task, plain = task_of(10, 30, RULES[rule]), task_of(10, 30)
-    kept = [*task.start.values(), *(task.neighbours or {}).values(), task.x[2:-2], task.y]
-    before = [value.clone() for value in kept]
-    w, _ = train_dual(task)
-    assert_equals_autograd(task)
-    assert (w["1.weight"] - train_dual(plain)[0]["1.weight"]).norm() > 1e-3
-    assert all(torch.equal(one, other) for one, other in zip(kept, before, strict=True))
+    return task
 
 
 def test_many_passes_over_images_equal_autograd() -> None:
     task = task_of(40, 3072, LocalRule(l2=1e-2, beta=0.5), lr=1e-3, batch=16, epochs=20)
     assert is_dual_faster(replace(task, batches=replace(task.batches, sizes=task.batches.sizes * 10)))
-    assert_equals_autograd(task)
-
-
-def test_without_neighbours_in_the_rule_those_sent_dont_matter() -> None:
-    task = task_of(10, 30, LocalRule(beta=0.4))
-    alone, _ = train_dual(replace(task, rule=LocalRule(), neighbours=None))
-    beside, _ = train_dual(replace(task, rule=LocalRule()))
-    assert all(torch.equal(alone[name], beside[name]) for name in alone)
+    w, loss = train_dual(task)
+    assert_equals_reference(task, w, float(loss))
 
 
 def test_one_step_by_hand() -> None:
@@ -156,7 +75,7 @@ def test_the_gram_matrix_is_made_once_and_goes_with_the_data() -> None:
 
 
 def test_only_linear_models_without_clipping_have_a_dual_form() -> None:
-    task = task_of(5, 20, RULES["all"])
+    task = task_of(5, 20, RULES["all but clip"])
     assert has_dual(task)
     assert not has_dual(replace(task, rule=LocalRule(clip_norm=1.0)))
     for name in ("mlp", "cnn"):

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from fedapp.models import build_model
 from fedapp.training import trainer as training
-from fedapp.training.autograd import cross_entropy, train
 from fedapp.training.batches import Batches, plan_batches, task_rng
 from fedapp.training.choose import WAYS, way_of
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer, train_one
+from tests.training.cases import reference
 
 SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch
 PLAIN, ALL = LocalRule(), LocalRule(alpha=0.5, beta=0.5, momentum=0.5, l2=0.01, clip_norm=1.0)
@@ -108,19 +108,9 @@ def tasks_of(
     ]
 
 
-def by_autograd(task: LocalTask) -> Trained:
-    rows = slice(task.offset, task.offset + task.batches.num_examples)
-    w, loss = train(
-        cross_entropy(task.model),
-        task.start,
-        task.x[rows],
-        task.y[rows],
-        task.batches.ragged(),
-        task.lr,
-        task.rule,
-        neighbours=task.neighbours,
-    )
-    return {name: value.numpy() for name, value in w.items()}, float(loss)
+def by_formulas(task: LocalTask) -> Trained:
+    w, loss = reference(task)
+    return {name: value.float().numpy() for name, value in w.items()}, loss
 
 
 def assert_close(trained: Trained, expected: Trained) -> None:
@@ -162,14 +152,14 @@ def test_the_way_follows_from_task_and_device(name: str, on_cpu: str, on_gpu: st
 @pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "perceptron"])
 @pytest.mark.parametrize("way", [None, *WAYS])
-def test_every_way_equals_autograd_in_the_order_of_the_tasks(
+def test_every_way_equals_the_formulas_in_the_order_of_the_tasks(
     way: str | None, name: str, rule: LocalRule, trainer: Callable[..., Trainer]
 ) -> None:
     tasks = tasks_of(name, rule)
     trained = trainer(way).train(tasks)
     assert len(trained) == len(tasks)
     for one, task in zip(trained, tasks, strict=True):
-        assert_close(one, by_autograd(task))
+        assert_close(one, by_formulas(task))
 
 
 def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
@@ -177,7 +167,7 @@ def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
     trained = trainer().train(tasks)
     assert_same(trained, trainer("single").train(tasks))
     for one, task in zip(trained, tasks, strict=True):
-        assert_close(one, by_autograd(task))
+        assert_close(one, by_formulas(task))
 
 
 @pytest.mark.parametrize("name", ["logistic", "cnn", "perceptron"])
@@ -255,10 +245,7 @@ def test_what_a_task_raises_is_raised(trainer: Callable[..., Trainer]) -> None:
 
 
 def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[..., Trainer]) -> None:
-    moved = [
-        LocalTask(t.model, t.start, t.x + 0.1, t.y, t.offset, t.batches, t.lr, t.rule, t.neighbours)
-        for t in tasks_of("mlp", sizes=(13, 8))
-    ]
+    moved = [replace(task, x=task.x + 0.1) for task in tasks_of("mlp", sizes=(13, 8))]
     groups = [
         tasks_of("mlp"), tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
         tasks_of("perceptron"),
@@ -271,7 +258,7 @@ def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[...
     for chunk in chunks:
         assert len({(id(mixed[i].model), mixed[i].rule, id(mixed[i].x)) for i in chunk}) == 1
     for one, task in zip(trainer().train(mixed), mixed, strict=True):
-        assert_close(one, by_autograd(task))
+        assert_close(one, by_formulas(task))
 
 
 @pytest.mark.parametrize(("name", "way"), [("logistic", "stacked"), ("mlp", "stacked"), ("cnn", "vmapped")])
