@@ -69,6 +69,7 @@ def train(
     rule: LocalRule,
     *,
     neighbours: Parameters | None = None,
+    constant: Parameters | None = None,
     gradient: Gradient = plain_gradient,
 ) -> tuple[Parameters, Tensor]:
     """Train a model on one client's data; ``start`` is left as it is.
@@ -89,13 +90,15 @@ def train(
         The method's local step.
     neighbours : dict of str to Tensor, optional
         u, the neighbour average; needed if ``rule.beta`` < 1.
+    constant : dict of str to Tensor, optional
+        h, added to every gradient.
     gradient : Gradient
         ``plain_gradient``, or ``functional_gradient`` under vmap.
 
     Returns
     -------
     dict of str to Tensor, Tensor
-        The trained parameters, and the loss averaged over the steps (without the λ and α terms).
+        The trained parameters, and the loss averaged over the steps (without the terms of λ, α and h).
 
     Raises
     ------
@@ -103,11 +106,15 @@ def train(
         If ``rule.beta`` < 1 and no ``neighbours`` are given.
     """
     w = Tensors({name: value.clone() for name, value in start.items()})
-    anchors = Anchors(Tensors(start), None if neighbours is None else Tensors(neighbours))
+    anchors = Anchors(
+        Tensors(start),
+        None if neighbours is None else Tensors(neighbours),
+        None if constant is None else Tensors(constant),
+    )
     velocity: Tensors | None = None
     total, count = x.new_zeros((), dtype=torch.float32), x.new_zeros((), dtype=torch.float32)
     for rows, mask in batches:
-        # A step that is all padding must not move the model by momentum, λ or α either.
+        # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
         batch = partial(_gradient, gradient, loss, x[rows], y[rows], mask)
         velocity, value = step(rule, w, anchors, batch, lr * active, velocity)
@@ -133,6 +140,7 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
         task.lr,
         task.rule,
         neighbours=task.neighbours,
+        constant=task.constant,
     )
 
 
@@ -153,7 +161,12 @@ def _own_copy(model: nn.Module) -> nn.Module:
 
 
 def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
-    """Train a batch of clients of one model and rule on shared data, padded and masked.
+    """Train a batch of clients on shared data, padded and masked.
+
+    Parameters
+    ----------
+    tasks : sequence of LocalTask
+        With the same ``model``, ``rule``, ``x`` and ``y``, and all or none with a ``constant``.
 
     Returns
     -------
@@ -190,5 +203,7 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     anchors = {}
     if first.rule.beta != 1:
         anchors["neighbours"] = Stack.of([task.neighbours or {} for task in tasks]).named
+    if first.constant is not None:
+        anchors["constant"] = Stack.of([task.constant or {} for task in tasks]).named
     trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(starts.named, rows, mask, lr, anchors)
     return trained

@@ -26,13 +26,13 @@ from fedapp.training.vectors import Parameters, Stack
 
 
 def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
-    """Train a stack of G clients of one model and rule on shared data.
+    """Train a stack of G clients on shared data.
 
     Parameters
     ----------
     tasks : sequence of LocalTask
-        With the same ``model``, ``rule``, ``x`` and ``y``, a longer one never after a shorter one: at each step those
-        that still train are then the first of the stack.
+        With the same ``model``, ``rule``, ``x`` and ``y``, and all or none with a ``constant``; a longer one never
+        after a shorter one: at each step those that still train are then the first of the stack.
 
     Returns
     -------
@@ -46,6 +46,7 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     anchors = Anchors(
         Stack.of([task.start for task in tasks]) if rule.alpha else None,
         Stack.of([task.neighbours or {} for task in tasks]) if rule.beta != 1 else None,
+        Stack.of([task.constant or {} for task in tasks]) if first.constant is not None else None,
     )
     lr = torch.tensor([task.lr for task in tasks], device=x.device)
     take = fused_step if has_fused(rule) else step
@@ -120,9 +121,9 @@ def fused_step(
     rate: Tensor,
     velocity: Stack | None = None,
 ) -> tuple[Stack | None, Tensor]:
-    """Override ``fedapp.training.rule.step`` where ``has_fused``: w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄)], term by term.
+    """Override ``fedapp.training.rule.step`` where ``has_fused``; same arguments and result, to rounding.
 
-    ``rate`` is (A,). Same arguments and result, to rounding.
+    w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄) + h], term by term; ``rate`` is γ of each client, (A,).
     """
     point = at(rule, w, anchors)
     loss, activations, error = gradient.forward(point.named)
@@ -130,6 +131,8 @@ def fused_step(
     factors = list(gradient.backward(point.named, activations, error))
     if rule.l2 or rule.alpha:
         _decay(w, point, anchors, rate, rule)
+    if anchors.constant is not None:
+        w.descend(rate, anchors.constant)
     for (weight, bias), delta, below in factors:
         w.named[weight].baddbmm_(delta, below.mT)
         w.named[bias] += delta.sum(2)

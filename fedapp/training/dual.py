@@ -2,12 +2,12 @@
 
 All gradients of a linear model are combinations of the client's rows, so that after any number of local steps ::
 
-    W = a W̄ + c U + A X          the bias counts as the weights of a feature that is always 1
+    W = a W̄ + c U + e H + A X    the bias counts as the weights of a feature that is always 1
 
-with the model sent W̄, the neighbour average U, the client's rows X (n, d) and dual coefficients A (K, n): a ``Span``.
-Steps on a, c and A need the rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from
-round to round: a pass over the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of
-twice in a pass. The step is ``fedapp.training.rule.step``, with the same result to rounding.
+with the model sent W̄, the neighbour average U, the constant H, the client's rows X (n, d) and dual coefficients A
+(K, n): a ``Span``. Steps on a, c, e and A need the rows' products with each other only, the Gram matrix X Xᵀ, and
+that stays the same from round to round: a pass over the data costs n² K instead of 2 n d K, and X itself is read
+twice in a task instead of twice in a pass.
 """
 
 import weakref
@@ -60,13 +60,12 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
         The trained parameters, and the loss averaged over the steps.
     """
     (layer,) = dense_layers(task.model)
-    known = [task.start]
-    if task.rule.beta != 1 and task.neighbours is not None:
-        known.append(task.neighbours)
+    given = (task.start, task.neighbours if task.rule.beta != 1 else None, task.constant)
+    known = [one for one in given if one is not None]
     client = _Client(task, layer, known)
-    sent, *others = (Span(unit, {}) for unit in _units(len(known)))
-    w = Span(sent.known, {torch.zeros_like(client.logits[0]): 1.0})
-    anchors = Anchors(sent, *others)
+    units = iter(_units(len(known)))
+    anchors = Anchors(*(None if one is None else Span(next(units), {}) for one in given))
+    w = Span(_units(len(known))[0], {torch.zeros_like(client.logits[0]): 1.0})
     velocity: Span | None = None
     total = client.x.new_zeros(())
     for gradient in client.gradients():

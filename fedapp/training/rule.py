@@ -1,11 +1,15 @@
 """The local step of every method, written once for every representation of a model.
 
-Every method's local rule fits one form, so a client needs no branch per method (FedProx: Li et al. 2020, eq. 2; the
-spectral-graph method: Buttaci, master's thesis at the Politecnico di Torino, algorithm 2)::
+Every method's local rule fits one form, so a client needs no branch per method::
 
     w̃ = at(w, u)          = β w + (1−β) u        β = 1: w itself
     g = ∇f_i(w̃) + λ w̃                            clipped to norm G, if asked
-    w ← w − γ [ g + pull(w, w̄) ],  pull = α (w − w̄)
+    v ← ρ v + g + pull(w, w̄) + h,  pull = α (w − w̄)
+    w ← w − γ v
+
+α: FedProx (Li et al. 2020, eq. 2). β and u: the spectral-graph method (Buttaci, master's thesis at the Politecnico di
+Torino, algorithm 2). h: the difference c − c_i of control variates in SCAFFOLD (Karimireddy et al. 2020, algorithm
+1); beside α, the linear term of FedDyn's objective (Acar et al. 2021, algorithm 1).
 
 The vectors are those of ``fedapp.training.vectors``.
 """
@@ -61,17 +65,18 @@ class Anchors(Generic[V]):
         w̄, what α pulls towards.
     neighbours : Vector, optional
         u, the neighbour average.
+    constant : Vector, optional
+        h, added to every gradient.
     """
 
     sent: V | None = None
     neighbours: V | None = None
+    constant: V | None = None
 
     def each(self, change: Callable[[V], V]) -> "Anchors[V]":
         """Return all of them changed alike."""
-        return Anchors(
-            None if self.sent is None else change(self.sent),
-            None if self.neighbours is None else change(self.neighbours),
-        )
+        vectors = (self.sent, self.neighbours, self.constant)
+        return Anchors(*(None if vector is None else change(vector) for vector in vectors))
 
 
 def at(rule: LocalRule, w: V, anchors: Anchors[V]) -> V:
@@ -100,7 +105,7 @@ def step(
     w : Vector
         The model.
     anchors : Anchors
-        w̄ and u, where the rule reads them.
+        w̄ and u, where the rule reads them, and h if there is one.
     gradient : callable
         Returns ∇f_i at a point, and the loss there, for the examples of this step.
     rate : float or Tensor
@@ -111,7 +116,7 @@ def step(
     Returns
     -------
     Vector or None, Tensor
-        The direction of this step, if there is momentum, and the loss at w̃ (without the λ and α terms).
+        The direction of this step, v, if there is momentum, and the loss at w̃ (without the terms of λ, α and h).
 
     Raises
     ------
@@ -127,6 +132,8 @@ def step(
     if rule.alpha:
         assert anchors.sent is not None
         g = g + rule.alpha * (w - anchors.sent)
+    if anchors.constant is not None:
+        g = g + anchors.constant
     if velocity is not None:
         g = rule.momentum * velocity + g
     w.descend(rate, g)

@@ -31,6 +31,8 @@ class LocalTask:
         The method's local step.
     neighbours : dict of str to Tensor, optional
         u, the neighbour average; needed if ``rule.beta`` < 1.
+    constant : dict of str to Tensor, optional
+        h, added to every gradient after it is clipped: a client's control variate.
     """
 
     model: nn.Module
@@ -42,6 +44,7 @@ class LocalTask:
     lr: float
     rule: LocalRule
     neighbours: Parameters | None = None
+    constant: Parameters | None = None
 
     def __post_init__(self) -> None:
         self.rule.check(self.neighbours)

@@ -77,7 +77,8 @@ class Trainer:
         ways = [self._way(task) for task in tasks]
 
         def kind(i: int) -> tuple[object, ...]:
-            return id(tasks[i].model), tasks[i].rule, id(tasks[i].x), ways[i]
+            task = tasks[i]
+            return id(task.model), task.rule, task.constant is None, id(task.x), ways[i]
 
         def shape(i: int) -> tuple[int, ...]:
             batches = tasks[i].batches

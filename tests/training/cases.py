@@ -78,9 +78,13 @@ def make_tasks(
     *,
     shape: tuple[int, ...] = (1, 2, 3),
     one_start: bool = False,
+    constant: bool = False,
     seed: int = 0,
 ) -> list[LocalTask]:
-    """A client for each plan; rows between theirs are NaN, so that touching one of them shows."""
+    """A client for each plan, if asked with a constant vector of its own.
+
+    Rows between the clients' are NaN, so that touching one of them shows.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = model_of(name, shape)
     pieces, labels, offsets = [torch.full((2, *shape), math.nan)], [torch.zeros(2, dtype=torch.long)], []
@@ -104,18 +108,24 @@ def make_tasks(
             lr,
             rule,
             parameters(model, generator) if rule.beta != 1 else None,
+            parameters(model, generator) if constant else None,
         )
         for batches, offset, lr in zip(plans, offsets, rates, strict=True)
     ]
 
 
 def three_clients(
-    name: str, rule: LocalRule, shape: tuple[int, ...] = (1, 2, 3), **amount: int
+    name: str,
+    rule: LocalRule,
+    shape: tuple[int, ...] = (1, 2, 3),
+    *,
+    constant: bool = False,
+    **amount: int,
 ) -> list[LocalTask]:
     """Ragged clients with 3, 20 and 13 examples in batches of 6, each with a step size of its own."""
     amount = amount or {"batch": 6, "epochs": 2}
     plans = [plan(n, key=(0, n, 1), **amount) for n in (3, 20, 13)]
-    return make_tasks(name, rule, plans, (0.2, 0.05, 0.1), shape=shape)
+    return make_tasks(name, rule, plans, (0.2, 0.05, 0.1), shape=shape, constant=constant)
 
 
 def by_way(way: Way, tasks: Sequence[LocalTask]) -> list[tuple[Parameters, float]]:
@@ -148,6 +158,7 @@ def reference(task: LocalTask, dtype: torch.dtype = torch.float64) -> tuple[Para
     x = x.to(dtype) if x.is_floating_point() else x
     buffers = {name: value.to(dtype) for name, value in task.model.named_buffers()}
     sent = flat(task.start)
+    constant = torch.zeros_like(sent) if task.constant is None else flat(task.constant)
     w, v, losses = sent.clone(), torch.zeros_like(sent), []
     for rows, _ in task.batches.ragged():
         point = w if task.neighbours is None else rule.beta * w + (1 - rule.beta) * flat(task.neighbours)
@@ -158,7 +169,7 @@ def reference(task: LocalTask, dtype: torch.dtype = torch.float64) -> tuple[Para
         g = g + rule.l2 * point.detach()
         if rule.clip_norm:
             g = g * min(1.0, rule.clip_norm / max(float(g.norm()), 1e-300))
-        v = rule.momentum * v + g + rule.alpha * (w - sent)
+        v = rule.momentum * v + g + rule.alpha * (w - sent) + constant
         w = w - task.lr * v
         losses.append(float(loss.detach()))
     return by_name(w), math.fsum(losses) / len(losses)

@@ -50,14 +50,16 @@ def test_where_there_is_a_fused_step_it_is_taken(
     ),
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     batch=st.integers(0, 6),
+    constant=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(deadline=None, max_examples=40)
 def test_the_fused_step_is_the_step_it_overrides(
-    model: str, rule: LocalRule, sizes: list[int], batch: int, seed: int
+    model: str, rule: LocalRule, sizes: list[int], batch: int, constant: bool, seed: int
 ) -> None:
     plans = [plan(n, batch=batch, epochs=2, key=(seed, k, 1)) for k, n in enumerate(sizes)]
-    tasks = make_tasks(model, rule, plans, [0.02 * (k + 1) for k in range(len(sizes))], seed=seed)
+    rates = [0.02 * (k + 1) for k in range(len(sizes))]
+    tasks = make_tasks(model, rule, plans, rates, constant=constant, seed=seed)
     assert has_fused(rule)
     compared = []
 

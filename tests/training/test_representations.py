@@ -45,12 +45,13 @@ def test_what_a_way_can_train(way: Way) -> None:
             assert can(way, task) == (way in ways and trains(way, rule))
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["", "constant"])
 @pytest.mark.parametrize(
     ("model", "way", "rule"),
     [(model, way, rule) for model in MODELS for way, rule in BOTH if way in MODELS[model]],
 )
-def test_every_rule_is_that_of_the_formulas(model: str, way: Way, rule: str) -> None:
-    tasks = three_clients(model, RULES[rule], IMAGES.get(model, (1, 2, 3)))
+def test_every_rule_is_that_of_the_formulas(model: str, way: Way, rule: str, constant: bool) -> None:
+    tasks = three_clients(model, RULES[rule], IMAGES.get(model, (1, 2, 3)), constant=constant)
     for task, (w, loss) in zip(tasks, by_way(way, tasks), strict=True):
         assert_equals_reference(task, w, loss)
 
@@ -75,11 +76,12 @@ def test_every_amount_of_work(way: Way, amount: dict[str, int], rule: str) -> No
 
 
 @pytest.mark.parametrize(("way", "rule"), BOTH)
-def test_models_sent_neighbours_and_data_stay_as_they_are(way: Way, rule: str) -> None:
-    tasks = three_clients(EXAMPLE[way], RULES[rule])
+def test_all_that_a_task_is_made_of_stays_as_it_is(way: Way, rule: str) -> None:
+    tasks = three_clients(EXAMPLE[way], RULES[rule], constant=True)
 
     def inputs(task: LocalTask) -> list[torch.Tensor]:
-        return [*task.start.values(), *(task.neighbours or {}).values(), task.x[task.rows], task.y]
+        vectors = (task.start, task.neighbours or {}, task.constant or {})
+        return [*(value for one in vectors for value in one.values()), task.x[task.rows], task.y]
 
     before = [[value.clone() for value in inputs(task)] for task in tasks]
     trained = by_way(way, tasks)
@@ -96,6 +98,27 @@ def test_a_vector_that_the_rule_does_not_read_changes_no_bit(way: Way) -> None:
     for (w, loss), (v, other_loss) in zip(by_way(way, with_u), by_way(way, without), strict=True):
         assert all(torch.equal(w[name], v[name]) for name in w)
         assert loss == other_loss
+
+
+@pytest.mark.parametrize(("way", "rule"), BOTH)
+def test_a_constant_of_zero_changes_no_bit(way: Way, rule: str) -> None:
+    # SCAFFOLD's first round, with all control variates 0, is FedAvg's.
+    without = three_clients(EXAMPLE[way], RULES[rule])
+    zero = [
+        replace(task, constant={name: torch.zeros_like(value) for name, value in task.start.items()})
+        for task in without
+    ]
+    for (w, loss), (v, other_loss) in zip(by_way(way, zero), by_way(way, without), strict=True):
+        assert all(torch.equal(w[name], v[name]) for name in w)
+        assert loss == other_loss
+
+
+@pytest.mark.parametrize(("way", "rule"), BOTH)
+def test_a_constant_changes_the_result(way: Way, rule: str) -> None:
+    tasks = three_clients(EXAMPLE[way], RULES[rule], constant=True)
+    plain = by_way(way, [replace(task, constant=None) for task in tasks])
+    for (w, _), (without, _) in zip(by_way(way, tasks), plain, strict=True):
+        assert all((w[name] - without[name]).norm() > 1e-3 for name in w)
 
 
 @st.composite
@@ -119,7 +142,10 @@ def cases(draw: st.DrawFn, way: Way) -> list[LocalTask]:
     ]
     rates = [draw(st.sampled_from([0.005, 0.02, 0.05])) for _ in sizes]
     shape = draw(st.sampled_from([(1, 2, 3), (1,), (20,)]))
-    return make_tasks(model, rule, plans, rates, shape=shape, one_start=draw(st.booleans()), seed=seed)
+    one_start, constant = draw(st.booleans()), draw(st.booleans())
+    return make_tasks(
+        model, rule, plans, rates, shape=shape, one_start=one_start, constant=constant, seed=seed
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -154,9 +154,12 @@ def test_one_step_by_hand() -> None:
 
     start, x, y = {"w": torch.tensor([1.0])}, torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)
 
-    def after(steps: int, rule: LocalRule, u: float = 0.0) -> tuple[float, float]:
-        neighbours = {"w": torch.tensor([u])}
-        w, value = train(loss, start, x, y, plan(2, steps=steps).ragged(), 0.1, rule, neighbours=neighbours)
+    def after(steps: int, rule: LocalRule, u: float = 0.0, h: float | None = None) -> tuple[float, float]:
+        anchors = {
+            "neighbours": {"w": torch.tensor([u])},
+            "constant": None if h is None else {"w": torch.tensor([h])},
+        }
+        w, value = train(loss, start, x, y, plan(2, steps=steps).ragged(), 0.1, rule, **anchors)
         return w["w"].item(), value.item()
 
     assert after(1, LocalRule()) == pytest.approx((1.2, 2.0))
@@ -174,6 +177,12 @@ def test_one_step_by_hand() -> None:
     assert after(1, LocalRule(beta=0.5), u=2.0) == pytest.approx((1.15, 1.125))
     # and λ = 1 is taken at w̃ too: g = −1.5 + 1.5 = 0
     assert after(1, LocalRule(beta=0.5, l2=1.0), u=2.0)[0] == pytest.approx(1.0)
+    # h = ½: g + h = −1.5: w = 1.15; then g = −1.85, and −1.35: w = 1.285; the loss is f's, ½ (4 + 1.85²) / 2
+    assert after(2, LocalRule(), h=0.5) == pytest.approx((1.285, 1.855625))
+    # momentum ½: v = −1.5, then ½ · −1.5 − 1.85 + ½ = −2.1: w = 1.15 + 0.21
+    assert after(2, LocalRule(momentum=0.5), h=0.5)[0] == pytest.approx(1.36)
+    # h isn't clipped: G = ½ makes g = −½, and −½ + h = 0
+    assert after(1, LocalRule(clip_norm=0.5), h=0.5)[0] == pytest.approx(1.0)
 
 
 def test_a_zero_gradient_survives_clipping(problem: dict[str, Any]) -> None:

@@ -244,10 +244,14 @@ def test_what_a_task_raises_is_raised(trainer: Callable[..., Trainer]) -> None:
 # Chunks --------------------------------------------------------------------------------------------------------
 
 
-def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[..., Trainer]) -> None:
+def test_models_rules_datasets_and_constants_in_one_call(trainer: Callable[..., Trainer]) -> None:
     moved = [replace(task, x=task.x + 0.1) for task in tasks_of("mlp", sizes=(13, 8))]
+    controlled = [
+        replace(task, constant={part: value + 0.01 for part, value in task.start.items()})
+        for task in tasks_of("mlp", ALL)
+    ]
     groups = [
-        tasks_of("mlp"), tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
+        tasks_of("mlp"), controlled, tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
         tasks_of("perceptron"),
     ]  # fmt: skip
     tasks = [task for group in groups for task in group]
@@ -256,7 +260,10 @@ def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[...
     chunks = [positions for _, positions in trainer()._chunks(mixed)]
     assert sorted(position for chunk in chunks for position in chunk) == list(range(len(mixed)))
     for chunk in chunks:
-        assert len({(id(mixed[i].model), mixed[i].rule, id(mixed[i].x)) for i in chunk}) == 1
+        kinds = {
+            (id(mixed[i].model), mixed[i].rule, id(mixed[i].x), mixed[i].constant is None) for i in chunk
+        }
+        assert len(kinds) == 1
     for one, task in zip(trainer().train(mixed), mixed, strict=True):
         assert_close(one, by_formulas(task))
 
