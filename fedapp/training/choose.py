@@ -23,7 +23,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 
 def way_of(task: LocalTask) -> Way:
-    """Return how a client is trained."""
+    """Return how a client is trained: a way that ``can``."""
     on_cpu = task.x.device.type == "cpu"
     if can("stacked", task):
         return "dual" if on_cpu and is_dual_faster(task) and can("dual", task) else "stacked"
@@ -33,7 +33,7 @@ def way_of(task: LocalTask) -> Way:
 
 
 def can(way: Way, task: LocalTask) -> bool:
-    """Say whether a task can be trained in a way; all can be vmapped, and trained singly."""
+    """Say whether a task can be trained in a way: dense models alone in a stack, linear ones in their dual form."""
     if way == "dual":
         return has_dual(task)
     return way != "stacked" or bool(dense_layers(task.model))

@@ -74,7 +74,7 @@ class Anchors(Generic[V]):
     constant: V | None = None
 
     def each(self, change: Callable[[V], V]) -> "Anchors[V]":
-        """Return all of them changed alike."""
+        """Return all of them, changed alike."""
         vectors = (self.sent, self.neighbours, self.constant)
         return Anchors(*(None if vector is None else change(vector) for vector in vectors))
 

@@ -149,6 +149,12 @@ def test_the_way_follows_from_task_and_device(name: str, on_cpu: str, on_gpu: st
     assert way_of(replace(task, x=SimpleNamespace(device=torch.device("cuda")))) == on_gpu
 
 
+def test_what_has_no_dual_form_is_stacked() -> None:
+    for rule, way in ((LocalRule(momentum=0.5, l2=0.1), "dual"), (LocalRule(clip_norm=1.0), "stacked")):
+        (task,) = tasks_of("wide", rule, sizes=(80,), epochs=10, batch=80)
+        assert way_of(task) == way
+
+
 @pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "perceptron"])
 @pytest.mark.parametrize("way", [None, *WAYS])
