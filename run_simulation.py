@@ -18,10 +18,10 @@ from flwr.serverapp import Grid, ServerApp
 from fedapp import client_app, server_app
 from fedapp.config import RunConfig, read_run
 from fedapp.config.options import read_options
-from fedapp.engine.batching import WAYS
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.results import RunDirectory
+from fedapp.training.choose import WAYS
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,8 +4,8 @@
     python -m benchmarks.training --workloads cifar10 --clients 100 --samples 400
 
 One round each of W1, W2 and W3 (``benchmarks/workloads.py``), and of logistic regression on images of CIFAR-10's
-shape with 10 epochs of batches of 256, as in table 4.2 of papers/003_4ba4febf91704f25.txt. Every client trains once,
-on data that are already on the device; the trained models come back to the host. Runs where there is no Flower.
+shape with 10 epochs of batches of 256, as in table 4.2 of Buttaci's master's thesis (Politecnico di Torino). Every
+client trains once, on data that are already on the device; the trained models come back to the host.
 """
 
 import argparse
@@ -19,9 +19,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedapp.engine.batching import Trainer, way_of
-from fedapp.local_training import LocalRule, LocalTask, plan_batches, task_rng
 from fedapp.models import build_model
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.choose import way_of
+from fedapp.training.rule import LocalRule
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import Trainer
 from strategies import streams
 
 LR = 0.1

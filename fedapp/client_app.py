@@ -16,22 +16,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedapp import federation, local_work
+from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset
 from fedapp.data.message import client_message, private_message
-from fedapp.engine.batching import train_one
-from fedapp.evaluation import evaluate as score
-from fedapp.local_training import (
-    LocalRule,
-    LocalTask,
-    Parameters,
-    plan_batches,
-    scheduled_lr,
-    task_rng,
-)  # fmt: skip
 from fedapp.models import ModelError
 from fedapp.privacy import is_simulated, privately
+from fedapp.training import work
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.evaluation import evaluate as score
+from fedapp.training.rule import LocalRule
+from fedapp.training.schedule import scheduled_lr
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import train_one
+from fedapp.training.vectors import Parameters
 from strategies import messages, streams
 from strategies.arrays import pack, unpack
 
@@ -150,9 +148,7 @@ def local_task(
     record, config = _read_config(message)
     data, device = _client_data(config, record, context), _device(config)
     client, task = _integer(record, messages.CLIENT), _integer(record, messages.TASK)
-    epochs, steps = local_work.of_client(
-        config.step_heterogeneity, config.local_epochs, config.local_steps, client
-    )
+    epochs, steps = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
     batches = plan_batches(
         len(data.rows),
         batch_size=config.batch_size,

@@ -16,11 +16,11 @@ from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.data import Dataset, Partition
 from fedapp.data.message import gaussian_epsilon
 from fedapp.display import Display
-from fedapp.divergence import DivergenceMeter
-from fedapp.evaluation import evaluate
 from fedapp.report import read_metrics
 from fedapp.results import RunDirectory
 from fedapp.trackers import make_tracker
+from fedapp.training.divergence import DivergenceMeter
+from fedapp.training.evaluation import evaluate
 from strategies import AsynchronousStrategy, FederatedStrategy, Progress, messages
 from strategies.arrays import Layout, Vector
 from strategies.clock import WallClock

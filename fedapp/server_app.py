@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import federation, local_work
+from fedapp import federation
 from fedapp.client_app import to_arrays
 from fedapp.config import ConfigError, RunConfig, Setting, defaults, read_run, strategy_class, unread_keys
 from fedapp.data import DataError
@@ -19,6 +19,7 @@ from fedapp.privacy import check_privacy
 from fedapp.recorder import Experiment, Recorder
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker
+from fedapp.training import work as local_work
 from strategies import AsynchronousStrategy, FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fedapp.config.key import Setting, if_, key
 from fedapp.config.values import BelowOne, Count, Flag, NonNegative, Positive, Schema, pattern
-from fedapp.local_work import ALLOWED as STEP_HETEROGENEITIES
-from fedapp.local_work import PATTERN as STEP_HETEROGENEITY
 from fedapp.models import INITS, MODELS
+from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
+from fedapp.training.work import PATTERN as STEP_HETEROGENEITY
 
 LR_SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RATE in (0, 1]"
 

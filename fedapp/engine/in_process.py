@@ -3,9 +3,10 @@
 from flwr.serverapp import Grid
 
 from fedapp import client_app
-from fedapp.engine.batching import Trainer, Way
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.training.choose import Way
+from fedapp.training.trainer import Trainer
 
 # The last is the quickest.
 IN_PROCESS = ("sequential", "vectorized")

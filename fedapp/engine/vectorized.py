@@ -1,8 +1,8 @@
 """The vectorized engine: a Grid in this process that trains many clients at once.
 
 Training requests wait until a reply is asked for that isn't there; then all that wait are trained together
-(``fedapp.engine.batching``). What a task needs is known when its request is pushed, so an asynchronous run in virtual
-time trains in large batches too: the order of its events follows from the task times alone.
+(``fedapp.training.trainer``). What a task needs is known when its request is pushed, so an asynchronous run in
+virtual time trains in large batches too: the order of its events follows from the task times alone.
 
 All clients' data are kept in one pair of tensors on the device, and a model that many requests share is copied there
 once. Everything else is as in the sequential engine, whose results it reproduces up to rounding.
@@ -26,9 +26,9 @@ from fedapp.client_app import (
     trained_reply,
 )  # fmt: skip
 from fedapp.config import RunConfig
-from fedapp.engine.batching import Trainer
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
-from fedapp.local_training import LocalTask
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import Trainer
 from strategies import messages
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.

@@ -8,7 +8,6 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedapp import federation
-from fedapp.local_work import local_work
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
 from fedapp.reproduce.experiment import Numbers, Results
 from fedapp.reproduce.plan import Plan, PlannedRun
@@ -16,6 +15,7 @@ from fedapp.reproduce.report import Report, Row, Verdict, judge, not_run
 from fedapp.reproduce.runs import Runs, mean
 from fedapp.theory.problems import ClientData, Logistic
 from fedapp.theory.steady_state import LeastMeanSquares
+from fedapp.training.work import local_work
 from strategies import streams
 
 Array = NDArray[np.float64]

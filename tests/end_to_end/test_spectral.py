@@ -16,8 +16,10 @@ from sklearn.datasets import load_digits
 from fedapp import client_app, federation, server_app
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.local_training import LocalRule, cross_entropy, plan_batches, task_rng, train
 from fedapp.recorder import Experiment
+from fedapp.training.autograd import cross_entropy, train
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.rule import LocalRule
 from strategies import graph
 
 CLIENTS, ROUNDS, STEPS, LR, L2 = 7, 20, 5, 0.5, 0.01

@@ -13,11 +13,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapp import client_app, federation
 from fedapp.client_app import CANNOT_TAKE_PART, app, to_arrays, to_state
 from fedapp.config import RunConfig
-from fedapp.engine.batching import train_one
-from fedapp.evaluation import evaluate
-from fedapp.local_training import LocalRule, LocalTask, plan_batches, scheduled_lr, task_rng
 from fedapp.recorder import Experiment
 from fedapp.server_app import prepare, task_config
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.evaluation import evaluate
+from fedapp.training.rule import LocalRule
+from fedapp.training.schedule import scheduled_lr
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import train_one
 from strategies import messages
 
 CPU = torch.device("cpu")

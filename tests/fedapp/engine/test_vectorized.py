@@ -14,10 +14,10 @@ from flwr.app import ConfigRecord, Message
 from fedapp import client_app, server_app
 from fedapp.config import RunConfig
 from fedapp.engine import vectorized
-from fedapp.engine.batching import Trainer
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.report import figures
+from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, messages
 
 CLIENTS = 5

@@ -1,10 +1,11 @@
-"""How much local work each client does: E_k local epochs or steps (papers/004_feb04975bfa13f8d.txt, eqs. 5.9-5.10).
+"""How much local work each client does: E_k local epochs or steps.
 
 The server decides it once, before the run, and every message carries the list: whatever runs a client, on this
 machine or on a device, its E_k is the same.
 
-With a common step size the clients' fixed point is the minimiser of Σ E_k J_k(w); with ``normalize-steps`` the step
-is μ_k = μ / E_k, and the gradient is unbiased again (eq. 5.26).
+With a common step size the clients' fixed point is the minimiser of Σ E_k J_k(w), not of Σ J_k(w) (Wang et al. 2020,
+"Tackling the objective inconsistency problem in heterogeneous federated optimization"); with ``normalize-steps`` the
+step is μ_k = μ / E_k, and the gradient is unbiased again.
 """
 
 from functools import lru_cache

@@ -12,18 +12,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fedapp.engine import batching
-from fedapp.engine.batching import WAYS, Trained, Trainer, train_one, way_of
-from fedapp.local_training import (
-    Batches,
-    LocalRule,
-    LocalTask,
-    cross_entropy,
-    plan_batches,
-    task_rng,
-    train,
-)
 from fedapp.models import build_model
+from fedapp.training import trainer as training
+from fedapp.training.batches import Batches, plan_batches, task_rng
+from fedapp.training.choose import WAYS, way_of
+from fedapp.training.rule import LocalRule
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import Trained, Trainer, train_one
+from tests.training.cases import reference
 
 SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch
 PLAIN, ALL = LocalRule(), LocalRule(alpha=0.5, beta=0.5, momentum=0.5, l2=0.01, clip_norm=1.0)
@@ -112,19 +108,9 @@ def tasks_of(
     ]
 
 
-def by_autograd(task: LocalTask) -> Trained:
-    rows = slice(task.offset, task.offset + task.batches.num_examples)
-    w, loss = train(
-        cross_entropy(task.model),
-        task.start,
-        task.x[rows],
-        task.y[rows],
-        task.batches.ragged(),
-        task.lr,
-        task.rule,
-        neighbours=task.neighbours,
-    )
-    return {name: value.numpy() for name, value in w.items()}, float(loss)
+def by_formulas(task: LocalTask) -> Trained:
+    w, loss = reference(task)
+    return {name: value.float().numpy() for name, value in w.items()}, loss
 
 
 def assert_close(trained: Trained, expected: Trained) -> None:
@@ -163,17 +149,23 @@ def test_the_way_follows_from_task_and_device(name: str, on_cpu: str, on_gpu: st
     assert way_of(replace(task, x=SimpleNamespace(device=torch.device("cuda")))) == on_gpu
 
 
+def test_what_has_no_dual_form_is_stacked() -> None:
+    for rule, way in ((LocalRule(momentum=0.5, l2=0.1), "dual"), (LocalRule(clip_norm=1.0), "stacked")):
+        (task,) = tasks_of("wide", rule, sizes=(80,), epochs=10, batch=80)
+        assert way_of(task) == way
+
+
 @pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "perceptron"])
 @pytest.mark.parametrize("way", [None, *WAYS])
-def test_every_way_equals_autograd_in_the_order_of_the_tasks(
+def test_every_way_equals_the_formulas_in_the_order_of_the_tasks(
     way: str | None, name: str, rule: LocalRule, trainer: Callable[..., Trainer]
 ) -> None:
     tasks = tasks_of(name, rule)
     trained = trainer(way).train(tasks)
     assert len(trained) == len(tasks)
     for one, task in zip(trained, tasks, strict=True):
-        assert_close(one, by_autograd(task))
+        assert_close(one, by_formulas(task))
 
 
 def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
@@ -181,7 +173,7 @@ def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
     trained = trainer().train(tasks)
     assert_same(trained, trainer("single").train(tasks))
     for one, task in zip(trained, tasks, strict=True):
-        assert_close(one, by_autograd(task))
+        assert_close(one, by_formulas(task))
 
 
 @pytest.mark.parametrize("name", ["logistic", "cnn", "perceptron"])
@@ -215,7 +207,7 @@ def test_the_number_of_threads_changes_no_bit(
     trainer: Callable[..., Trainer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batching, "CPU_CHUNK", chunk_bytes)
+    monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", chunk_bytes)
     tasks = [task for key in range(3) for task in tasks_of(name, epochs=1, key=key)]
     alone = trainer(way, workers=1)
     assert len(list(alone._chunks(tasks))) > 2
@@ -228,7 +220,7 @@ def test_the_number_of_threads_changes_no_bit(
 
 def test_by_default_there_is_a_thread_for_each_core() -> None:
     trainer = Trainer()
-    assert trainer.workers == batching._cores() >= 1
+    assert trainer.workers == training._cores() >= 1
     trainer.close()
 
 
@@ -258,13 +250,14 @@ def test_what_a_task_raises_is_raised(trainer: Callable[..., Trainer]) -> None:
 # Chunks --------------------------------------------------------------------------------------------------------
 
 
-def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[..., Trainer]) -> None:
-    moved = [
-        LocalTask(t.model, t.start, t.x + 0.1, t.y, t.offset, t.batches, t.lr, t.rule, t.neighbours)
-        for t in tasks_of("mlp", sizes=(13, 8))
+def test_models_rules_datasets_and_constants_in_one_call(trainer: Callable[..., Trainer]) -> None:
+    moved = [replace(task, x=task.x + 0.1) for task in tasks_of("mlp", sizes=(13, 8))]
+    controlled = [
+        replace(task, constant={part: value + 0.01 for part, value in task.start.items()})
+        for task in tasks_of("mlp", ALL)
     ]
     groups = [
-        tasks_of("mlp"), tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
+        tasks_of("mlp"), controlled, tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
         tasks_of("perceptron"),
     ]  # fmt: skip
     tasks = [task for group in groups for task in group]
@@ -273,9 +266,12 @@ def test_two_models_two_rules_and_two_datasets_in_one_call(trainer: Callable[...
     chunks = [positions for _, positions in trainer()._chunks(mixed)]
     assert sorted(position for chunk in chunks for position in chunk) == list(range(len(mixed)))
     for chunk in chunks:
-        assert len({(id(mixed[i].model), mixed[i].rule, id(mixed[i].x)) for i in chunk}) == 1
+        kinds = {
+            (id(mixed[i].model), mixed[i].rule, id(mixed[i].x), mixed[i].constant is None) for i in chunk
+        }
+        assert len(kinds) == 1
     for one, task in zip(trainer().train(mixed), mixed, strict=True):
-        assert_close(one, by_autograd(task))
+        assert_close(one, by_formulas(task))
 
 
 @pytest.mark.parametrize(("name", "way"), [("logistic", "stacked"), ("mlp", "stacked"), ("cnn", "vmapped")])
@@ -290,7 +286,7 @@ def test_smaller_chunks_change_nothing_beyond_rounding(
     tasks = tasks_of(name, rule, epochs=1)
     found = []
     for chunk_bytes in (1 << 40, 300_000, 1):
-        monkeypatch.setattr(batching, "CPU_CHUNK", chunk_bytes)
+        monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", chunk_bytes)
         found.append((len(list(trainer(way)._chunks(tasks))), trainer(way).train(tasks)))
     (few, large), (_, middle), (many, small) = found
     assert few < many == len(tasks)  # a byte is too little for any: then each is alone
@@ -303,13 +299,13 @@ def test_a_stack_holds_as_many_as_its_memory(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A logistic model has 650 parameters, a batch 8·64 inputs: 4·(650 + 512) = 4,648 bytes a client
-    monkeypatch.setattr(batching, "CPU_CHUNK", 3 * 4648)
+    monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 3 * 4648)
     chunks = [positions for _, positions in trainer()._chunks(tasks_of("logistic", sizes=(8,) * 7))]
     assert [len(chunk) for chunk in chunks] == [3, 3, 1]
 
 
 def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "CPU_CHUNK", 1 << 40)
+    monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 1 << 40)
     sizes = tuple(np.random.default_rng(0).integers(1, 20, 10).tolist())
     tasks = tasks_of("logistic", sizes=sizes)
     chunks = [positions for _, positions in trainer("vmapped")._chunks(tasks)]

@@ -1,8 +1,8 @@
 """How far clients drift apart in a round, and how unlike their objectives are where they end.
 
-papers/000_eaef941d18240f45.txt, eq. 3 and section 4.1: the divergence after a round is max ‖∇f_i(w_i) − ∇f(w_i)‖ over
-its participants i, each at its own local model; its largest value estimates ζ. The drift of lemma 2.3, at the end of
-the round, is the participants' mean ‖w_i − w̄‖² with w̄ the mean of their models.
+The divergence after a round is max ‖∇f_i(w_i) − ∇f(w_i)‖ over its participants i, each at its own local model; its
+largest value estimates ζ. The drift of lemma 2.3, at the end of the round, is the participants' mean ‖w_i − w̄‖² with
+w̄ the mean of their models (Dhasade, Kremer and Renard, EPFL student report, eq. 3 and section 4.1).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedapp.evaluation import CHUNK
+from fedapp.training.evaluation import CHUNK
 
 
 class DivergenceMeter:

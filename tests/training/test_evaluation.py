@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedapp.evaluation import CHUNK, Score, evaluate
 from fedapp.models import build_model
+from fedapp.training.evaluation import CHUNK, Score, evaluate
 
 
 def test_three_rows_by_hand() -> None:

@@ -1,0 +1,200 @@
+"""Training of models made of dense layers, many clients at once: gradients written out, parameters in place.
+
+Parameters have a leading axis of G clients, and every product is a batched one. Activations are (clients, features,
+examples): with few classes, products and softmax are twice as fast that way round.
+
+Most rules have a step of their own here, ``fused_step``. The gradient of a layer y = W x + b is δ xᵀ for the error δ
+at y; it is added to W without ever being stored, which is most of what a small model's step costs otherwise.
+
+A client's result doesn't depend on the others in its stack, but for the rounding of batched products.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedapp.training.layers import Layer, dense_layers
+from fedapp.training.rule import Anchors, LocalRule, at, step
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters, Stack
+
+
+def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
+    """Train a stack of G clients on shared data.
+
+    Parameters
+    ----------
+    tasks : sequence of LocalTask
+        With the same ``model``, ``rule``, ``x`` and ``y``, and all or none with a ``constant``; a longer one never
+        after a shorter one: at each step those that still train are then the first of the stack.
+
+    Returns
+    -------
+    dict of str to Tensor, Tensor
+        The trained parameters, each (G, ...), and the losses averaged over each client's steps, (G,).
+    """
+    first = tasks[0]
+    x, y, rule = first.x.flatten(1), first.y, first.rule
+    layers = dense_layers(first.model)
+    w = Stack.of([task.start for task in tasks])
+    anchors = Anchors(
+        Stack.of([task.start for task in tasks]) if rule.alpha else None,
+        Stack.of([task.neighbours or {} for task in tasks]) if rule.beta != 1 else None,
+        Stack.of([task.constant or {} for task in tasks]) if first.constant is not None else None,
+    )
+    lr = torch.tensor([task.lr for task in tasks], device=x.device)
+    take = fused_step if has_fused(rule) else step
+    total = torch.zeros(len(tasks), device=x.device)
+    velocity: Stack | None = None
+    gather = _Gather(x)
+    for count, rows, share in _steps(tasks, x.device):
+        gradient = _Gradient(layers, gather(rows).mT, y[rows].unsqueeze(1), share)
+        around = anchors.each(methodcaller("first", count))
+        velocity = None if velocity is None else velocity.first(count)
+        velocity, loss = take(rule, w.first(count), around, gradient, lr[:count], velocity)
+        total[:count] += loss
+    counts = torch.tensor([len(task.batches) for task in tasks], device=x.device)
+    return w.named, total / counts.clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient:
+    """The gradient of a step's examples: inputs (A, d, B), labels (A, 1, B), and what each example weighs in its
+    client's mean, (A, 1, B) or a number if it's the same for all.
+    """
+
+    layers: list[Layer]
+    inputs: Tensor
+    labels: Tensor
+    share: Tensor | float
+
+    def __call__(self, point: Stack) -> tuple[Stack, Tensor]:
+        """Return the gradient at a point, and the losses there, (A,)."""
+        loss, activations, error = self.forward(point.named)
+        error *= self.share
+        g: Parameters = {}
+        for (weight, bias), delta, below in self.backward(point.named, activations, error):
+            g |= {weight: delta @ below.mT, bias: delta.sum(2)}
+        return Stack(g), loss
+
+    def forward(self, w: Parameters) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Return the losses (A,), the input of every layer (A, in, B), and each example's error at the output
+        (A, K, B), not weighed yet.
+        """
+        activations = [self.inputs]
+        for weight, bias in self.layers[:-1]:
+            activations.append(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]).relu_())
+        weight, bias = self.layers[-1]
+        log_p = F.log_softmax(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]), dim=1)
+        loss = -(log_p.gather(1, self.labels) * self.share).sum((1, 2))
+        error = log_p.exp_()
+        error.scatter_add_(1, self.labels, error.new_full((1, 1, 1), -1.0).expand_as(self.labels))
+        return loss, activations, error
+
+    def backward(
+        self, w: Parameters, activations: list[Tensor], error: Tensor
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """Yield each layer, from the last, with the error δ at its output and its input: its gradient is δ inputᵀ."""
+        for depth in range(len(self.layers) - 1, -1, -1):
+            yield self.layers[depth], error, activations[depth]
+            if depth:
+                below = w[self.layers[depth][0]].mT @ error
+                error = torch.ops.aten.threshold_backward(below, activations[depth], 0)
+
+
+def has_fused(rule: LocalRule) -> bool:
+    """Say whether ``fused_step`` may stand in for the rule's ``step``: no gradient is needed as a whole."""
+    return not rule.clip_norm and not rule.momentum
+
+
+def fused_step(
+    rule: LocalRule,
+    w: Stack,
+    anchors: Anchors[Stack],
+    gradient: _Gradient,
+    rate: Tensor,
+    velocity: Stack | None = None,
+) -> tuple[Stack | None, Tensor]:
+    """Override ``fedapp.training.rule.step`` where ``has_fused``; same arguments and result, to rounding.
+
+    w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄) + h], term by term; ``rate`` is γ of each client, (A,).
+    """
+    point = at(rule, w, anchors)
+    loss, activations, error = gradient.forward(point.named)
+    error *= -rate[:, None, None] * gradient.share
+    factors = list(gradient.backward(point.named, activations, error))
+    if rule.l2 or rule.alpha:
+        _decay(w, point, anchors, rate, rule)
+    if anchors.constant is not None:
+        w.descend(rate, anchors.constant)
+    for (weight, bias), delta, below in factors:
+        w.named[weight].baddbmm_(delta, below.mT)
+        w.named[bias] += delta.sum(2)
+    return None, loss
+
+
+def _decay(w: Stack, point: Stack, anchors: Anchors[Stack], rate: Tensor, rule: LocalRule) -> None:
+    """w ← w − γ [λ w̃ + α (w − w̄)], in place."""
+    for name, value in w.named.items():
+        each = rate.view(-1, *[1] * (value.dim() - 1))
+        value *= 1 - each * (rule.alpha + rule.l2 if point is w else rule.alpha)
+        if point is not w:
+            value -= each * rule.l2 * point.named[name]
+        if anchors.sent is not None:
+            value.addcmul_(each, anchors.sent.named[name], value=rule.alpha)
+
+
+def _steps(tasks: Sequence[LocalTask], device: torch.device) -> Iterator[tuple[int, Tensor, Tensor | float]]:
+    """Yield for each step: how many clients still train, their rows (A, B) of the shared data, and what each example
+    weighs in its client's mean: (A, 1, B), or a number if it's the same for all.
+    """
+    lengths = np.array([len(task.batches) for task in tasks])
+    rows = np.zeros((lengths[0], len(tasks), max(task.batches.indices.shape[1] for task in tasks)), np.int64)
+    sizes = np.zeros((lengths[0], len(tasks)), np.int64)
+    for k, task in enumerate(tasks):
+        steps, width = task.batches.indices.shape
+        rows[:, k] = task.offset  # a row that isn't real is still the client's own
+        rows[:steps, k, :width] += task.batches.indices
+        sizes[:steps, k] = task.batches.sizes
+    for number, real in enumerate(sizes):
+        active = int((lengths > number).sum())
+        width = real.max()
+        share: Tensor | float = 1 / float(width)
+        if (real[:active] != width).any():
+            weights = (np.arange(width) < real[:active, None]) / real[:active, None]
+            share = torch.from_numpy(weights.astype(np.float32)).to(device)[:, None]
+        yield active, torch.from_numpy(rows[number, :active, :width]).to(device), share
+
+
+_memory = threading.local()
+
+
+class _Gather:
+    """Gathers rows of x into memory that this thread keeps: new memory costs as much as the products do."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.gathered = torch.empty(0)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return x[rows], (A, B, d), until the next call; rows that are there already stay (full batches)."""
+        needed = rows.numel() * self.x.shape[1]
+        kept: Tensor | None = getattr(_memory, "inputs", None)
+        if (
+            kept is None
+            or kept.numel() < needed
+            or kept.device != self.x.device
+            or kept.dtype != self.x.dtype
+        ):
+            kept = _memory.inputs = self.x.new_empty(needed)
+        found = kept[:needed].view(rows.numel(), -1)
+        if not torch.equal(self.gathered, rows):
+            torch.index_select(self.x, 0, rows.flatten(), out=found)
+            self.gathered = rows
+        return found.view(*rows.shape, -1)

@@ -1,0 +1,140 @@
+"""The local step of every method, written once for every representation of a model.
+
+Every method's local rule fits one form, so a client needs no branch per method::
+
+    w̃ = at(w, u)          = β w + (1−β) u        β = 1: w itself
+    g = ∇f_i(w̃) + λ w̃                            clipped to norm G, if asked
+    v ← ρ v + g + pull(w, w̄) + h,  pull = α (w − w̄)
+    w ← w − γ v
+
+α: FedProx (Li et al. 2020, eq. 2). β and u: the spectral-graph method (Buttaci, master's thesis at the Politecnico di
+Torino, algorithm 2). h: the difference c − c_i of control variates in SCAFFOLD (Karimireddy et al. 2020, algorithm
+1); beside α, the linear term of FedDyn's objective (Acar et al. 2021, algorithm 1).
+
+The vectors are those of ``fedapp.training.vectors``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from fedapp.training.vectors import Vector
+
+V = TypeVar("V", bound=Vector)
+
+
+@dataclass(frozen=True)
+class LocalRule:
+    """The symbols of the local step.
+
+    Parameters
+    ----------
+    alpha : float
+        α ≥ 0, the pull towards the model that was sent; 0: none.
+    beta : float
+        β in [0, 1]: the gradient is taken at β w + (1−β) u; 1: at w.
+    momentum : float
+        Heavy-ball momentum on the whole step, in [0, 1).
+    l2 : float
+        λ of ½ λ ‖w‖², all parameters; its gradient is taken at w̃ too.
+    clip_norm : float
+        G: the gradient's norm is cut to G; 0: not.
+    """
+
+    alpha: float = 0.0
+    beta: float = 1.0
+    momentum: float = 0.0
+    l2: float = 0.0
+    clip_norm: float = 0.0
+
+    def check(self, neighbours: object | None) -> None:
+        """Raise ValueError if the rule needs a neighbour average u, and there is none."""
+        if self.beta != 1 and neighbours is None:
+            raise ValueError(f"beta = {self.beta}: needs the neighbour average u")
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors(Generic[V]):
+    """The vectors that a task holds fixed; those that its rule doesn't read may be left out.
+
+    Attributes
+    ----------
+    sent : Vector, optional
+        w̄, what α pulls towards.
+    neighbours : Vector, optional
+        u, the neighbour average.
+    constant : Vector, optional
+        h, added to every gradient.
+    """
+
+    sent: V | None = None
+    neighbours: V | None = None
+    constant: V | None = None
+
+    def each(self, change: Callable[[V], V]) -> "Anchors[V]":
+        """Return all of them, changed alike."""
+        vectors = (self.sent, self.neighbours, self.constant)
+        return Anchors(*(None if vector is None else change(vector) for vector in vectors))
+
+
+def at(rule: LocalRule, w: V, anchors: Anchors[V]) -> V:
+    """Return w̃ = β w + (1−β) u, where the gradient is taken: w itself if β = 1."""
+    if rule.beta == 1:
+        return w
+    rule.check(anchors.neighbours)
+    assert anchors.neighbours is not None
+    return rule.beta * w + (1 - rule.beta) * anchors.neighbours
+
+
+def step(
+    rule: LocalRule,
+    w: V,
+    anchors: Anchors[V],
+    gradient: Callable[[V], tuple[V, Tensor]],
+    rate: float | Tensor,
+    velocity: V | None = None,
+) -> tuple[V | None, Tensor]:
+    """Take a local step: ``w`` moves, in place.
+
+    Parameters
+    ----------
+    rule : LocalRule
+        The symbols.
+    w : Vector
+        The model.
+    anchors : Anchors
+        w̄ and u, where the rule reads them, and h if there is one.
+    gradient : callable
+        Returns ∇f_i at a point, and the loss there, for the examples of this step.
+    rate : float or Tensor
+        γ.
+    velocity : Vector, optional
+        What the step before returned.
+
+    Returns
+    -------
+    Vector or None, Tensor
+        The direction of this step, v, if there is momentum, and the loss at w̃ (without the terms of λ, α and h).
+
+    Raises
+    ------
+    ValueError
+        If β < 1 and there is no u.
+    """
+    point = at(rule, w, anchors)
+    g, loss = gradient(point)
+    if rule.l2:
+        g = g + rule.l2 * point
+    if rule.clip_norm:
+        g = g.clipped(rule.clip_norm)
+    if rule.alpha:
+        assert anchors.sent is not None
+        g = g + rule.alpha * (w - anchors.sent)
+    if anchors.constant is not None:
+        g = g + anchors.constant
+    if velocity is not None:
+        g = rule.momentum * velocity + g
+    w.descend(rate, g)
+    return g if rule.momentum else None, loss

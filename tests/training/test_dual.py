@@ -1,0 +1,105 @@
+"""Linear models in their dual form: one step by hand, the Gram matrix, and which tasks it is for."""
+
+import gc
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedapp.models import build_model
+from fedapp.training import dual
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.dual import has_dual, is_dual_faster, train_dual
+from fedapp.training.rule import LocalRule
+from fedapp.training.task import LocalTask
+from tests.training.cases import CLASSES, RULES, assert_equals_reference, make_tasks, plan
+
+
+def task_of(
+    n: int,
+    d: int,
+    rule: LocalRule = RULES["plain"],
+    *,
+    lr: float = 0.05,
+    batch: int = 4,
+    epochs: int = 2,
+) -> LocalTask:
+    """A client whose rows begin at 2."""
+    (task,) = make_tasks(
+        "logistic", rule, [plan(n, batch=batch, epochs=epochs, key=(0, 0, 1))], [lr], shape=(d,)
+    )
+    return task
+
+
+def test_many_passes_over_images_equal_autograd() -> None:
+    task = task_of(40, 3072, LocalRule(l2=1e-2, beta=0.5), lr=1e-3, batch=16, epochs=20)
+    assert is_dual_faster(replace(task, batches=replace(task.batches, sizes=task.batches.sizes * 10)))
+    w, loss = train_dual(task)
+    assert_equals_reference(task, w, float(loss))
+
+
+def test_one_step_by_hand() -> None:
+    # From zero both classes have p = ½; one example (1, 2) of class 0: δ = (−½, ½). γ = 0.1: A = (0.05, −0.05), so W
+    # has rows ±0.05 (1, 2), and b = ±0.05. λ and α find nothing to shrink, and the loss is ln 2.
+    model = build_model("logistic", kind="vector", input_shape=(2,), num_classes=2)
+    zeros = {"1.weight": torch.zeros(2, 2), "1.bias": torch.zeros(2)}
+    batches = plan_batches(1, batch_size=0, epochs=1, steps=0, rng=task_rng(0, 0, 1))
+    x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
+    w, loss = train_dual(LocalTask(model, zeros, x, y, 0, batches, 0.1, LocalRule(alpha=1.0, l2=1.0)))
+    torch.testing.assert_close(w["1.weight"], torch.tensor([[0.05, 0.1], [-0.05, -0.1]]))
+    torch.testing.assert_close(w["1.bias"], torch.tensor([0.05, -0.05]))
+    assert float(loss) == pytest.approx(math.log(2))
+
+
+# The Gram matrix -----------------------------------------------------------------------------------------------
+
+
+def test_the_gram_matrix_is_made_once_and_goes_with_the_data() -> None:
+    task = task_of(5, 20)
+    rows = slice(2, 7)
+    train_dual(task)
+    kept = dual._grams.of(task.x, rows)
+    train_dual(task)
+    assert dual._grams.of(task.x, rows) is kept
+    torch.testing.assert_close(kept, 1 + task.x[rows] @ task.x[rows].T)
+    others = dual._grams.of(task.x, slice(2, 6))
+    torch.testing.assert_close(others, kept[:4, :4])
+    key = id(task.x)
+    del task
+    gc.collect()
+    assert key not in dual._grams._kept
+
+
+# Which tasks ---------------------------------------------------------------------------------------------------
+
+
+def test_only_linear_models_without_clipping_have_a_dual_form() -> None:
+    task = task_of(5, 20, RULES["all but clip"])
+    assert has_dual(task)
+    assert not has_dual(replace(task, rule=LocalRule(clip_norm=1.0)))
+    for name in ("mlp", "cnn"):
+        other = build_model(name, kind="image", input_shape=(1, 8, 8), num_classes=CLASSES)
+        assert not has_dual(replace(task, model=other))
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "epochs", "faster"),
+    [
+        # Ten passes of two steps over 400 images of CIFAR-10: 4,000 · 400 + 1.5 · 400 · 3,072 + 20 · 50,000 ns are
+        # 4.4 ms; twice that is less than 1.6 · 4,000 · 3,072 ns = 19.7 ms.
+        (400, 3072, 10, True),
+        # One pass: 400 · 400 + 1.8 M + 0.1 M ns = 2.1 ms, against 2.0 ms.
+        (400, 3072, 1, False),
+        # As many examples as features: 30,720 · 3,072 + 14.2 M + 6 M ns = 115 ms, against 151 ms.
+        (3072, 3072, 10, False),
+        # More examples than features: the Gram matrix would be larger than the data.
+        (65, 64, 1000, False),
+        # Small steps cost more than what is in them: 20 steps are 1 ms, 400 examples of 64 features 0.04 ms.
+        (40, 64, 10, False),
+    ],
+)
+def test_the_dual_form_is_for_many_passes_over_few_examples_of_many_features(
+    n: int, d: int, epochs: int, faster: bool
+) -> None:
+    assert is_dual_faster(task_of(n, d, batch=256 if n > 100 else 20, epochs=epochs)) is faster
