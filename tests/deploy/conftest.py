@@ -23,7 +23,7 @@ RESTART_PAUSE = 10.0  # seconds, RestartSec of the units
 def faulty_app(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The app's source, with the ClientApp of faulty.py in place of its own."""
     source = tmp_path_factory.mktemp("app")
-    for folder in ("fedapp", "strategies"):
+    for folder in ("fedapp", "strategies", "custom"):
         shutil.copytree(repository / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "LICENSE"):
         shutil.copy(repository / name, source)

@@ -238,7 +238,7 @@ def test_add_and_register_want_a_deployment(tmp_path: Path) -> None:
 
 def test_no_key_is_in_the_app_bundle(repository: Path, tmp_path: Path) -> None:
     source = tmp_path / "app"
-    for folder in ("fedapp", "strategies"):
+    for folder in ("fedapp", "strategies", "custom"):
         shutil.copytree(repository / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(repository / name, source)
