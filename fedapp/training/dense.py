@@ -58,7 +58,7 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
         around = anchors.each(methodcaller("first", count))
         velocity = None if velocity is None else velocity.first(count)
         velocity, loss = take(rule, w.first(count), around, gradient, lr[:count], velocity)
-        total[:count] += loss
+        total[:count].add_(loss)
     counts = torch.tensor([len(task.batches) for task in tasks], device=x.device)
     return w.named, total / counts.clamp(min=1)
 
@@ -92,7 +92,7 @@ class _Gradient:
             activations.append(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]).relu_())
         weight, bias = self.layers[-1]
         log_p = F.log_softmax(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]), dim=1)
-        loss = -(log_p.gather(1, self.labels) * self.share).sum((1, 2))
+        loss = (log_p.gather(1, self.labels) * -self.share).sum((1, 2))
         error = log_p.exp_()
         error.scatter_add_(1, self.labels, error.new_full((1, 1, 1), -1.0).expand_as(self.labels))
         return loss, activations, error
@@ -127,7 +127,7 @@ def fused_step(
     """
     point = at(rule, w, anchors)
     loss, activations, error = gradient.forward(point.named)
-    error *= -rate[:, None, None] * gradient.share
+    error *= -rate.view(-1, 1, 1) * gradient.share
     factors = list(gradient.backward(point.named, activations, error))
     if rule.l2 or rule.alpha:
         _decay(w, point, anchors, rate, rule)
