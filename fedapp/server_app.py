@@ -20,7 +20,7 @@ from fedapp.recorder import Experiment, Recorder
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker
 from fedapp.unread_keys import Setting, unread_keys
-from strategies import REGISTRY, AsynchronousStrategy, FederatedStrategy, Progress
+from strategies import REGISTRY, FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.roster import wait_for_nodes
@@ -50,7 +50,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         work_of_clients(config, num_clients)
         strategy = build_strategy(config)
         strategy.check(num_clients)
-        if isinstance(strategy, AsynchronousStrategy):
+        if not strategy.has_rounds:
             _check_asynchronous(config)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}

@@ -9,14 +9,16 @@ A library of its own: Flower ``Strategy`` subclasses for any Flower app, on flwr
 """
 
 from strategies.async_fedavg import AsyncFedAvg
-from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy
-from strategies.base import FederatedStrategy, Progress, StrategyConfig
+from strategies.base import FederatedStrategy, StrategyConfig
+from strategies.events import AsynchronousStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedbuff import FedBuff
 from strategies.fedfix import FedFix
 from strategies.fedprox import FedProx
+from strategies.progress import Progress
+from strategies.rounds import SynchronousConfig, SynchronousStrategy
+from strategies.scheme import AsynchronousConfig
 from strategies.spectral import Spectral
-from strategies.synchronous import SynchronousConfig, SynchronousStrategy
 
 # Name in the run config → class. Contract tests run over every entry.
 REGISTRY: dict[str, type[FederatedStrategy]] = {

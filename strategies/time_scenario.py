@@ -1,6 +1,6 @@
 """How long clients' tasks take, in virtual time.
 
-Source: papers/002_840aee1ee8a82ff9.txt, section 5.1.
+Source: Fraboni et al. 2023, section 5.1.
 """
 
 import csv

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from strategies import AsyncFedAvg, FedAvg, FedBuff, FedFix, Progress, messages
 from strategies.clock import VirtualClock, WallClock
-from strategies.tasks import Task
+from strategies.ledger import Task
 from strategies.time_scenario import TimeScenario
 
 LOGGER = "flwr.strategies"
@@ -821,9 +821,9 @@ def test_after_a_fault_the_losses_are_weighed_by_the_same_p_as_all_else(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines, retries and looks at the nodes for a run of a second."""
-    monkeypatch.setattr("strategies.asynchronous.SHORTEST_DEADLINE", 0.15)
-    monkeypatch.setattr("strategies.asynchronous.RETRY_AFTER", 1.2)
-    monkeypatch.setattr("strategies.asynchronous.REFRESH_EVERY", 0.02)
+    monkeypatch.setattr("strategies.pace.SHORTEST_DEADLINE", 0.15)
+    monkeypatch.setattr("strategies.events.RETRY_AFTER", 1.2)
+    monkeypatch.setattr("strategies.pace.REFRESH_EVERY", 0.02)
 
 
 def delayed(grid: Any, *delays: float) -> Any:
@@ -1002,7 +1002,7 @@ def test_a_node_that_comes_back_under_another_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is dropped, comes back, and is then asked once at a time: not for its retry on top."""
-    monkeypatch.setattr("strategies.asynchronous.SHORTEST_DEADLINE", 5.0)  # no task is given up
+    monkeypatch.setattr("strategies.pace.SHORTEST_DEADLINE", 5.0)  # no task is given up
     grid = delayed(federation(), 0.02, 0.03, 0.02)
     grid.spoil(2, "raise")
 
@@ -1095,7 +1095,7 @@ def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each is dropped, as it misses three tasks, and comes back under its own id, long before its retry."""
-    monkeypatch.setattr("strategies.asynchronous.RETRY_AFTER", 1e6)
+    monkeypatch.setattr("strategies.events.RETRY_AFTER", 1e6)
     grid = delayed(federation(), 0.02, 0.02, 0.02)
     pull = grid.pull_messages
 
@@ -1211,7 +1211,7 @@ def test_models_of_answered_tasks_are_not_kept(federation: Make, start: Start, q
     known = [
         task
         for task in gc.get_objects()
-        if isinstance(task, Task) and task.member in run.strategy.members.values()
+        if isinstance(task, Task) and task.member in run.strategy.ledger.members.values()
     ]
     assert len(known) <= 3
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, async_fedavg, fedfix
 from strategies.fedbuff import participation_counts
-from strategies.tasks import Agenda
+from strategies.ledger import Agenda
 
 Make = Callable[..., Any]
 
