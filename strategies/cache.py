@@ -52,11 +52,13 @@ class ClientVectors:
 
     def get(self, client: int) -> Vector:
         """Return a client's vector (D,)."""
-        return np.asarray(self.matrix[self.rows([client])[0]], dtype=np.float64)
+        (row,) = self.rows([client])  # may make the matrix anew
+        return np.asarray(self.matrix[row], dtype=np.float64)
 
     def put(self, client: int, vector: Vector) -> None:
         """Keep a vector (D,) as a client's."""
-        self.matrix[self.rows([client])] = vector
+        (row,) = self.rows([client])
+        self.matrix[row] = vector
 
     def weighted_sum(self, weights: Mapping[int, float]) -> Vector:
         """Return Σ weight_i × vector_i (D,), over clients by index and in that order."""

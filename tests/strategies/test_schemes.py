@@ -244,7 +244,7 @@ def test_time_based_weights_are_unbiased(
     grid = federation([0.0] * 5, [1, 2, 3, 4, 10])
     strategy.start(grid, model(1.0), num_rounds=60, train_config=train_config(1, 0.01))
     p = [0.05, 0.1, 0.15, 0.2, 0.5] if kind == "samples" else [0.2] * 5
-    if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see test_asynchronous.py
+    if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see events/test_objective.py
         assert seen[-1].clients["expected-share"] == pytest.approx(p, rel=1e-9)
     assert seen[-1].clients["importance"] == pytest.approx(p, rel=1e-12)
 

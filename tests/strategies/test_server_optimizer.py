@@ -135,7 +135,7 @@ def test_every_strategy_refuses_a_rate_that_is_none(name: str, lr: float) -> Non
         REGISTRY[name](REGISTRY[name].Config(server_lr=lr))
 
 
-# ---- In the loops; for the event loop also test_asynchronous.py ---------------------------------------------
+# ---- In the loops; for the event loop also events/test_objective.py ----------------------------------------
 
 
 def adam_by_hand(model: float, updates: Callable[[float], float], steps: int, lr: float) -> float:
