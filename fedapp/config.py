@@ -5,6 +5,7 @@ accepts stands here. An error is one line that names the key, the value and what
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -226,11 +227,18 @@ class RunConfig(Schema):
         try:
             Participation.parse(self.participation, self.fraction_train)
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(in_keys(error)) from None
         if self.dataset in OWN_DATA and not self.data_path:
             raise ConfigError(
                 f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}"
             )
+
+
+def in_keys(error: ValueError) -> str:
+    """Return the text of an error of the strategies, which name Python fields, with the keys of the run config."""
+    fields = "|".join(name for name in RunConfig.model_fields if "_" in name)
+    # Not in a path that is called like a field.
+    return re.sub(rf"(?<![\w./-])({fields})(?![\w./-])", lambda field: field[1].replace("_", "-"), str(error))
 
 
 # Datasets that are the user's own, and what their data-path must be.

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp import federation, local_work
 from fedapp.client_app import to_arrays
-from fedapp.config import ConfigError, RunConfig, defaults, read_run
+from fedapp.config import ConfigError, RunConfig, defaults, in_keys, read_run
 from fedapp.data import DataError
 from fedapp.models import ModelError
 from fedapp.privacy import check_privacy
@@ -57,7 +57,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         config = config.model_copy(update=resolved)
         check_privacy(config)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(in_keys(error)) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
         raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
     if config.min_clients > num_clients:

@@ -115,12 +115,12 @@ class FederatedStrategy(Strategy):
     ) -> None:
         self.config = self._adapt(config or self.Config())
         if self.config.eval_every < 1:
-            raise ValueError(f"eval-every = {self.config.eval_every}: must be 1 or more")
+            raise ValueError(f"eval_every = {self.config.eval_every}: must be 1 or more")
         if not self.config.time_scenario.startswith("trace:"):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
         if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
             raise ValueError(
-                f"client-weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
+                f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
         self.reset()
         self.pace: Pace = self._pace_of(clock or VirtualClock())

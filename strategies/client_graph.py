@@ -43,7 +43,7 @@ class ClientGraph:
 
     def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
         if not 0 < floor < 1:
-            raise ValueError(f"message-floor = {floor}: must be between 0 and 1")
+            raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
         if neighbours < 0:
             raise ValueError(f"neighbours = {neighbours}: must be 0 (all) or more")
         self.floor = floor

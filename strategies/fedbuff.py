@@ -43,7 +43,7 @@ class FedBuffConfig(AsynchronousConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.buffer_size < 1:
-            raise ValueError(f"buffer-size = {self.buffer_size}: must be 1 or more")
+            raise ValueError(f"buffer_size = {self.buffer_size}: must be 1 or more")
 
 
 def participation_counts(
@@ -88,7 +88,7 @@ class FedBuff(AsynchronousStrategy):
         """A buffer larger than the federation would never fill."""
         if self.config.buffer_size > num_clients:
             raise ValueError(
-                f"buffer-size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
+                f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
             )
 
     def periods(self, times: Times) -> Times:

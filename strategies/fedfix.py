@@ -33,10 +33,10 @@ class FedFixConfig(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         if not self.fedfix_interval > 0:
-            raise ValueError(f"fedfix-interval = {self.fedfix_interval}: must be above 0")
+            raise ValueError(f"fedfix_interval = {self.fedfix_interval}: must be above 0")
         if self.aggregation_weights != "time-based":
             raise ValueError(
-                f"aggregation-weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
+                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
             )
         super().__post_init__()
 

@@ -31,7 +31,7 @@ class FedProxConfig(SynchronousConfig):
 
     def __post_init__(self) -> None:
         if not self.proximal_mu >= 0:
-            raise ValueError(f"proximal-mu = {self.proximal_mu}: must be 0 or more")
+            raise ValueError(f"proximal_mu = {self.proximal_mu}: must be 0 or more")
 
 
 class FedProx(SynchronousStrategy):

@@ -102,10 +102,10 @@ class SynchronousStrategy(FederatedStrategy):
         config, scheme = self.config, self.participation.scheme
         if config.aggregation_rule not in RULES:
             raise ValueError(
-                f"aggregation-rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}"
+                f"aggregation_rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}"
             )
         asked = {
-            f"aggregation-rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
+            f"aggregation_rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
             f"dp = {config.dp!r}": config.dp == "central",
         }
         for name in (name for name, there in asked.items() if there):
@@ -115,7 +115,7 @@ class SynchronousStrategy(FederatedStrategy):
                 )
             if config.client_weights != "uniform":
                 raise ValueError(
-                    f"{name}: takes clients as equals; client-weights = {config.client_weights!r}, allowed is uniform"
+                    f"{name}: takes clients as equals; client_weights = {config.client_weights!r}, allowed is uniform"
                 )
             if scheme in ("md", "paired"):
                 raise ValueError(
@@ -132,7 +132,7 @@ class SynchronousStrategy(FederatedStrategy):
             )
             if drawn < least_updates(rule, faulty):
                 raise ValueError(
-                    f"aggregation-rule = {rule!r}, faulty-clients = {faulty}: needs {least_updates(rule, faulty)} "
+                    f"aggregation_rule = {rule!r}, faulty_clients = {faulty}: needs {least_updates(rule, faulty)} "
                     f"clients a round or more, {drawn} take part"
                 )
 

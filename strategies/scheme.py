@@ -36,7 +36,7 @@ class AsynchronousConfig(StrategyConfig):
     def __post_init__(self) -> None:
         if self.aggregation_weights not in ("time-based", "identical"):
             raise ValueError(
-                f"aggregation-weights = {self.aggregation_weights!r}: allowed are time-based, identical"
+                f"aggregation_weights = {self.aggregation_weights!r}: allowed are time-based, identical"
             )
 
 

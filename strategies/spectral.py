@@ -50,17 +50,17 @@ class SpectralConfig(SynchronousConfig):
 
     def __post_init__(self) -> None:
         if not 0 <= self.perturbation_beta <= 1:
-            raise ValueError(f"perturbation-beta = {self.perturbation_beta}: must be in [0, 1]")
+            raise ValueError(f"perturbation_beta = {self.perturbation_beta}: must be in [0, 1]")
         if self.aggregation_rule != "mean" or self.dp == "central":
             key, value = (
-                ("dp", self.dp) if self.dp == "central" else ("aggregation-rule", self.aggregation_rule)
+                ("dp", self.dp) if self.dp == "central" else ("aggregation_rule", self.aggregation_rule)
             )
             raise ValueError(
                 f"{key} = {value!r}: each client of the spectral method gets an average of its neighbours' models "
                 "as they came, past what protects the global one; allowed are mean, and dp none or local"
             )
         if not self.neighbour_memory >= 0:
-            raise ValueError(f"neighbour-memory = {self.neighbour_memory}: must be 0 or more")
+            raise ValueError(f"neighbour_memory = {self.neighbour_memory}: must be 0 or more")
 
 
 def neighbour_average(

@@ -58,10 +58,10 @@ class Participation:
             raise ValueError(f"participation = {text!r}: allowed are full, uniform, md, paired, fixed:I,J,…")
         if fraction != 1.0 and scheme not in ("uniform", "md"):
             raise ValueError(
-                f"fraction-train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
+                f"fraction_train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
             )
         if not 0 < fraction <= 1:
-            raise ValueError(f"fraction-train = {fraction}: must be above 0, at most 1")
+            raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
         if scheme != "fixed":
             return cls(scheme, fraction)
         try:
@@ -157,9 +157,9 @@ def importances(kind: str, num_examples: Sequence[int]) -> Weights:
     if kind == "samples":
         sizes = np.asarray(num_examples, dtype=np.float64)
         if not sizes.sum() > 0:
-            raise ValueError("client-weights = 'samples': no client has any samples")
+            raise ValueError("client_weights = 'samples': no client has any samples")
         return np.asarray(sizes / sizes.sum(), dtype=np.float64)
-    raise ValueError(f"client-weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
+    raise ValueError(f"client_weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
 
 
 def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
