@@ -21,12 +21,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from strategies import REGISTRY, AsynchronousStrategy, Progress, messages, streams
 from strategies.clock import VirtualClock
+from strategies.testing import LocalGrid, be_the_server
 
 HOUR = 3600.0
 MEDIAN_TASK = 20 * 60.0  # seconds
@@ -76,7 +74,7 @@ def make_fleet(
     return fleet
 
 
-class FleetGrid(Grid):
+class FleetGrid(LocalGrid):
     """A Grid of devices that answer at once with a model a little off the one they got, or with an error.
 
     Parameters
@@ -90,7 +88,7 @@ class FleetGrid(Grid):
     """
 
     def __init__(self, fleet: list[Device], clock: VirtualClock, failures: float, seed: int = 0) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
+        be_the_server()
         self.fleet, self.clock, self.failures = fleet, clock, failures
         self.rng = streams.generator(seed, "failures-of-devices")
         self.errors = 0
@@ -153,24 +151,6 @@ class FleetGrid(Grid):
         metrics = {messages.NUM_EXAMPLES: self.fleet[i].num_examples, messages.TRAIN_LOSS: 1.0}
         content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: MetricRecord(metrics)})
         return Message(content, reply_to=message)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Answer messages at once."""
-        return self.pull_messages(self.push_messages(messages))
-
-    def set_run(self, run: Run) -> None:
-        """Do nothing: there is only one run."""
-
-    @property
-    def run(self) -> Run:
-        """The run's record, with nothing in it but its id."""
-        return Run.create_empty(run_id=1)
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse, as Flower does."""
-        raise NotImplementedError("use flwr.app.Message(...)")
 
 
 @dataclass
@@ -249,7 +229,7 @@ def measure(
             train_config=ConfigRecord({f"key-{i}": i for i in range(60)}),  # as many as the app's
         )
         seconds = time.process_time() - began
-    contributions = {index: member.contributions for index, member in strategy.members.items()}
+    contributions = {index: member.contributions for index, member in strategy.ledger.members.items()}
     shares, starved = [], []
     for i, device in enumerate(fleet):
         tasks = device.hours_there(end) * HOUR / device.seconds

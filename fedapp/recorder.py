@@ -21,7 +21,7 @@ from fedapp.results import RunDirectory
 from fedapp.trackers import make_tracker
 from fedapp.training.divergence import DivergenceMeter
 from fedapp.training.evaluation import evaluate
-from strategies import AsynchronousStrategy, FederatedStrategy, Progress, messages
+from strategies import FederatedStrategy, Progress, messages
 from strategies.arrays import Layout, Vector
 from strategies.clock import WallClock
 
@@ -106,7 +106,7 @@ class Recorder:
         metrics = MetricRecord({"loss": score.loss, "accuracy": score.accuracy})
         if self.config.test_on == "unseen-clients":
             metrics["accuracy-std"] = float(score.by_client(partition.test_offsets).std())
-        if isinstance(self.strategy, AsynchronousStrategy) and self.engine != "deployment":
+        if self.strategy is not None and not self.strategy.has_rounds and self.engine != "deployment":
             metrics[messages.CLIENT_LOSSES] = self._client_losses(arrays)
         return metrics
 
@@ -158,8 +158,8 @@ class Recorder:
     def _privacy_spent(self, aggregation: int) -> float:
         """Return the ε of the client that has sent most; of every round, whether a client took part or not."""
         releases = aggregation
-        if isinstance(self.strategy, AsynchronousStrategy):
-            releases = max(1, *(member.tasks for member in self.strategy.members.values()))
+        if self.strategy is not None and not self.strategy.has_rounds:
+            releases = max(1, self.strategy.most_tasks())
         return gaussian_epsilon(self.config.dp_noise_multiplier, self.config.dp_delta, releases)
 
     def _publish(self, line: Mapping[str, Any], arrays: ArrayRecord) -> None:

@@ -12,7 +12,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp import federation
 from fedapp.client_app import to_arrays
-from fedapp.config import ConfigError, RunConfig, Setting, defaults, read_run, strategy_class, unread_keys
+from fedapp.config import (
+    ConfigError,
+    RunConfig,
+    Setting,
+    defaults,
+    in_keys,
+    read_run,
+    strategy_class,
+    unread_keys,
+)
 from fedapp.data import DataError
 from fedapp.models import ModelError
 from fedapp.privacy import check_privacy
@@ -20,7 +29,7 @@ from fedapp.recorder import Experiment, Recorder
 from fedapp.results import RunDirectory
 from fedapp.trackers import check_tracker
 from fedapp.training import work as local_work
-from strategies import AsynchronousStrategy, FederatedStrategy, Progress
+from strategies import FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.roster import wait_for_nodes
@@ -50,14 +59,14 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
         work_of_clients(config, num_clients)
         strategy = build_strategy(config)
         strategy.check(num_clients)
-        if isinstance(strategy, AsynchronousStrategy):
+        if not strategy.has_rounds:
             _check_asynchronous(config)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
         config = config.model_copy(update=resolved)
         check_privacy(config)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(in_keys(error)) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
         raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
     if config.min_clients > num_clients:

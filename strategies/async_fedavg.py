@@ -1,6 +1,6 @@
 """Asynchronous FedAvg: a new model at every arrival.
 
-papers/002_840aee1ee8a82ff9.txt, section 4.3:
+Fraboni et al. 2023, section 4.3:
 
     time-based (eq. 36)   d_i = (Σ_j 1/τ_j) τ_i p_i
     identical             d_i = 1
@@ -11,8 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy, Times
 from strategies.base import StrategyConfig
+from strategies.events import AsynchronousStrategy
+from strategies.pace import Times
+from strategies.scheme import AsynchronousConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ def periods(times: Times) -> Times:
 
 
 class AsyncFedAvg(AsynchronousStrategy):
-    """Asynchronous FedAvg (papers/002_840aee1ee8a82ff9.txt, eq. 36)."""
+    """Asynchronous FedAvg (Fraboni et al. 2023, eq. 36)."""
 
     Config: ClassVar[type[StrategyConfig]] = AsyncFedAvgConfig
 

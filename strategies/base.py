@@ -1,26 +1,28 @@
 """What all strategies share: the handshake, importances, evaluation, and telling an observer how the run goes."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
 from strategies import messages
-from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.arrays import Layout, Vector
+from strategies.chain import Bound, Contribution, Link, Tell
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock
 from strategies.exchange import exchange, never
 from strategies.graph import FLOOR
-from strategies.roster import Client, Roster
+from strategies.pace import Pace, make_pace
+from strategies.progress import Observer, Progress
+from strategies.roster import Client, Roster, sized_by_replies
 from strategies.server_optimizer import make_optimizer
 from strategies.time_scenario import TimeScenario
-from strategies.weights import IMPORTANCES, Weights, importances
+from strategies.weights import IMPORTANCES, Weights, importances, mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
 
@@ -69,35 +71,6 @@ class StrategyConfig:
     neighbours: int = 0
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What an observer is told after the initial evaluation (aggregation 0) and after every aggregation.
-
-    Attributes
-    ----------
-    aggregation : int
-        Number of aggregations so far.
-    time : float
-        Seconds of the run's clock.
-    arrays : ArrayRecord
-        The global model.
-    metrics : mapping of str to float
-        Of this aggregation and, if ``evaluated``, of the evaluation.
-    evaluated : bool
-        Whether the model was evaluated.
-    clients : mapping of str to list
-        At evaluations, what a strategy knows of each client, by index.
-    """
-
-    aggregation: int
-    time: float
-    arrays: ArrayRecord
-    metrics: Mapping[str, float]
-    evaluated: bool
-    clients: Mapping[str, list[float]] = field(default_factory=dict)
-
-
-Observer = Callable[[Progress], None]
 # Told of every valid local model (D,), by client index, before it is aggregated; the array is on loan.
 Witness = Callable[[int, Vector], None]
 
@@ -126,6 +99,10 @@ class FederatedStrategy(Strategy):
     config: StrategyConfig
     # Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
     repeatable: bool = False
+    #: Whether it goes round by round, each of models of one age, or takes work as it comes.
+    has_rounds: ClassVar[bool] = True
+    #: The global model (D,) that the next aggregation moves; don't write to it.
+    model: Vector
 
     def __init__(
         self,
@@ -138,15 +115,15 @@ class FederatedStrategy(Strategy):
     ) -> None:
         self.config = self._adapt(config or self.Config())
         if self.config.eval_every < 1:
-            raise ValueError(f"eval-every = {self.config.eval_every}: must be 1 or more")
+            raise ValueError(f"eval_every = {self.config.eval_every}: must be 1 or more")
         if not self.config.time_scenario.startswith("trace:"):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
         if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
             raise ValueError(
-                f"client-weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
+                f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
         self.reset()
-        self.clock = clock or VirtualClock()
+        self.pace: Pace = self._pace_of(clock or VirtualClock())
         self.observer = observer
         self.witness = witness
         self.stopped = stopped
@@ -158,9 +135,22 @@ class FederatedStrategy(Strategy):
         self.clients: list[Client] = []
         self.aggregations = 0
         self._evaluated = 0  # the last aggregation that was
-        self._scenario: TimeScenario | None = None
-        self._places: dict[int, int] = {}
         self._resumed: State | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """The run's clock; another one may be put in its place between two runs."""
+        return self.pace.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self.pace = self._pace_of(clock)
+
+    def _pace_of(self, clock: Clock) -> Pace:
+        config = self.config
+        return make_pace(clock, config.time_scenario, config.seed, config.time_budget)
+
+    # ---- What an algorithm fills in: see strategies/__init__.py -----------------------------------------------
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if the config is none for so many clients."""
@@ -168,6 +158,24 @@ class FederatedStrategy(Strategy):
     def local_rule(self) -> dict[str, float]:
         """Return the message fields that tell clients the algorithm's local step."""
         return {}
+
+    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+        """Yield for each of the clients what it is sent beside the model: vectors (D,) by record name.
+
+        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends.
+        """
+        return iter(())
+
+    def received(self, client: Client, local_model: Vector) -> None:
+        """Take note of a valid local model (D,), before it is aggregated; the array is on loan."""
+
+    def counted(self, contribution: Contribution) -> Vector:
+        """Return what of a contribution is weighted and summed, (D,); by default its update Δ_i."""
+        return contribution.update
+
+    def direction(self, total: Vector) -> Vector:
+        """Return the update (D,) that the server optimizer takes, from the sum over what counted, (D,)."""
+        return total
 
     def _adapt(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with what the algorithm demands."""
@@ -229,10 +237,8 @@ class FederatedStrategy(Strategy):
             "strategy": type(self).__name__,
             "aggregations": self.aggregations,
             "evaluated": self._evaluated,
-            "time": self.clock.now(),
             "model": np.concatenate(values),
-            "places": list(self._places),
-            "scenario-clients": 0 if self._scenario is None else len(self._scenario.means),
+            **self.pace.state(),
             **self.optimizer.state(),
             **({} if self.graph is None else self.graph.state()),
         }
@@ -274,10 +280,7 @@ class FederatedStrategy(Strategy):
                 )
             self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
-            self.clock.resume(state["time"])
-            if state["scenario-clients"]:
-                self._scenario = self._make_scenario(state["scenario-clients"])
-                self._places = {index: place for place, index in enumerate(state["places"])}
+            self.pace.restore(state)
         return state
 
     def summary(self) -> None:
@@ -349,38 +352,13 @@ class FederatedStrategy(Strategy):
             own[key] = value
         return own
 
-    def _task_time(self, client: Client, task: int) -> float:
-        """Virtual seconds of a task."""
-        return self._times_of().task_time(self._place(client), task)
-
-    def _mean_task_time(self, client: Client) -> float:
-        """τ_i in virtual time, seconds."""
-        means = self._times_of().means
-        return float(means[min(self._place(client), len(means) - 1)])
-
-    def _task_times(self, client: Client) -> NDArray[np.float64]:
-        """Equally likely values of a client's task time in virtual time, seconds."""
-        return self._times_of().distribution(self._place(client))
-
-    def _times_of(self) -> TimeScenario:
-        if self._scenario is None:
-            self._scenario = self._make_scenario(len(self.clients))
-            self._places = {member.index: place for place, member in enumerate(self.clients)}
-        return self._scenario
-
-    def _make_scenario(self, num_clients: int) -> TimeScenario:
-        return TimeScenario(self.config.time_scenario, num_clients, self.config.seed)
-
-    def _place(self, client: Client) -> int:
-        """Clients are the scenario's in the order of their indices at the start; later ones follow."""
-        return self._places.setdefault(client.index, len(self._places))
-
     def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
         """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
         clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
-        if self.graph is None or not clients:
-            return clients
-        return self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
+        if self.graph is not None and clients:
+            clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
+        self.pace.enrol(clients)
+        return clients
 
     def _importances(self, clients: list[Client]) -> Weights:
         if self.graph is not None:
@@ -391,35 +369,15 @@ class FederatedStrategy(Strategy):
             return importances("uniform", [1] * len(clients))
         return importances(self.config.client_weights, [size or 0 for size in sizes])
 
-    def _read_model(self, layout: Layout, reply: Message | None) -> Vector:
-        """Return the model of a valid reply, shape (D,); raise ArraysMismatchError with the reason for any other."""
-        if reply is None:
-            raise ArraysMismatchError(messages.NO_REPLY)
-        if reply.has_error():
-            raise ArraysMismatchError(messages.reason_of(reply))
-        if (arrays := messages.arrays_of(reply)) is None:
-            raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
-        return layout.to_vector(arrays)
+    def _links(self) -> list[Link | None]:
+        """Return what a local model goes through between the check and the sum."""
+        bound, witness = self.config.update_norm_bound, self.witness
+        return [
+            Bound(bound) if bound else None,
+            Tell(self.received),
+            Tell(lambda client, model: witness(client.index, model)) if witness else None,
+        ]
 
-
-def sized_by_replies(clients: list[Client], replies: Mapping[int, Message]) -> list[Client]:
-    """Fill in the number of examples, where the handshake didn't tell, from the clients' replies."""
-    sized = []
-    for client in clients:
-        reply = replies.get(client.node_id)
-        if client.num_examples is None and reply is not None and reply.has_content():
-            number = messages.whole(messages.metrics_of(reply).get(messages.NUM_EXAMPLES))
-            client = replace(client, num_examples=number)
-        sized.append(client)
-    return sized
-
-
-def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
-    """Weighted mean and standard deviation over clients; ``weights`` by client index, ``values`` in that order."""
-    known = {index: weight for index, weight in weights.items() if index < len(values)}
-    total = sum(known.values())
-    if total <= 0:
-        return {}
-    mean = sum(weight * values[index] for index, weight in known.items()) / total
-    variance = sum(weight * (values[index] - mean) ** 2 for index, weight in known.items()) / total
-    return {name: mean, f"{name}-std": variance**0.5}
+    def most_tasks(self) -> int:
+        """Return how many tasks a client has been handed at most; every round counts, whoever took part."""
+        return self.aggregations

@@ -1,7 +1,7 @@
 """The graph of the clients that are there: the handshake for their messages, and what follows from them.
 
 Used by the spectral method and by any strategy whose clients are weighted by ``adjacency``.
-Source: papers/003_4ba4febf91704f25.txt, algorithm 2, lines 1-8; the maths is in strategies/graph.py.
+Source: Buttaci 2024, algorithm 2, lines 1-8; the maths is in strategies/graph.py.
 """
 
 import logging
@@ -43,7 +43,7 @@ class ClientGraph:
 
     def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
         if not 0 < floor < 1:
-            raise ValueError(f"message-floor = {floor}: must be between 0 and 1")
+            raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
         if neighbours < 0:
             raise ValueError(f"neighbours = {neighbours}: must be 0 (all) or more")
         self.floor = floor

@@ -51,11 +51,33 @@ def arriving(
     return _poll(grid, nodes, timeout, stopped)
 
 
-def collect(
-    grid: Grid, nodes: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
-) -> dict[int, Message]:
-    """Wait for the replies to messages that were pushed; ``nodes`` names the node of each message id."""
-    return dict(_poll(grid, dict(nodes), timeout, stopped))
+class Mail:
+    """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
+
+    Parameters
+    ----------
+    timeout : float
+        Real seconds that a single reply is waited for.
+    stopped : callable
+        True ends any wait.
+    """
+
+    def __init__(self, grid: Grid, timeout: float, stopped: Callable[[], bool] = never) -> None:
+        self.grid = grid
+        self.timeout = timeout
+        self.stopped = stopped
+
+    def push(self, messages: Iterable[Message]) -> set[str]:
+        """Send messages; return the ids of those that the grid could store."""
+        return set(self.grid.push_messages(messages))
+
+    def poll(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there."""
+        return list(self.grid.pull_messages(message_ids))
+
+    def wait(self, message_id: str) -> Message | None:
+        """Wait for the reply to one message; None if it doesn't come."""
+        return dict(_poll(self.grid, {message_id: 0}, self.timeout, self.stopped)).get(0)
 
 
 def _poll(

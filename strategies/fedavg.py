@@ -1,7 +1,7 @@
 """Federated averaging.
 
 B. McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; as in
-papers/000_eaef941d18240f45.txt, algorithm 1:
+Dhasade, Kremer & Renard, algorithm 1:
 
     client i, from w_i ← w̄_t:   w_i ← w_i − γ g_i(w_i)        τ times
     server:                      w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.base import StrategyConfig
-from strategies.synchronous import SynchronousConfig, SynchronousStrategy
+from strategies.rounds import SynchronousConfig, SynchronousStrategy
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,6 @@ class FedAvgConfig(SynchronousConfig):
 
 
 class FedAvg(SynchronousStrategy):
-    """FedAvg (papers/000_eaef941d18240f45.txt, algorithm 1)."""
+    """FedAvg (McMahan et al. 2017, algorithm 1)."""
 
     Config: ClassVar[type[StrategyConfig]] = FedAvgConfig

@@ -1,7 +1,7 @@
 """FedBuff: a new model when m contributions have arrived.
 
 J. Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022; as in
-papers/002_840aee1ee8a82ff9.txt, section 4.5:
+Fraboni et al. 2023, section 4.5:
 
     identical    d_i = 1/m
     time-based   d_i = p_i / (share of the aggregations that client i contributes to)
@@ -18,10 +18,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy, Times
 from strategies.base import StrategyConfig
-from strategies.clock import WallClock
-from strategies.tasks import Agenda
+from strategies.events import AsynchronousStrategy
+from strategies.ledger import Agenda
+from strategies.pace import TaskTime, Times
+from strategies.scheme import AsynchronousConfig
 
 # Aggregations that are played through; longer runs take these for all.
 HORIZON = 20_000
@@ -42,7 +43,7 @@ class FedBuffConfig(AsynchronousConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.buffer_size < 1:
-            raise ValueError(f"buffer-size = {self.buffer_size}: must be 1 or more")
+            raise ValueError(f"buffer_size = {self.buffer_size}: must be 1 or more")
 
 
 def participation_counts(
@@ -70,14 +71,14 @@ def participation_counts(
 
 
 class FedBuff(AsynchronousStrategy):
-    """FedBuff (papers/002_840aee1ee8a82ff9.txt, section 4.5)."""
+    """FedBuff (Fraboni et al. 2023, section 4.5)."""
 
     Config: ClassVar[type[StrategyConfig]] = FedBuffConfig
     config: FedBuffConfig
 
     def ready(self, arrived: int) -> bool:
         """When the buffer is full; with fewer clients left than that, when all have arrived."""
-        return arrived >= min(self.config.buffer_size, len(self._counting()))
+        return arrived >= min(self.config.buffer_size, len(self.ledger.counting))
 
     def identical_weight(self, num_clients: int) -> float:
         """1/m."""
@@ -87,20 +88,20 @@ class FedBuff(AsynchronousStrategy):
         """A buffer larger than the federation would never fill."""
         if self.config.buffer_size > num_clients:
             raise ValueError(
-                f"buffer-size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
+                f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
             )
 
     def periods(self, times: Times) -> Times:
-        """Aggregations per contribution: expected in virtual time, observed so far in real time."""
-        counting = self._counting()
-        m = min(self.config.buffer_size, len(counting))
-        if isinstance(self.clock, WallClock):
-            number = max(self.aggregations + 1, 1)
-            counts = np.array([max(member.contributions, 1) for member in counting])
-        else:
-            number = min(self._total, HORIZON)
-            counts = participation_counts(
-                lambda i, task: self._task_time(counting[i].client, task), len(counting), m, number
+        """Aggregations per contribution: expected where the times of all tasks are known, else observed so far."""
+        counting = self.ledger.counting
+        m, number = min(self.config.buffer_size, len(counting)), min(self.total, HORIZON)
+
+        def play(task_time: TaskTime) -> np.ndarray:
+            return participation_counts(
+                lambda i, task: task_time(counting[i].client, task), len(counting), m, number
             )
-            counts = np.maximum(counts, 1)  # one that never contributes has any weight
-        return np.asarray(number / counts)
+
+        counts = self.pace.foresee(play)
+        if counts is None:
+            return super().periods(times)
+        return np.asarray(number / np.maximum(counts, 1))  # one that never contributes has any weight

@@ -1,6 +1,6 @@
 """FedFix: a new model every Δt seconds, from what arrived since.
 
-papers/002_840aee1ee8a82ff9.txt, section 4.4:
+Fraboni et al. 2023, section 4.4:
 
     d_i = ⌈τ_i / Δt⌉ p_i        eq. 40
 
@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.asynchronous import AsynchronousConfig, AsynchronousStrategy, Times
 from strategies.base import StrategyConfig
-from strategies.clock import WallClock
+from strategies.events import AsynchronousStrategy
+from strategies.pace import Times
+from strategies.scheme import AsynchronousConfig
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class FedFixConfig(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         if not self.fedfix_interval > 0:
-            raise ValueError(f"fedfix-interval = {self.fedfix_interval}: must be above 0")
+            raise ValueError(f"fedfix_interval = {self.fedfix_interval}: must be above 0")
         if self.aggregation_weights != "time-based":
             raise ValueError(
-                f"aggregation-weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
+                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
             )
         super().__post_init__()
 
@@ -46,7 +47,7 @@ def periods(times: Times, interval: float) -> Times:
 
 
 class FedFix(AsynchronousStrategy):
-    """FedFix (papers/002_840aee1ee8a82ff9.txt, eq. 40)."""
+    """FedFix (Fraboni et al. 2023, eq. 40)."""
 
     Config: ClassVar[type[StrategyConfig]] = FedFixConfig
     config: FedFixConfig
@@ -62,7 +63,5 @@ class FedFix(AsynchronousStrategy):
 
     def expected_periods(self, times: Times) -> Times:
         """E⌈T_i / Δt⌉ in virtual time: eq. 40 takes task times as fixed, and is biased where they are drawn."""
-        if isinstance(self.clock, WallClock):
-            return self.periods(times)
         interval = self.config.fedfix_interval
-        return np.array([periods(self._task_times(m.client), interval).mean() for m in self._counting()])
+        return self.pace.mean(lambda drawn: periods(drawn, interval), self.ledger.counting, self.ledger)

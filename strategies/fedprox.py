@@ -1,7 +1,7 @@
 """FedProx: federated averaging with a proximal term in the local objective.
 
-T. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020; as in papers/000_eaef941d18240f45.txt,
-eq. 4 and papers/003_4ba4febf91704f25.txt, eqs. 4.3-4.4:
+T. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020; as in Dhasade, Kremer & Renard,
+eq. 4 and Buttaci 2024, eqs. 4.3-4.4:
 
     client i minimises f_i(w) + α/2 ‖w − w̄_t‖²:   w_i ← w_i − γ [ g_i(w_i) + α (w_i − w̄_t) ]
     server:                                         w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from strategies import messages
 from strategies.base import StrategyConfig
-from strategies.synchronous import SynchronousConfig, SynchronousStrategy
+from strategies.rounds import SynchronousConfig, SynchronousStrategy
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class FedProxConfig(SynchronousConfig):
     Parameters
     ----------
     proximal_mu : float
-        α ≥ 0, the strength of the pull towards the global model (the ``μ`` of 000, the ``α`` of 003).
+        α ≥ 0, the strength of the pull towards the global model (``μ`` of the former, ``α`` of the latter).
     """
 
     proximal_mu: float = 0.1
 
     def __post_init__(self) -> None:
         if not self.proximal_mu >= 0:
-            raise ValueError(f"proximal-mu = {self.proximal_mu}: must be 0 or more")
+            raise ValueError(f"proximal_mu = {self.proximal_mu}: must be 0 or more")
 
 
 class FedProx(SynchronousStrategy):
-    """FedProx (papers/000_eaef941d18240f45.txt, eq. 4)."""
+    """FedProx (Li et al. 2020, algorithm 2)."""
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig
     config: FedProxConfig

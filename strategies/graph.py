@@ -283,7 +283,7 @@ def _square(name: str, matrix: ArrayLike) -> Matrix:
 
 def _floored(mis: ArrayLike, floor: float) -> Matrix:
     if not 0 < floor < 1:
-        raise ValueError(f"message-floor = {floor}: must be between 0 and 1")
+        raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
     return np.maximum(_square("mis", mis), floor)
 
 

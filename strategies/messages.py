@@ -5,6 +5,8 @@ app's own); its reply carries ``arrays`` (the trained model) and ``metrics``. Th
 strategies, so a ClientApp written for them understands ours.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -15,6 +17,7 @@ ARRAYS: Final = "arrays"
 CONFIG: Final = "config"
 METRICS: Final = "metrics"
 NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
+CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
 MESSAGE_RECORD: Final = "message"  # one array (d,): what places a client in the graph
 
 # Message types.
@@ -46,6 +49,7 @@ FAILURES: Final = "failures"
 BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"
 CLIPPED: Final = "clipped-updates"
+DISCARDED: Final = "discarded-updates"
 
 # Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
@@ -58,14 +62,13 @@ def request(
     *,
     ttl: float,
     arrays: ArrayRecord | None = None,
-    neighbours: ArrayRecord | None = None,
+    companions: Mapping[str, ArrayRecord] = MappingProxyType({}),
 ) -> Message:
-    """Build a message to one node; ``ttl`` in seconds."""
+    """Build a message to one node; ``ttl`` in seconds, ``companions`` are records beside ``arrays``."""
     content = RecordDict({CONFIG: config})
     if arrays is not None:
         content[ARRAYS] = arrays
-    if neighbours is not None:
-        content[NEIGHBOURS] = neighbours
+    content.update(companions)
     return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
 
 
@@ -95,6 +98,15 @@ def whole(value: object) -> int | None:
     if isinstance(value, int | float) and 0 <= value < float("inf"):
         return int(value)
     return None
+
+
+def beside_the_model(reply: Message) -> dict[str, ArrayRecord]:
+    """Return the array records of a reply other than the model, by name."""
+    return {
+        name: record
+        for name, record in reply.content.items()
+        if name != ARRAYS and isinstance(record, ArrayRecord)
+    }
 
 
 def num_bytes(arrays: ArrayRecord) -> int:

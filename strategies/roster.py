@@ -13,8 +13,8 @@ One that has no such handler still works: clients are then ordered by node id, a
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -187,6 +187,24 @@ class Roster:
 
     def _free_index(self) -> int:
         return max((client.index for client in self._by_node.values()), default=-1) + 1
+
+
+def sized_by(client: Client, metrics: MetricRecord) -> Client:
+    """Fill in the number of examples from a reply's metrics, where the handshake didn't tell."""
+    if client.num_examples is not None:
+        return client
+    return replace(client, num_examples=messages.whole(metrics.get(messages.NUM_EXAMPLES)))
+
+
+def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message]) -> list[Client]:
+    """Do that for several clients; ``replies`` by node id."""
+    sized = []
+    for client in clients:
+        reply = replies.get(client.node_id)
+        sized.append(
+            sized_by(client, messages.metrics_of(reply)) if reply and reply.has_content() else client
+        )
+    return sized
 
 
 def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[], bool] = never) -> list[int]:

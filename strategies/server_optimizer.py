@@ -145,7 +145,7 @@ def make_optimizer(name: str, lr: float) -> ServerOptimizer:
         If there is none of that name, or the rate isn't a positive number.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"server-optimizer = {name!r}: allowed are {', '.join(OPTIMIZERS)}")
+        raise ValueError(f"server_optimizer = {name!r}: allowed are {', '.join(OPTIMIZERS)}")
     if not 0 < lr < float("inf"):
-        raise ValueError(f"server-lr = {lr}: must be a number > 0")
+        raise ValueError(f"server_lr = {lr}: must be a number > 0")
     return OPTIMIZERS[name](lr)

@@ -1,6 +1,6 @@
 """The spectral-graph perturbed method.
 
-papers/003_4ba4febf91704f25.txt, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij says
+Buttaci 2024, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij says
 how alike the data of i and j are, p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
 
     server, round t:         u_t^i = (1/p_i) Σ_j p_ij w_{t−1,E}^j                       eq. 4.6
@@ -11,21 +11,19 @@ The gradient is taken at w̃, the step at w. β = 1 is FedAvg with adjacency wei
 part in a round keeps its last local model; before its first one, the initial global model.
 """
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from strategies import graph, messages
-from strategies.arrays import Layout, Vector
+from strategies.arrays import Vector
 from strategies.base import State, StrategyConfig
+from strategies.cache import ClientVectors
 from strategies.roster import Client
-from strategies.synchronous import SynchronousConfig, SynchronousStrategy
+from strategies.rounds import SynchronousConfig, SynchronousStrategy
 
 # Columns of the matrix of local models are averaged in blocks of this many bytes, in float64.
 BLOCK = 1 << 26
@@ -52,17 +50,17 @@ class SpectralConfig(SynchronousConfig):
 
     def __post_init__(self) -> None:
         if not 0 <= self.perturbation_beta <= 1:
-            raise ValueError(f"perturbation-beta = {self.perturbation_beta}: must be in [0, 1]")
+            raise ValueError(f"perturbation_beta = {self.perturbation_beta}: must be in [0, 1]")
         if self.aggregation_rule != "mean" or self.dp == "central":
             key, value = (
-                ("dp", self.dp) if self.dp == "central" else ("aggregation-rule", self.aggregation_rule)
+                ("dp", self.dp) if self.dp == "central" else ("aggregation_rule", self.aggregation_rule)
             )
             raise ValueError(
                 f"{key} = {value!r}: each client of the spectral method gets an average of its neighbours' models "
                 "as they came, past what protects the global one; allowed are mean, and dp none or local"
             )
         if not self.neighbour_memory >= 0:
-            raise ValueError(f"neighbour-memory = {self.neighbour_memory}: must be 0 or more")
+            raise ValueError(f"neighbour_memory = {self.neighbour_memory}: must be 0 or more")
 
 
 def neighbour_average(
@@ -86,12 +84,12 @@ def neighbour_average(
 
 
 class Spectral(SynchronousStrategy):
-    """The spectral-graph perturbed method (papers/003_4ba4febf91704f25.txt, algorithm 2)."""
+    """The spectral-graph perturbed method (Buttaci 2024, algorithm 2)."""
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig
     streams: ClassVar[bool] = False
-    _models: "LocalModels | None" = None
+    _models: ClientVectors | None = None
 
     def _adapt(self, config: StrategyConfig) -> StrategyConfig:
         return replace(config, client_weights="adjacency")
@@ -100,41 +98,28 @@ class Spectral(SynchronousStrategy):
         """Tell clients β, unless it is 1: then the step is FedAvg's."""
         return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
 
-    def companions(
-        self, participants: Sequence[Client], layout: Layout, model: Vector
-    ) -> Iterator[ArrayRecord]:
+    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_t^i of each participant."""
         if not self._perturbs or self.graph is None:
             return
         if self._models is None:
-            self._models = LocalModels(model, len(self.graph.clients), self.config.neighbour_memory)
+            self._models = ClientVectors(self.model, len(self.graph.clients), self.config.neighbour_memory)
         order = self._models.rows(self.graph.clients)
         position = {index: i for i, index in enumerate(self.graph.clients)}
-        rows = graph.neighbour_matrix(self.graph.adjacency)[[position[c.index] for c in participants]]
-        step = max(TOGETHER, BLOCK // (4 * len(model)))
+        rows = graph.neighbour_matrix(self.graph.adjacency)[[position[c.index] for c in clients]]
+        step = max(TOGETHER, BLOCK // (4 * len(self.model)))
         for start in range(0, len(rows), step):
             for average in neighbour_average(rows[start : start + step], self._models.matrix, order):
-                yield layout.to_record(average.astype(np.float64))
+                yield {messages.NEIGHBOURS: average.astype(np.float64)}
 
     def state(self) -> State:
-        """Add the local models, one row of (C, D) float32 per client; see ``FederatedStrategy.state``."""
-        if self._models is None:
-            return super().state()
-        return {
-            **super().state(),
-            "local-models": self._models.matrix,
-            "local-models-initial": self._models.initial,
-            "local-models-clients": self._models.clients,
-        }
+        """Add the local models."""
+        return super().state() | ({} if self._models is None else self._models.state("local-models"))
 
     def restore(self, state: State) -> None:
         """Take up the local models too."""
         super().restore(state)
-        if "local-models" in state:
-            initial, clients = np.array(state["local-models-initial"]), state["local-models-clients"]
-            self._models = LocalModels(initial, len(clients), self.config.neighbour_memory)
-            self._models.rows(clients)
-            self._models.matrix[:] = state["local-models"]
+        self._models = ClientVectors.restored(state, "local-models", self.config.neighbour_memory)
 
     def reset(self) -> None:
         """Drop the local models too."""
@@ -144,53 +129,8 @@ class Spectral(SynchronousStrategy):
     def received(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_{t,E}^i."""
         if self._models is not None:
-            self._models.matrix[self._models.rows([client.index])] = local_model
+            self._models.put(client.index, local_model)
 
     @property
     def _perturbs(self) -> bool:
         return self.config.perturbation_beta < 1
-
-
-class LocalModels:
-    """The C × D float32 matrix of last local models, in memory or, beyond a limit, in a temporary file.
-
-    Parameters
-    ----------
-    initial : Vector
-        What the row of a client holds before its first local model, shape (D,).
-    num_clients : int
-        C; clients that join later get rows of their own.
-    limit : float
-        GiB.
-    """
-
-    def __init__(self, initial: Vector, num_clients: int, limit: float) -> None:
-        self.initial = initial
-        self.limit = limit
-        self._rows: dict[int, int] = {}
-        self.matrix = self._allocate(num_clients)
-        self.matrix[:] = initial
-
-    @property
-    def clients(self) -> list[int]:
-        """The clients, in the order of their rows."""
-        return list(self._rows)
-
-    def rows(self, clients: Sequence[int]) -> list[int]:
-        """Return the rows of clients, making those that there aren't."""
-        rows = [self._rows.setdefault(client, len(self._rows)) for client in clients]
-        if len(self._rows) > len(self.matrix):
-            known, self.matrix = self.matrix, self._allocate(len(self._rows))
-            self.matrix[: len(known)] = known
-            self.matrix[len(known) :] = self.initial
-        return rows
-
-    def _allocate(self, num_rows: int) -> NDArray[np.float32]:
-        shape = (num_rows, len(self.initial))
-        if 4 * shape[0] * shape[1] <= self.limit * 2**30:
-            return np.empty(shape, dtype=np.float32)
-        with tempfile.TemporaryFile(
-            prefix="spectral-"
-        ) as file:  # the map keeps it open, nothing stays behind
-            os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a full disk fails here
-            return np.memmap(file, dtype=np.float32, mode="r+", shape=shape)

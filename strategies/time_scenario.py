@@ -1,6 +1,6 @@
 """How long clients' tasks take, in virtual time.
 
-Source: papers/002_840aee1ee8a82ff9.txt, section 5.1.
+Source: Fraboni et al. 2023, section 5.1.
 """
 
 import csv
@@ -79,13 +79,13 @@ class TimeScenario:
 def _spaced(fixed: str, num_clients: int, name: str) -> NDArray[np.float64]:
     match = re.fullmatch(r"F(\d{1,2})", fixed)
     if match is None:
-        raise ValueError(f"time-scenario = {name!r}: allowed are {ALLOWED}")
+        raise ValueError(f"time_scenario = {name!r}: allowed are {ALLOWED}")
     return np.linspace(1 - int(match[1]) / 100, 1.0, num_clients) if num_clients > 1 else np.ones(1)
 
 
 def _read_trace(path: Path, num_clients: int) -> list[list[float]]:
     def wrong(reason: str) -> ValueError:
-        return ValueError(f"time-scenario = 'trace:{path}': {reason}")
+        return ValueError(f"time_scenario = 'trace:{path}': {reason}")
 
     times: dict[int, list[float]] = defaultdict(list)
     try:

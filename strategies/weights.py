@@ -1,12 +1,12 @@
 """How much each client counts: importances p_i, and participation schemes with the weights that go with them.
 
 The federated objective is f(w) = Σ p_i f_i(w). A scheme draws who takes part in a round and the weight d_i of
-each, so that E[Σ d_i Δ_i] = Σ p_i Δ_i (papers/002_840aee1ee8a82ff9.txt, appendix C). Two schemes minimise
-another objective, by design, and ``expected_weights`` says which: ``paired`` (papers/000_eaef941d18240f45.txt,
+each, so that E[Σ d_i Δ_i] = Σ p_i Δ_i (Fraboni et al. 2023, appendix C). Two schemes minimise
+another objective, by design, and ``expected_weights`` says which: ``paired`` (Dhasade, Kremer & Renard,
 section 3.2) and ``fixed``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,10 +58,10 @@ class Participation:
             raise ValueError(f"participation = {text!r}: allowed are full, uniform, md, paired, fixed:I,J,…")
         if fraction != 1.0 and scheme not in ("uniform", "md"):
             raise ValueError(
-                f"fraction-train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
+                f"fraction_train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
             )
         if not 0 < fraction <= 1:
-            raise ValueError(f"fraction-train = {fraction}: must be above 0, at most 1")
+            raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
         if scheme != "fixed":
             return cls(scheme, fraction)
         try:
@@ -157,6 +157,17 @@ def importances(kind: str, num_examples: Sequence[int]) -> Weights:
     if kind == "samples":
         sizes = np.asarray(num_examples, dtype=np.float64)
         if not sizes.sum() > 0:
-            raise ValueError("client-weights = 'samples': no client has any samples")
+            raise ValueError("client_weights = 'samples': no client has any samples")
         return np.asarray(sizes / sizes.sum(), dtype=np.float64)
-    raise ValueError(f"client-weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
+    raise ValueError(f"client_weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
+
+
+def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
+    """Weighted mean and standard deviation over clients; ``weights`` by client index, ``values`` in that order."""
+    known = {index: weight for index, weight in weights.items() if index < len(values)}
+    total = sum(known.values())
+    if total <= 0:
+        return {}
+    mean = sum(weight * values[index] for index, weight in known.items()) / total
+    variance = sum(weight * (values[index] - mean) ** 2 for index, weight in known.items()) / total
+    return {name: mean, f"{name}-std": variance**0.5}

@@ -4,6 +4,7 @@ The defaults stand in ``pyproject.toml``, section ``[tool.flwr.app.config]``, wh
 the user's own (`fedapp.config.strategy_keys`) brings keys of its own: the fields of its ``Config`` that no other has.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -88,11 +89,18 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
         try:
             Participation.parse(self.participation, self.fraction_train)
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(in_keys(error)) from None
         if self.dataset in OWN_DATA and not self.data_path:
             raise ConfigError(
                 f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}"
             )
+
+
+def in_keys(error: ValueError) -> str:
+    """Return the text of an error of the strategies, which name Python fields, with the keys of the run config."""
+    fields = "|".join(name for name in RunConfig.model_fields if "_" in name)
+    # Not in a path that is called like a field.
+    return re.sub(rf"(?<![\w./-])({fields})(?![\w./-])", lambda field: field[1].replace("_", "-"), str(error))
 
 
 def key_of(schema: type[RunConfig], key: str) -> Key:

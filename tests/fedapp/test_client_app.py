@@ -64,7 +64,8 @@ def ask(
     )
     queried = kind in (messages.DESCRIBE, messages.MESSAGE)
     arrays = None if queried else to_arrays(experiment.model.state_dict())
-    request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays, neighbours=neighbours)
+    companions = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
+    request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
     context = Context(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
     return app(request, context)
 

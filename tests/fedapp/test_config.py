@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.config import ConfigError, RunConfig, defaults
+from fedapp.config import ConfigError, RunConfig, defaults, in_keys
 from fedapp.data import DATASETS, PARTITIONERS, TEST_ON
 from fedapp.models import INITS, MODELS
 from strategies import REGISTRY
@@ -330,3 +330,12 @@ def test_a_config_is_immutable_and_hashable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.lr = 0.5  # type: ignore[misc]
     assert hash(config) == hash(RunConfig.load())
+
+
+def test_errors_of_the_strategies_are_said_in_keys() -> None:
+    error = ValueError(
+        "time_scenario = 'trace:/a/time_scenario.csv': no; server_lr = 0, client_weights, lr, x_server_lr"
+    )
+    assert in_keys(error) == (
+        "time-scenario = 'trace:/a/time_scenario.csv': no; server-lr = 0, client-weights, lr, x_server_lr"
+    )

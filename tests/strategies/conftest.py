@@ -4,28 +4,18 @@ The clients are bare numpy: client i minimises f_i(w) = a_i/2 ‖w − c_i‖² 
 test expects can be worked out by hand. Nothing here imports fedapp or torch.
 """
 
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
-from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from strategies import messages
-
-RUN_ID = 7
-SUPERLINK = 1  # the server's own node id, as Flower has it
-
+from strategies.testing import MemoryGrid, Node, be_the_server
 
 # ---- The clients ------------------------------------------------------------------------------------------------
 
@@ -48,9 +38,11 @@ def client_app(*, describes: bool = True) -> ClientApp:
             beta, u = config.get(messages.BETA, 1.0), 0.0
             if beta < 1:
                 u = message.content.array_records["neighbours"][name].numpy().astype(np.float64)
+            constant = messages.arrays_of(message, messages.CONSTANT)
+            h = 0.0 if constant is None else constant[name].numpy().astype(np.float64)
             for _ in range(steps):
                 at = beta * w + (1 - beta) * u
-                w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start))
+                w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start) + h)
             trained[name] = np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums
         loss = _loss(client, received)
         metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
@@ -167,39 +159,8 @@ def _spoilt_message(fault: str | None, direction: np.ndarray) -> RecordDict:
 # ---- The grid ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Node:
-    """A SuperNode: its context, and what the network does to it: faults by category or type of message, delays."""
-
-    context: Context
-    present: bool = True
-    joins_after: int = 0  # looks at the node list before it shows up
-    transport: dict[str, str] = field(default_factory=dict)
-    delay: float = 0.0  # seconds until a reply to train or evaluate is there
-
-    @property
-    def node_id(self) -> int:
-        return self.context.node_id
-
-
-class InProcessGrid(Grid):
-    """A Grid whose nodes are contexts in this process; each message is run by the ClientApp when it is pushed.
-
-    Messages and replies are copied, as a network does, and the replies come in random order.
-    """
-
-    def __init__(self, app: ClientApp, nodes: list[Node], seed: int = 0) -> None:
-        self.app = app
-        self.nodes = {node.node_id: node for node in nodes}
-        self.sent: list[Message] = []
-        self._random = random.Random(seed)
-        self._replies: dict[str, list[tuple[float, Message]]] = {}
-
-    # -- what a test does to it
-
-    def node(self, partition: int) -> Node:
-        """Return the (last) node that holds a partition."""
-        return [n for n in self.nodes.values() if n.context.node_config.get("partition-id") == partition][-1]
+class InProcessGrid(MemoryGrid):
+    """The library's grid, with clients that can be made to misbehave."""
 
     def spoil(self, partition: int, fault: str | None, category: str = "train") -> None:
         """Make the ClientApp of a node raise, or send a bad reply; None makes it well again."""
@@ -207,94 +168,6 @@ class InProcessGrid(Grid):
         config.pop(f"fault-{category}", None)
         if fault is not None:
             config[f"fault-{category}"] = fault
-
-    def lose(self, partition: int, how: str = "drop", category: str = "train") -> None:
-        """Let the network drop a node's replies, double them, not store its messages or call it unavailable."""
-        self.node(partition).transport[category] = how
-
-    def requests(self, message_type: str = messages.TRAIN, server_round: int | None = None) -> list[Message]:
-        """Return the messages of a type (and round) that were sent."""
-        return [
-            m
-            for m in self.sent
-            if m.metadata.message_type == message_type
-            and server_round in (None, m.content.config_records["config"].get(messages.SERVER_ROUND))
-        ]
-
-    def asked(self, message_type: str = messages.TRAIN, server_round: int | None = None) -> list[int]:
-        """Return the partitions that were sent a message of a type (and round), in the order of sending."""
-        return [
-            int(self.nodes[m.metadata.dst_node_id].context.node_config["partition-id"])
-            for m in self.requests(message_type, server_round)
-        ]
-
-    # -- what Flower's Grid does
-
-    def set_run(self, run: Run) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Run:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        for node in self.nodes.values():
-            node.joins_after -= 1
-        return [node.node_id for node in self.nodes.values() if node.present and node.joins_after < 0]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = f"{self._random.getrandbits(128):032x}"
-            assert message.metadata.reply_to_message_id == ""
-            assert message.metadata.ttl > 0
-            node = self.nodes[message.metadata.dst_node_id]
-            category = message.metadata.message_type.partition(".")[0]
-            how = node.transport.get(message.metadata.message_type, node.transport.get(category))
-            if how == "unstorable":
-                continue
-            ids.append(message.metadata.message_id)
-            self.sent.append(deepcopy(message))
-            if how == "drop":
-                continue
-            if how == "unavailable":
-                replies = [create_message_error_unavailable_res_message(message.metadata, "node_unavail")]
-            else:
-                reply = self._run_client_app(deepcopy(message), node.context)
-                replies = [reply, deepcopy(reply)] if how == "twice" else [reply]
-            due = time.monotonic() + (node.delay if category != "query" else 0.0)
-            self._replies[message.metadata.message_id] = [(due, deepcopy(reply)) for reply in replies]
-        return ids
-
-    def _run_client_app(self, message: Message, context: Context) -> Message:
-        try:
-            return self.app(message, context)
-        except Exception as error:  # as flwr/server/superlink/fleet/vce/vce_api.py does
-            reason = f"{type(error)}:<'{error}'>"
-            return Message(Error(code=0, reason=reason), reply_to=message)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        now, pulled = time.monotonic(), []
-        for message_id in message_ids:
-            if any(due <= now for due, _ in self._replies.get(message_id, [])):
-                pulled += [reply for _, reply in self._replies.pop(message_id)]
-        self._random.shuffle(pulled)
-        return pulled
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        waiting = set(self.push_messages(messages))
-        end = time.monotonic() + (timeout or 0.0)
-        replies: list[Message] = []
-        while waiting and (timeout is None or time.monotonic() < end):
-            replies += self.pull_messages(waiting)
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            time.sleep(0.001)
-        return replies
 
 
 # ---- Fixtures ---------------------------------------------------------------------------------------------------
@@ -304,7 +177,7 @@ class InProcessGrid(Grid):
 def task_identity() -> Iterator[None]:
     """Be the ServerApp's process: the Message constructor asks who is sending."""
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK
+    be_the_server()
     yield
     TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
 
@@ -340,8 +213,6 @@ def federation() -> Federation:
         centres, sizes = list(centres), list(sizes)
         directions = None if directions is None else list(directions)
         curvatures = [1.0] * len(centres) if curvatures is None else list(curvatures)
-        rng = random.Random(seed)
-        ids = [rng.getrandbits(63) for _ in centres] if node_ids is None else list(node_ids)
         nodes = []
         for i, (a, c, n) in enumerate(zip(curvatures, centres, sizes, strict=True)):
             config: dict[str, Any] = {"partition-id": i, "curvature": a, "centre": c, "num-examples": n}
@@ -349,8 +220,8 @@ def federation() -> Federation:
                 config["num-partitions"] = num_partitions
             if directions is not None:
                 config["direction"] = list(directions[i])
-            nodes.append(Node(Context(RUN_ID, ids[i], config, RecordDict(), {})))
-        return InProcessGrid(client_app(describes=describes), nodes, seed)
+            nodes.append(config)
+        return InProcessGrid(client_app(describes=describes), nodes, node_ids, seed)
 
     return make
 
@@ -371,9 +242,7 @@ def add_node() -> Callable[..., Node]:
     """Connect one more node to a grid: like that of another partition, under a new id and partition."""
 
     def add(grid: InProcessGrid, like: int, partition: int, node_id: int, **more: Any) -> Node:
-        config = {**grid.node(like).context.node_config, "partition-id": partition, **more}
-        grid.nodes[node_id] = Node(Context(RUN_ID, node_id, config, RecordDict(), {}))
-        return grid.nodes[node_id]
+        return grid.add(node_id, {**grid.node(like).context.node_config, "partition-id": partition, **more})
 
     return add
 

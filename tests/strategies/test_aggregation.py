@@ -103,9 +103,9 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(
 @pytest.mark.parametrize(
     ("strategy", "options", "text"),
     [
-        (FedAvg, {"aggregation_rule": "mode"}, "aggregation-rule = 'mode': allowed are mean, median"),
-        (FedAvg, {"aggregation_rule": "krum"}, "client-weights = 'samples', allowed is uniform"),
-        (FedAvg, {"dp": "central"}, "dp = 'central': takes clients as equals; client-weights = 'samples'"),
+        (FedAvg, {"aggregation_rule": "mode"}, "aggregation_rule = 'mode': allowed are mean, median"),
+        (FedAvg, {"aggregation_rule": "krum"}, "client_weights = 'samples', allowed is uniform"),
+        (FedAvg, {"dp": "central"}, "dp = 'central': takes clients as equals; client_weights = 'samples'"),
         (
             FedAvg,
             {"dp": "central", "client_weights": "uniform", "participation": "md"},
@@ -119,7 +119,7 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(
         (
             Spectral,
             {"aggregation_rule": "krum"},
-            "aggregation-rule = 'krum': each client of the spectral method",
+            "aggregation_rule = 'krum': each client of the spectral method",
         ),
         (Spectral, {"dp": "central"}, "dp = 'central': each client of the spectral method"),
     ],

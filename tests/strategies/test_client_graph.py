@@ -382,7 +382,7 @@ def test_the_federated_loss_of_the_clients_has_adjacency_weights(
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"message_floor": 0.0}, "message-floor = 0.0"), ({"message_floor": 1.0}, "message-floor = 1.0"),
+    [({"message_floor": 0.0}, "message_floor = 0.0"), ({"message_floor": 1.0}, "message_floor = 1.0"),
      ({"neighbours": -1}, "neighbours = -1"), ({"client_weights": "adjacent"}, "'adjacent': .*adjacency")],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_before_any_client_is_asked(

@@ -412,7 +412,7 @@ def test_bad_matrices() -> None:
     with pytest.raises(ValueError, match=r"mis: must be finite, within \[0, 1\]"):
         adjacency(2 * (np.ones((2, 2)) - np.eye(2)))
     for floor in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match="message-floor"):
+        with pytest.raises(ValueError, match="message_floor"):
             adjacency(np.zeros((2, 2)), floor)
     with pytest.raises(ValueError, match="neighbours = -1"):
         sparsify(np.zeros((2, 2)), -1)

@@ -10,8 +10,9 @@ def record(*sizes: int) -> ArrayRecord:
     return ArrayRecord({f"w{i}": Array(np.zeros(size, np.float32)) for i, size in enumerate(sizes)})
 
 
-def request(**more: ArrayRecord) -> Message:
-    return messages.request(messages.TRAIN, 7, ConfigRecord({"lr": 0.1}), ttl=60.0, **more)
+def request(arrays: ArrayRecord | None = None, **companions: ArrayRecord) -> Message:
+    config = ConfigRecord({"lr": 0.1})
+    return messages.request(messages.TRAIN, 7, config, ttl=60.0, arrays=arrays, companions=companions)
 
 
 def test_arrays_by_key() -> None:

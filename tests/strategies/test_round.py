@@ -304,7 +304,7 @@ def test_fedprox_with_pull_is_another_method(
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan")])
 def test_fedprox_refuses_a_pull_that_pushes(mu: float) -> None:
-    with pytest.raises(ValueError, match=r"proximal-mu = .*must be 0 or more"):
+    with pytest.raises(ValueError, match=r"proximal_mu = .*must be 0 or more"):
         FedProx.Config(proximal_mu=mu)
 
 

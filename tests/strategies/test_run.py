@@ -422,9 +422,9 @@ def test_the_callers_configs_are_not_changed(federation: Make, model: Model, tra
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"client_weights": "size"}, "client-weights"),
-        ({"time_scenario": "F800"}, "time-scenario"),
-        ({"eval_every": 0}, "eval-every"),
+        ({"client_weights": "size"}, "client_weights"),
+        ({"time_scenario": "F800"}, "time_scenario"),
+        ({"eval_every": 0}, "eval_every"),
         ({"participation": "half"}, "participation"),
     ],
 )

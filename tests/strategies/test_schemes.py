@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, async_fedavg, fedfix
 from strategies.fedbuff import participation_counts
-from strategies.tasks import Agenda
+from strategies.ledger import Agenda
 
 Make = Callable[..., Any]
 
@@ -244,7 +244,7 @@ def test_time_based_weights_are_unbiased(
     grid = federation([0.0] * 5, [1, 2, 3, 4, 10])
     strategy.start(grid, model(1.0), num_rounds=60, train_config=train_config(1, 0.01))
     p = [0.05, 0.1, 0.15, 0.2, 0.5] if kind == "samples" else [0.2] * 5
-    if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see test_asynchronous.py
+    if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see events/test_objective.py
         assert seen[-1].clients["expected-share"] == pytest.approx(p, rel=1e-9)
     assert seen[-1].clients["importance"] == pytest.approx(p, rel=1e-12)
 
@@ -255,7 +255,7 @@ def test_time_based_weights_are_unbiased(
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
 def test_other_weights_are_refused(kind: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"^aggregation-weights = 'fair': allowed are time-based, identical$"
+        ValueError, match=r"^aggregation_weights = 'fair': allowed are time-based, identical$"
     ):
         kind.Config(aggregation_weights="fair")
 
@@ -263,19 +263,19 @@ def test_other_weights_are_refused(kind: Any) -> None:
 @pytest.mark.parametrize("weights", ["identical", "fair"])
 def test_fedfix_has_time_based_weights_only(weights: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"aggregation-weights = '{weights}': fedfix has time-based weights"
+        ValueError, match=rf"aggregation_weights = '{weights}': fedfix has time-based weights"
     ):
         FedFix.Config(aggregation_weights=weights)
 
 
 @pytest.mark.parametrize("interval", [0.0, -0.5, float("nan")])
 def test_an_interval_must_be_above_zero(interval: float) -> None:
-    with pytest.raises(ValueError, match=rf"^fedfix-interval = {interval}: must be above 0$"):
+    with pytest.raises(ValueError, match=rf"^fedfix_interval = {interval}: must be above 0$"):
         FedFix.Config(fedfix_interval=interval)
 
 
 def test_a_buffer_of_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^buffer-size = 0: must be 1 or more$"):
+    with pytest.raises(ValueError, match=r"^buffer_size = 0: must be 1 or more$"):
         FedBuff.Config(buffer_size=0)
 
 
@@ -283,7 +283,7 @@ def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
     federation: Make, model: Make, train_config: Make
 ) -> None:
     grid = federation()
-    with pytest.raises(ValueError, match=r"^buffer-size = 4: there are 3 clients, must be at most that$"):
+    with pytest.raises(ValueError, match=r"^buffer_size = 4: there are 3 clients, must be at most that$"):
         FedBuff(FedBuff.Config(buffer_size=4)).start(grid, model(1.0), train_config=train_config())
     assert grid.asked() == []
 

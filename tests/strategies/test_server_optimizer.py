@@ -118,24 +118,24 @@ def test_two_optimizers_share_no_state(name: str) -> None:
 
 def test_an_unknown_optimizer_is_refused_with_what_is_allowed() -> None:
     allowed = "allowed are sgd, momentum, adagrad, adam, yogi$"
-    with pytest.raises(ValueError, match=rf"^server-optimizer = 'lamb': {allowed}"):
+    with pytest.raises(ValueError, match=rf"^server_optimizer = 'lamb': {allowed}"):
         make_optimizer("lamb", 1.0)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_refuses_it_when_it_is_made(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^server-optimizer = 'lamb': allowed are "):
+    with pytest.raises(ValueError, match=r"^server_optimizer = 'lamb': allowed are "):
         REGISTRY[name](REGISTRY[name].Config(server_optimizer="lamb"))
 
 
 @pytest.mark.parametrize("lr", [0.0, -0.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_refuses_a_rate_that_is_none(name: str, lr: float) -> None:
-    with pytest.raises(ValueError, match=rf"^server-lr = {lr}: must be a number > 0$"):
+    with pytest.raises(ValueError, match=rf"^server_lr = {lr}: must be a number > 0$"):
         REGISTRY[name](REGISTRY[name].Config(server_lr=lr))
 
 
-# ---- In the loops; for the event loop also test_asynchronous.py ---------------------------------------------
+# ---- In the loops; for the event loop also events/test_objective.py ----------------------------------------
 
 
 def adam_by_hand(model: float, updates: Callable[[float], float], steps: int, lr: float) -> float:

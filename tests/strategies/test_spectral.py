@@ -454,11 +454,11 @@ def test_averages_are_sums_in_float64() -> None:
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1, float("nan"), float("inf")])
 def test_a_beta_that_is_none(beta: float) -> None:
-    with pytest.raises(ValueError, match=rf"perturbation-beta = {beta}: must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=rf"perturbation_beta = {beta}: must be in \[0, 1\]"):
         Spectral.Config(perturbation_beta=beta)
 
 
 @pytest.mark.parametrize("memory", [-1.0, float("nan")])
 def test_a_limit_that_is_none(memory: float) -> None:
-    with pytest.raises(ValueError, match=f"neighbour-memory = {memory}"):
+    with pytest.raises(ValueError, match=f"neighbour_memory = {memory}"):
         Spectral.Config(neighbour_memory=memory)

@@ -60,11 +60,11 @@ def test_a_client_that_joins_later_is_as_slow_as_the_slowest() -> None:
      "exponential:F100", "exponential:exponential", "uniform", "trace"],
 )  # fmt: skip
 def test_other_scenarios_are_refused_with_key_value_and_what_is_allowed(scenario: str) -> None:
-    with pytest.raises(ValueError, match="time-scenario = ") as error:
+    with pytest.raises(ValueError, match="time_scenario = ") as error:
         TimeScenario(scenario, 5)
     if scenario != "trace":  # a trace without a file is one whose file can't be read
         allowed = "allowed are F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
-        assert str(error.value) == f"time-scenario = {scenario!r}: {allowed}"
+        assert str(error.value) == f"time_scenario = {scenario!r}: {allowed}"
 
 
 # ---- Exponential ------------------------------------------------------------------------------------------------
@@ -151,9 +151,9 @@ def test_a_trace_in_the_home_folder(trace: Write, tmp_path: Path, monkeypatch: p
 )
 def test_a_bad_trace_is_refused_with_its_file_and_the_reason(trace: Write, text: str, reason: str) -> None:
     name = trace(text)
-    with pytest.raises(ValueError, match="time-scenario") as error:
+    with pytest.raises(ValueError, match="time_scenario") as error:
         TimeScenario(name, 3)
-    assert str(error.value) == f"time-scenario = {name!r}: {reason}"
+    assert str(error.value) == f"time_scenario = {name!r}: {reason}"
 
 
 def test_a_row_is_numbered_as_in_the_file_empty_lines_included(trace: Write) -> None:
@@ -169,13 +169,13 @@ def test_a_file_saved_by_a_spreadsheet_has_a_byte_order_mark(trace: Write) -> No
 def test_a_trace_that_cant_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"0,\xff\xfe\n")
     for path in (tmp_path / "missing.csv", tmp_path, tmp_path / "binary.csv"):
-        with pytest.raises(ValueError, match=rf"time-scenario = 'trace:{path}': can't be read \(") as error:
+        with pytest.raises(ValueError, match=rf"time_scenario = 'trace:{path}': can't be read \(") as error:
             TimeScenario(f"trace:{path}", 3)
         assert error.value.__suppress_context__
 
 
 def test_a_large_trace_field_is_refused_like_any_other(trace: Write) -> None:
-    with pytest.raises(ValueError, match=r"time-scenario = 'trace:"):
+    with pytest.raises(ValueError, match=r"time_scenario = 'trace:"):
         TimeScenario(trace("0," + "1" * 200_000), 1)  # longer than the csv module's limit
 
 

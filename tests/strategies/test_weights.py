@@ -184,7 +184,7 @@ def test_importances_by_hand() -> None:
 
 
 def test_importances_of_an_unknown_kind_name_key_value_and_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match=r"client-weights = 'size'.*samples, uniform"):
+    with pytest.raises(ValueError, match=r"client_weights = 'size'.*samples, uniform"):
         importances("size", [1, 2])
 
 
@@ -224,13 +224,13 @@ def test_parse_of_a_bad_client_list_shows_a_good_one(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["full", "paired", "fixed:0,1"])
 def test_parse_refuses_a_fraction_where_it_has_no_meaning(text: str) -> None:
-    with pytest.raises(ValueError, match=r"fraction-train = 0\.5: goes with participation uniform or md"):
+    with pytest.raises(ValueError, match=r"fraction_train = 0\.5: goes with participation uniform or md"):
         Participation.parse(text, 0.5)
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, float("nan")])
 def test_parse_refuses_a_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(ValueError, match="fraction-train"):
+    with pytest.raises(ValueError, match="fraction_train"):
         Participation.parse("uniform", fraction)
 
 

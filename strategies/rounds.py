@@ -1,8 +1,8 @@
 """The round loop of the synchronous strategies, and the hooks an algorithm fills in.
 
 A round draws its participants, sends each the global model, waits for the trained models and puts them together:
-w̄ ← step(w̄, Σ d_i Δ_i), with Δ_i = w_i − w̄, d_i the weight that makes the participation scheme unbiased
-(papers/000_eaef941d18240f45.txt, algorithm 1; strategies/weights.py) and step the server optimizer's, by default the
+w̄ ← step(w̄, Σ d_i Δ_i), with Δ_i = w_i − w̄, d_i the weight that makes the participation scheme unbiased (Dhasade,
+Kremer & Renard, algorithm 1; strategies/weights.py) and step the server optimizer's, by default the
 sum. Σ runs in the order of the clients, in float64, so that a run doesn't depend on who answers first. A reply that
 is an error, missing, not finite or of another shape or dtype is left out, named in the log and counted; its weight is
 shared over the others. A round with no valid reply keeps the model, and the optimizer takes no step.
@@ -11,7 +11,6 @@ shared over the others. A round with no valid reply keeps the model, and the opt
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,11 +20,11 @@ from flwr.serverapp.strategy import Result
 
 from strategies import messages, streams
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
-from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
-from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig, sized_by_replies
-from strategies.clock import RESOLUTION, WallClock
+from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig
+from strategies.chain import Check, Clip, Contribution, Link, Noise, chain
 from strategies.exchange import arriving
-from strategies.roster import Client
+from strategies.roster import Client, sized_by_replies
 from strategies.weights import Participation
 
 log = logging.getLogger("flwr.strategies")
@@ -60,6 +59,7 @@ class SynchronousConfig(StrategyConfig):
 class _Round:
     """A round under way: the model sent and, by client index, who got it and with which weight."""
 
+    number: int  # from 1
     layout: Layout
     model: Vector
     clients: list[Client]
@@ -67,6 +67,10 @@ class _Round:
     requests: list[Metadata]
     bytes_down: int
     failures: dict[int, str] = field(default_factory=dict)
+    bytes_up: int = 0
+    bounded: int = 0
+    loss: float = 0.0  # Σ d_i times the training loss of the clients that tell it, and the Σ of their d_i
+    loss_weight: float = 0.0
 
 
 class SynchronousStrategy(FederatedStrategy):
@@ -79,8 +83,8 @@ class SynchronousStrategy(FederatedStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = SynchronousConfig
     config: SynchronousConfig
-    # Whether a reply is done with as it comes, so that a round's models are never all in memory. Not where
-    # ``received`` changes what later rounds rest on: a round that is cut off must leave no trace.
+    #: Whether a reply is done with as it comes, so that a round's models are never all in memory. Not where a hook
+    #: changes what later rounds rest on, as a cache does: a round that is cut off must leave no trace.
     streams: ClassVar[bool] = True
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
@@ -88,16 +92,20 @@ class SynchronousStrategy(FederatedStrategy):
         self.participation = Participation.parse(self.config.participation, self.config.fraction_train)
         self._round: _Round | None = None
         self._check_equality()
+        config = self.config
+        self._clip = Clip(config.dp_clipping_norm) if config.dp == "central" else None
+        noise = Noise(config.dp_noise_multiplier, config.dp_clipping_norm)
+        self._noise = noise if config.dp == "central" else None
 
     def _check_equality(self) -> None:
         """Refuse what rests on all clients counting alike where they don't."""
         config, scheme = self.config, self.participation.scheme
         if config.aggregation_rule not in RULES:
             raise ValueError(
-                f"aggregation-rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}"
+                f"aggregation_rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}"
             )
         asked = {
-            f"aggregation-rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
+            f"aggregation_rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
             f"dp = {config.dp!r}": config.dp == "central",
         }
         for name in (name for name, there in asked.items() if there):
@@ -107,7 +115,7 @@ class SynchronousStrategy(FederatedStrategy):
                 )
             if config.client_weights != "uniform":
                 raise ValueError(
-                    f"{name}: takes clients as equals; client-weights = {config.client_weights!r}, allowed is uniform"
+                    f"{name}: takes clients as equals; client_weights = {config.client_weights!r}, allowed is uniform"
                 )
             if scheme in ("md", "paired"):
                 raise ValueError(
@@ -124,20 +132,9 @@ class SynchronousStrategy(FederatedStrategy):
             )
             if drawn < least_updates(rule, faulty):
                 raise ValueError(
-                    f"aggregation-rule = {rule!r}, faulty-clients = {faulty}: needs {least_updates(rule, faulty)} "
+                    f"aggregation_rule = {rule!r}, faulty_clients = {faulty}: needs {least_updates(rule, faulty)} "
                     f"clients a round or more, {drawn} take part"
                 )
-
-    # ---- What an algorithm fills in -------------------------------------------------------------------------
-
-    def companions(
-        self, participants: Sequence[Client], layout: Layout, model: Vector
-    ) -> Iterator[ArrayRecord]:
-        """Yield a second model for each participant, sent beside w̄; by default none."""
-        return iter(())
-
-    def received(self, client: Client, local_model: Vector) -> None:
-        """Take note of a valid local model (D,), before it is aggregated."""
 
     # ---- Flower's hooks -------------------------------------------------------------------------------------
 
@@ -154,8 +151,8 @@ class SynchronousStrategy(FederatedStrategy):
         draw = self._participation_among(clients).draw(self._importances(clients), rng)
         participants = [clients[position] for position in draw.clients]
         layout = Layout.of(arrays)
-        model = layout.to_vector(arrays)
-        companions = chain(self.companions(participants, layout, model), repeat(None))
+        self.model = layout.to_vector(arrays)
+        companions = self.companions(participants)
         requests = [
             messages.request(
                 messages.TRAIN,
@@ -163,13 +160,14 @@ class SynchronousStrategy(FederatedStrategy):
                 self._train_config(client, server_round, server_round, config),
                 ttl=self.timeout,
                 arrays=arrays,
-                neighbours=companion,
+                companions={name: layout.to_record(vector) for name, vector in next(companions, {}).items()},
             )
-            for client, companion in zip(participants, companions, strict=False)
+            for client in participants
         ]
         self._round = _Round(
+            number=server_round,
             layout=layout,
-            model=model,
+            model=self.model,
             clients=participants,
             weights=list(draw.weights),
             requests=[request.metadata for request in requests],
@@ -193,56 +191,22 @@ class SynchronousStrategy(FederatedStrategy):
             if self.stopped():
                 return None, None  # a round that was cut off would count only its fast clients
         weights = self._weights_of(current, replies)
-        rule, central = self.config.aggregation_rule, self.config.dp == "central"
-        gathered = (
-            WeightedSum(len(current.model)) if rule == MEAN else RobustRule(rule, self.config.faulty_clients)
-        )
-        loss, loss_weight, bytes_up = 0.0, 0.0, 0
-        bound, clipped = self.config.update_norm_bound, 0
-        in_order = _by_client(current.requests, replies)
-        for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
-            delta = self._local_model(current, client, reply)
-            if delta is None or reply is None:
-                continue
-            if bound and clip_update(delta, current.model, bound):
-                clipped += 1
-            if central:  # as the client has done, if it is ours
-                clip_update(delta, current.model, self.config.dp_clipping_norm)
-            self.received(client, delta)
-            if self.witness:
-                self.witness(client.index, delta)
-            delta -= current.model
-            gathered.add(weight, delta)
-            bytes_up += messages.total_bytes(reply)
-            if isinstance(train_loss := messages.metrics_of(reply).get(messages.TRAIN_LOSS), float):
-                loss += weight * train_loss
-                loss_weight += weight
+        rule, faulty = self.config.aggregation_rule, self.config.faulty_clients
+        gathered = WeightedSum(len(current.model)) if rule == MEAN else RobustRule(rule, faulty)
+        self._gather(current, weights, replies, gathered)
         if streaming and self.stopped():
             return None, None
-        metrics = MetricRecord(
-            {
-                messages.PARTICIPANTS: len(current.clients) - len(current.failures),
-                messages.FAILURES: len(current.failures),
-                messages.BYTES_DOWN: current.bytes_down,
-                messages.BYTES_UP: bytes_up,
-            }
-        )
-        if bound:
-            metrics[messages.CLIPPED] = clipped
+        metrics = self._metrics_of(current)
         self._log_failures(server_round, current)
-        if loss_weight > 0:
-            metrics[messages.TRAIN_LOSS] = loss / loss_weight
-        update = gathered.result(weights)
-        if update is None:
+        total = gathered.result(weights)
+        if total is None:
             number = metrics[messages.PARTICIPANTS]
             few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
             log.warning("round %d: %s, the model stays as it is", server_round, few)
             return None, metrics
-        if central:
-            norm = self.config.dp_clipping_norm * gathered.sensitivity(weights)
-            update += self._noise(server_round).normal(
-                0.0, self.config.dp_noise_multiplier * norm, len(update)
-            )
+        update = self.direction(total)
+        if self._noise is not None:
+            self._noise(update, gathered.sensitivity(weights), self._noise_stream(server_round))
         return current.layout.to_record(self.optimizer.step(current.model, update)), metrics
 
     # ---- The loop -------------------------------------------------------------------------------------------
@@ -285,7 +249,7 @@ class SynchronousStrategy(FederatedStrategy):
             if arrays is None and self.stopped():  # cut off; a round that is complete counts
                 break
             result.arrays = arrays or result.arrays
-            self.clock.wait_until(self.clock.now() + self._duration(server_round))
+            self.clock.wait_until(self.pace.now() + self._duration(server_round))
             self.aggregations, metrics = server_round, train_metrics or MetricRecord()
             result.train_metrics_clientapp[server_round] = metrics
             if evaluate := server_round % self.config.eval_every == 0 or server_round == num_rounds:
@@ -295,7 +259,7 @@ class SynchronousStrategy(FederatedStrategy):
             self._report(self.aggregations, result, evaluate_fn, MetricRecord(), evaluate=True)
         return result
 
-    def _noise(self, server_round: int) -> np.random.Generator:
+    def _noise_stream(self, server_round: int) -> np.random.Generator:
         """Return a round's stream of noise, which nobody can know unless the run is to be repeated."""
         if not self.repeatable:
             return streams.unpredictable()
@@ -330,13 +294,47 @@ class SynchronousStrategy(FederatedStrategy):
         sizes = [client.num_examples or 0 for client in sized_by_replies(current.clients, by_node)]
         return [size / sum(sizes) for size in sizes] if any(sizes) else current.weights
 
-    def _local_model(self, current: _Round, client: Client, reply: Message | None) -> Vector | None:
-        """Return w_i of a valid reply; None, with the reason kept, of any other."""
-        try:
-            return self._read_model(current.layout, reply)
-        except ArraysMismatchError as error:
-            current.failures[client.index] = str(error)
-            return None
+    def _links(self) -> list[Link | None]:
+        """Clip as the clients have done, if they are ours, before anybody sees the model."""
+        bound, *others = super()._links()
+        return [bound, self._clip, *others]
+
+    def _gather(
+        self, current: _Round, weights: Sequence[float], replies: Iterable[Message], gathered: WeightedSum
+    ) -> None:
+        """Take the valid replies in, in the order of the clients; keep the reasons against the others."""
+        check, links = Check(current.layout), chain(*self._links())
+        in_order = _by_client(current.requests, replies)
+        for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
+            try:
+                local = check(client, reply, current.model)
+            except ArraysMismatchError as error:
+                current.failures[client.index] = str(error)
+                continue
+            assert reply is not None
+            links(local)
+            contribution = Contribution.of(local, reply, version=current.number - 1, staleness=0)
+            gathered.add(weight, self.counted(contribution))
+            current.bounded += local.bounded
+            current.bytes_up += contribution.num_bytes
+            if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
+                current.loss += weight * loss
+                current.loss_weight += weight
+
+    def _metrics_of(self, current: _Round) -> MetricRecord:
+        metrics = MetricRecord(
+            {
+                messages.PARTICIPANTS: len(current.clients) - len(current.failures),
+                messages.FAILURES: len(current.failures),
+                messages.BYTES_DOWN: current.bytes_down,
+                messages.BYTES_UP: current.bytes_up,
+            }
+        )
+        if self.config.update_norm_bound:
+            metrics[messages.CLIPPED] = current.bounded
+        if current.loss_weight > 0:
+            metrics[messages.TRAIN_LOSS] = current.loss / current.loss_weight
+        return metrics
 
     def _log_failures(self, server_round: int, current: _Round) -> None:
         """Name every client left out, in one line per reason."""
@@ -348,14 +346,11 @@ class SynchronousStrategy(FederatedStrategy):
             log.warning("round %d: left out client %s: %s", server_round, named, reason)
 
     def _duration(self, server_round: int) -> float:
-        """Virtual seconds of the round under way; 0 on a wall clock, which passes by itself."""
-        if isinstance(self.clock, WallClock) or self._round is None:
-            return 0.0
-        return max((self._task_time(client, server_round) for client in self._round.clients), default=0.0)
+        """Seconds by which the round under way moves the clock on."""
+        return 0.0 if self._round is None else self.pace.round_time(self._round.clients, server_round)
 
     def _fits_budget(self, server_round: int) -> bool:
-        budget = self.config.time_budget
-        return not budget or self.clock.now() + self._duration(server_round) <= budget + RESOLUTION
+        return not self.pace.budget or not self.pace.over(self.pace.now() + self._duration(server_round))
 
 
 def _by_client(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:

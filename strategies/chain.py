@@ -1,0 +1,175 @@
+"""What becomes of a client's update, in rounds and without: one chain from the reply to the next global model.
+
+    check → bound → clip → witness → sum or robust rule → noise → server optimizer
+
+Up to the witness each reply goes through the chain by itself, as its local model w_i and the model w̄ it started from;
+then there is one update Δ for all. The links are small objects, composed by ``chain``::
+
+    receive = chain(Bound(S), Tell(witness))
+    local = check(client, reply, base)        # an ArraysMismatchError says what is wrong with the reply
+    receive(local)
+    gathered.add(d_i, local.update())         # a WeightedSum or a RobustRule of strategies/aggregation.py
+    update = noise(gathered.result(...), ...)
+    model = optimizer.step(model, update)     # strategies/server_optimizer.py
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from numpy.typing import NDArray
+
+from strategies import messages
+from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
+from strategies.roster import Client
+
+
+@dataclass
+class Local:
+    """A valid local model w_i (D,) on its way through the chain, and the model (D,) it started from."""
+
+    client: Client
+    model: Vector
+    base: NDArray[Any]
+    bounded: bool = False  # whether its update was longer than allowed
+
+    def update(self) -> Vector:
+        """Return Δ_i = w_i − w̄ (D,); the model's memory is used for it."""
+        self.model -= self.base
+        return self.model
+
+
+Link = Callable[[Local], None]
+
+
+def chain(*links: Link | None) -> Link:
+    """Return the links one after the other; those that are None are left out."""
+    there = [link for link in links if link is not None]
+
+    def through(local: Local) -> None:
+        for link in there:
+            link(local)
+
+    return through
+
+
+@dataclass(frozen=True)
+class Check:
+    """Reads the local model from a reply."""
+
+    layout: Layout
+
+    def __call__(self, client: Client, reply: Message | None, base: NDArray[Any]) -> Local:
+        """Return the model of a valid reply.
+
+        Raises
+        ------
+        ArraysMismatchError
+            With the reason, for any other.
+        """
+        if reply is None:
+            raise ArraysMismatchError(messages.NO_REPLY)
+        if reply.has_error():
+            raise ArraysMismatchError(messages.reason_of(reply))
+        if (arrays := messages.arrays_of(reply)) is None:
+            raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
+        return Local(client, self.layout.to_vector(arrays), base)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Shortens an update to the norm S, and marks it."""
+
+    norm: float
+
+    def __call__(self, local: Local) -> None:
+        """Change the model in place."""
+        local.bounded = clip_update(local.model, local.base, self.norm)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Shortens an update to the norm S, as differential privacy has it: nobody is told whose was longer."""
+
+    norm: float
+
+    def __call__(self, local: Local) -> None:
+        """Change the model in place."""
+        clip_update(local.model, local.base, self.norm)
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Lends the model to somebody who only looks."""
+
+    listener: Callable[[Client, Vector], None]
+
+    def __call__(self, local: Local) -> None:
+        """Call the listener."""
+        self.listener(local.client, local.model)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Adds Gaussian noise of deviation z S d to an update, d the most that one update of norm 1 moves it."""
+
+    multiplier: float
+    norm: float
+
+    def __call__(self, update: Vector, sensitivity: float, rng: np.random.Generator) -> None:
+        """Change the update (D,) in place."""
+        update += rng.normal(0.0, self.multiplier * (self.norm * sensitivity), len(update))
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A client's work that has arrived.
+
+    Attributes
+    ----------
+    client : Client
+        Its index in the federation is ``client.index``.
+    update : Vector
+        Δ_i (D,): its trained model less the model it was sent, after bound and clipping.
+    base : array (D,)
+        The model it was sent.
+    version, staleness : int
+        The aggregation that made that model, and how many there have been since; in rounds the latter is 0.
+    metrics : MetricRecord
+        Of its reply, such as ``num-steps`` (strategies/messages.py).
+    arrays : mapping of str to ArrayRecord
+        What came beside the model, by record name.
+    num_bytes : int
+        Size of all arrays of the reply.
+    """
+
+    client: Client
+    update: Vector
+    base: NDArray[Any]
+    version: int
+    staleness: int
+    metrics: MetricRecord
+    arrays: Mapping[str, ArrayRecord]
+    num_bytes: int
+
+    @property
+    def model(self) -> Vector:
+        """The client's trained model w_i (D,)."""
+        return np.asarray(self.base + self.update)
+
+    @classmethod
+    def of(cls, local: Local, reply: Message, version: int, staleness: int) -> "Contribution":
+        """Return the contribution of a local model that has been through the chain."""
+        base, client = local.base, local.client
+        return cls(
+            client,
+            local.update(),
+            base,
+            version,
+            staleness,
+            messages.metrics_of(reply),
+            messages.beside_the_model(reply),
+            messages.total_bytes(reply),
+        )

@@ -1,0 +1,341 @@
+"""The event loop of the asynchronous strategies.
+
+Fraboni et al. 2023, algorithm 1 and eq. 6. Clients work at their own speed on the model they were sent:
+
+    θ^{n+1} = θ^n + η_g Σ_{i ∈ S_n} d_i Δ_i(ρ_i(n)),    Δ_i = trained model − the model that client was *sent*
+
+S_n are the clients whose work arrived since the last aggregation; the new model goes only to them. A scheme says
+*when* to aggregate and with *which* d_i, and is a subclass with two methods. For the weight it tells how many
+aggregations pass from one contribution of client i to the next, P_i: then d_i = p_i P_i makes every client count
+p_i in the long run ("time-based"), while the same d for all ("identical") favours the fast. It may also say what
+becomes of work that is late, and whom to hand the model.
+
+What happens next, in virtual or in real time, strategies/pace.py knows; who works on what, strategies/ledger.py.
+
+Nothing stalls the loop: every task has a deadline and its message a time to live. An error, a silent loss or an
+invalid model is a miss, named in the log; after ``MAX_MISSES`` in a row the client is dropped from p, and asked again
+later. A late reply to a task that was given up is never pulled, and none is counted twice.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from strategies import messages
+from strategies.aggregation import WeightedSum
+from strategies.arrays import ArraysMismatchError, Layout, Vector
+from strategies.base import EvaluateFn, State
+from strategies.chain import Check, Contribution, chain
+from strategies.exchange import Mail
+from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
+from strategies.pace import Arrival, Event, Look, Retry, Tick
+from strategies.roster import sized_by
+from strategies.scheme import Scheme
+
+log = logging.getLogger("flwr.strategies")
+
+MAX_MISSES = 3  # in a row: the client is dropped from p
+RETRY_AFTER = 10.0  # task times until a dropped client is asked again
+
+
+class AsynchronousStrategy(Scheme):
+    """The event loop; a scheme fills in ``ready`` or ``interval``, and more where it has to.
+
+    The parameters are those of ``strategies.base.FederatedStrategy``; ``num_rounds`` of ``start`` are aggregations.
+    """
+
+    # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: there are no rounds."""
+        raise NotImplementedError(f"{type(self).__name__} has no rounds: call its own start()")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuse: there are no rounds."""
+        raise NotImplementedError(f"{type(self).__name__} has no rounds: call its own start()")
+
+    # ---- The loop -------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run until ``num_rounds`` aggregations are done, or the time budget is spent.
+
+        Parameters
+        ----------
+        timeout : float
+            Real seconds after which a task is given up; also the time to live of its message. In real time a task is
+            given up earlier, after five times the client's usual time, but not within a minute
+            (``strategies.pace.SHORTEST_DEADLINE``).
+
+        Returns
+        -------
+        Result
+            The final model, and the metrics by aggregation.
+        """
+        self._set_timeout(timeout)
+        self.summary()
+        self._mail, self.total = Mail(grid, timeout, self.stopped), num_rounds
+        self._evaluate_fn = evaluate_fn
+        self._train = ConfigRecord() if train_config is None else train_config
+        self._evaluate = self._train if evaluate_config is None else evaluate_config
+        state = self._begin(initial_arrays)
+        self._layout, self.ledger = Layout.of(initial_arrays), Ledger()
+        self._check, self._links_of_run = Check(self._layout), chain(*self._links())
+        self._take_model(self._layout.to_vector(self._result.arrays))
+        working = self.aggregations < num_rounds
+        if working:
+            self.clients = self._take_part(grid, self._train)
+        if state is None:
+            self.pace.begin()
+        else:
+            self._take_up(state)
+        if working and not self.stopped():
+            self.check(len(self.ledger.members.keys() | {client.index for client in self.clients}))
+            self._welcome()
+        if state is None:
+            self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
+        events = self.pace.events(self.ledger, self._mail, self.interval, lambda: self.aggregations)
+        while self.aggregations < num_rounds and not self.stopped():
+            if (event := next(events, None)) is None:
+                break
+            self._handle(event)
+        if self.ledger.since.unevaluated:
+            self._report_evaluation(self.ledger.since.metrics())
+        self._log_objective()
+        return self._result
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Arrival(task, reply):
+                self._arrive(task, reply)
+            case Retry(member):
+                self._offer([member])
+            case Tick():
+                self._aggregate()
+            case Look():
+                self._look()
+
+    # ---- Tasks ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Look who is there; hand the model to those who are new, or back."""
+        clients = self._take_part(self._mail.grid, self._train, wait=False)
+        if clients is not self.clients:
+            before = {client.index for client in self.clients}
+            if before and not clients and self.pace.waits:
+                log.warning("no client is connected, the run waits for one")
+            self.clients = clients
+            self._welcome()
+            # Who was away is asked at once, not only when its next try is due.
+            self._offer([self.ledger.members[c.index] for c in clients if c.index not in before])
+
+    def _welcome(self) -> None:
+        fresh = []
+        for client in self.clients:
+            member = self.ledger.members.get(client.index)
+            if member is None:
+                member = self.ledger.members[client.index] = Member(client)
+            elif member.client.node_id == client.node_id:
+                continue
+            elif member.dropped:
+                log.warning("client %d is back, as node %d", client.index, client.node_id)
+            member.client, member.misses, member.dropped = client, 0, False
+            self.ledger.tasks.pop(member.task, None)  # its former node will not answer
+            fresh.append(member)
+        if fresh:
+            self.ledger.changed()
+            self._offer(fresh)
+
+    def _offer(self, members: Iterable[Member]) -> None:
+        """Hand the global model to whom the scheme chooses, now that these are free: a task each, one at a time."""
+        free = [member for member in members if not self.ledger.busy(member)]
+        chosen = {m.client.index: m for m in self.choose(free) if not self.ledger.busy(m)} if free else {}
+        if not chosen:
+            return
+        for member in chosen.values():
+            member.tasks += 1
+        since, now = self.ledger.since, self.pace.now()
+        since.bytes_down += len(chosen) * messages.num_bytes(self._result.arrays)
+        companions = self.companions([member.client for member in chosen.values()])
+        sent = {index: (now, next(companions, {})) for index in chosen}
+        since.bytes_down += self._send(sent, self.aggregations, self._sent)
+
+    def _send(
+        self, sent: Mapping[int, tuple[float, Mapping[str, Vector]]], version: int, base: NDArray[Any]
+    ) -> int:
+        """Send a version of the model (D,) as the task of clients by index, at these clock seconds, with companions.
+
+        Return the bytes of the companions.
+        """
+        current = version == self.aggregations
+        arrays = self._result.arrays if current else self._layout.to_record(base.astype(np.float64))
+        members = [self.ledger.members[index] for index in sent]
+        requests, size = [], 0
+        for member, (_, beside) in zip(members, sent.values(), strict=True):
+            records = {name: self._layout.to_record(vector) for name, vector in beside.items()}
+            size += sum(messages.num_bytes(record) for record in records.values())
+            requests.append(
+                messages.request(
+                    messages.TRAIN,
+                    member.client.node_id,
+                    self._train_config(member.client, version + 1, member.tasks, self._train),
+                    ttl=self.timeout,
+                    arrays=arrays,
+                    companions=records,
+                )
+            )
+        pushed = self._mail.push(requests)
+        for member, request in zip(members, requests, strict=True):
+            message_id = request.metadata.message_id
+            when, beside = sent[member.client.index]
+            lost = message_id not in pushed
+            due = when + self.pace.task_time(member, self.timeout, lost=lost)
+            self.ledger.open(Task(member, version, base, message_id, when, lost, beside), due)
+        return size
+
+    def _arrive(self, task: Task, reply: Message | None) -> None:
+        """Take a reply, or its absence, into account."""
+        member, ledger = self.ledger.close(task), self.ledger
+        try:
+            local = self._check(member.client, reply, task.base)
+        except ArraysMismatchError as error:
+            self._miss(member, str(error))
+            return
+        assert reply is not None
+        self._links_of_run(local)
+        ledger.since.clipped += local.bounded
+        if self.pace.learns:
+            ledger.standing = None
+        if member.dropped:
+            log.warning("client %d answers again and counts again", member.client.index)
+            ledger.changed()
+        member.misses, member.dropped = 0, False
+        member.seconds += self.pace.now() - task.sent
+        member.answers += 1
+        contribution = Contribution.of(local, reply, task.version, self.aggregations - task.version)
+        if member.client.num_examples is None:
+            member.client, ledger.standing = sized_by(member.client, contribution.metrics), None
+        if not self.accept(contribution):
+            ledger.since.discard(contribution)
+            self._offer([member])
+            return
+        ledger.keep(contribution)
+        if self.ready(len(ledger.buffer)):
+            self._aggregate()
+        else:
+            self._offer([member])
+
+    def _miss(self, member: Member, reason: str) -> None:
+        ledger, client = self.ledger, member.client
+        ledger.since.failures += 1
+        member.misses += 1
+        log.warning("client %d (node %d), task %d: %s", client.index, client.node_id, member.tasks, reason)
+        if not self.pace.waits:
+            self._look()  # nobody else does: a miss is the sign that a node may be gone, or back under a new id
+        if member.misses < MAX_MISSES:
+            self._offer([member])
+            return
+        if not member.dropped:
+            log.warning("client %d is dropped after %d misses in a row, the others share its weight",
+                        client.index, member.misses)  # fmt: skip
+            member.dropped = True
+            ledger.changed()
+            if not ledger.counting and not self.pace.waits:
+                raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
+        pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
+        ledger.agenda.push(self.pace.now() + pause, client.index, member)
+        if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):
+            self._aggregate()  # the others don't wait for it
+
+    # ---- Going on where an earlier run was ------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Add the books: clients, and in virtual time the tasks under way with the models they started from."""
+        tasks = self.pace.kept(self.ledger.tasks.values())
+        names = tasks[0].companions if tasks else ()
+        companions = {f"sent-{name}": np.array([task.companions[name] for task in tasks]) for name in names}
+        return {**super().state(), **self.ledger.state(tasks), **companions}
+
+    def _take_up(self, state: State) -> None:
+        """Fill the books from the state of an earlier run, and hand out again what was under way."""
+        present = {client.index: client for client in self.clients}
+        self.clock.resume(state["time"])  # waiting for the clients didn't count
+        books = cast(LedgerState, state)
+        self.ledger.restore(books, present)
+        companions = {key.removeprefix("sent-"): state[key] for key in state if key.startswith("sent-")}
+        again: dict[int, dict[int, tuple[float, Mapping[str, Vector]]]] = {}
+        for place, (version, index, sent) in enumerate(books["tasks-under-way"]):
+            if index in present:
+                beside = {name: np.array(vectors[place]) for name, vectors in companions.items()}
+                again.setdefault(version, {})[index] = sent, beside
+        bases = dict(zip(books["versions"], books["bases"], strict=True))
+        for version, tasks in again.items():
+            self._send(tasks, version, np.array(bases[version]))
+        members = self.ledger.members
+        for due, index in books["retries"]:
+            if index in present:
+                self.ledger.agenda.push(due, index, members[index])
+        if self.aggregations < self.total:
+            resting = {index for _, index in books["retries"] if members[index].dropped}
+            self._offer([m for index, m in members.items() if index in present and index not in resting])
+
+    # ---- Aggregation -------------------------------------------------------------------------------------------
+
+    def _aggregate(self) -> None:
+        """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model."""
+        ledger, contributions = self.ledger, self.ledger.take_buffer()
+        owners = [ledger.members[contribution.client.index] for contribution in contributions]
+        for member in owners:
+            member.contributions += 1
+        gathered = WeightedSum(len(self.model))
+        weights = self.weigh(contributions)
+        for member, contribution, weight in zip(owners, contributions, weights, strict=True):
+            member.weight += weight
+            gathered.add(weight, self.counted(contribution))
+        if contributions:
+            moved = self.optimizer.step(self.model, self.direction(gathered.total))
+            self._result.arrays = self._layout.to_record(moved)
+            self._take_model(self._layout.rounded(moved))
+        ledger.since.take(contributions)
+        self.aggregations += 1
+        if self._observes_periods:
+            ledger.standing = None
+        done = self.aggregations >= self.total
+        if not done:
+            self._offer(owners)
+        if done or self.aggregations % self.config.eval_every == 0:
+            self._report_evaluation(ledger.since.metrics())
+        else:
+            self._report(self.aggregations, self._result, None, MetricRecord(), evaluate=False)
+
+    def _take_model(self, model: Vector) -> None:
+        self.model = model
+        self._sent = model.astype(self._layout.narrow)
+
+    def _report_evaluation(self, metrics: MetricRecord) -> None:
+        """Report the model with an evaluation; ``metrics`` are those since the last one."""
+        self.ledger.since = Tally()
+        metrics["weights-distance"] = self.weights_distance()
+        clients = self.shares_of_clients()
+        result, grid, number = self._result, self._mail.grid, self.aggregations
+        result.train_metrics_clientapp[number] = metrics
+        metrics = self._evaluate_on_clients(number, result, self._evaluate, grid, metrics)
+        self._report(number, result, self._evaluate_fn, metrics, evaluate=True, clients=clients)

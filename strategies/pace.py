@@ -1,0 +1,324 @@
+"""How time passes in a run: the only place that knows which clock it is.
+
+In *virtual* time arrivals follow from the time scenario alone: the clock jumps to the next task that is due and waits
+for that one reply. Due times within 1e-9 s are equal, and equal ones are taken in client order. In *real* time
+replies count when they come, a task has a deadline, and τ_i is the running mean of what was observed.
+
+A loop asks its pace when a task is due, what happens next, what a client's times are and how long a round takes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from strategies.clock import RESOLUTION, Clock, WallClock
+from strategies.exchange import Mail
+from strategies.ledger import Ledger, Member, Task
+from strategies.roster import Client
+from strategies.time_scenario import TimeScenario
+
+Times = NDArray[np.float64]
+TaskTime = Callable[[Client, int], float]  # seconds of a client's task, by its number from 1
+T = TypeVar("T")
+
+REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
+SHORTEST_DEADLINE = 60.0  # real seconds that a task is given at least, when the timeout allows
+SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for replies
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The reply to a task is there, or it is certain that none comes (None)."""
+
+    task: Task
+    reply: Message | None
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A client that was dropped is to be asked again."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Tick:
+    """An interval is over."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """It is time to look who is connected."""
+
+
+Event = Arrival | Retry | Tick | Look
+
+
+class Pace(ABC):
+    """Time as a strategy sees it.
+
+    Parameters
+    ----------
+    clock : Clock
+        Seconds of the run.
+    scenario, seed : str, int
+        How long tasks take in virtual time: see ``strategies.time_scenario.TimeScenario``.
+    budget : float
+        Seconds after ``begin`` (of rounds: after the clock's start) at which the run ends; 0: no limit.
+    """
+
+    #: Whether τ_i are estimates, which every answer changes.
+    learns: bool
+    #: Whether time passes by itself: a run without clients then waits for one, and looks for it now and then.
+    waits: bool
+
+    def __init__(self, clock: Clock, scenario: str, seed: int, budget: float) -> None:
+        self.clock = clock
+        self.scenario, self.seed, self.budget = scenario, seed, budget
+        self.began = self.origin = 0.0  # clock seconds of the first task, and that intervals are counted from
+
+    def now(self) -> float:
+        """Return the seconds of the run's clock."""
+        return self.clock.now()
+
+    def begin(self) -> None:
+        """Count intervals and the budget from now."""
+        self.began = self.origin = self.clock.now()
+
+    def over(self, time: float) -> bool:
+        """Tell whether a clock time lies beyond the budget."""
+        return bool(self.budget) and time > self.began + self.budget + RESOLUTION
+
+    def tick(self, interval: float | None, aggregations: int) -> float:
+        """Return the clock time at which the next interval is over, (n+1) Δt after the origin."""
+        return NEVER if interval is None else self.origin + (aggregations + 1) * interval
+
+    def state(self) -> dict[str, Any]:
+        """Return what a run goes on from."""
+        return {"time": self.clock.now(), "began": self.began, "origin": self.origin}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``; what passed since doesn't count."""
+        self.clock.resume(state["time"])
+        self.began, self.origin = state["began"], state["origin"]
+
+    @abstractmethod
+    def enrol(self, clients: Sequence[Client]) -> None:
+        """Take note of the clients of the run; the time scenario is for those that are there at its start."""
+
+    @abstractmethod
+    def round_time(self, clients: Iterable[Client], task: int) -> float:
+        """Return the seconds by which a round of these clients moves the clock on."""
+
+    @abstractmethod
+    def task_time(self, member: Member, timeout: float, *, lost: bool) -> float:
+        """Return the clock seconds until a task handed out now is due, or given up; ``lost``: it can't be sent."""
+
+    @abstractmethod
+    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+        """Return τ_i (n,), the mean task times: expected ones in virtual time, observed ones in real time."""
+
+    @abstractmethod
+    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+        """Return E f(T_i) (n,) over a client's task times T_i, of whose law real time knows but the mean."""
+
+    @abstractmethod
+    def foresee(self, play: Callable[[TaskTime], T]) -> T | None:
+        """Return what ``play`` makes of the times of all tasks to come; None where they can't be known."""
+
+    @abstractmethod
+    def kept(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return those of the tasks under way that a resumed run goes on with."""
+
+    @abstractmethod
+    def events(
+        self, ledger: Ledger, mail: Mail, interval: float | None, aggregations: Callable[[], int]
+    ) -> Iterator[Event]:
+        """Yield what happens, one thing after the other, until the budget is spent.
+
+        Each is to be dealt with before the next is asked for.
+
+        Raises
+        ------
+        RuntimeError
+            In virtual time, if nothing can ever happen again.
+        """
+
+
+class VirtualPace(Pace):
+    """Time follows from the time scenario; a task is handed out as soon as it is known, so that all stay busy."""
+
+    learns, waits = False, False
+
+    def __init__(self, clock: Clock, scenario: str, seed: int, budget: float) -> None:
+        super().__init__(clock, scenario, seed, budget)
+        self._clients: Sequence[Client] = ()
+        self._law: TimeScenario | None = None
+        self._places: dict[int, int] = {}
+
+    def enrol(self, clients: Sequence[Client]) -> None:
+        """Take note of the clients, until the first of their times is asked for."""
+        if self._law is None:
+            self._clients = clients
+
+    def state(self) -> dict[str, Any]:
+        """Add which client has which place in the scenario."""
+        number = 0 if self._law is None else len(self._law.means)
+        return {**super().state(), "places": list(self._places), "scenario-clients": number}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Lay out the scenario as it was."""
+        super().restore(state)
+        if number := state["scenario-clients"]:
+            self._law = TimeScenario(self.scenario, number, self.seed)
+            self._places = {index: place for place, index in enumerate(state["places"])}
+
+    def round_time(self, clients: Iterable[Client], task: int) -> float:
+        """Return the time of the slowest."""
+        return max((self._task_time(client, task) for client in clients), default=0.0)
+
+    def task_time(self, member: Member, timeout: float, *, lost: bool) -> float:
+        """Return its time in the scenario."""
+        return self._task_time(member.client, member.tasks)
+
+    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+        """Return the scenario's means."""
+        means = self._scenario().means
+        return np.array([float(means[min(self._place(m.client), len(means) - 1)]) for m in members])
+
+    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+        """Return the mean over the scenario's distribution."""
+        law = self._scenario()
+        return np.array([function(law.distribution(self._place(m.client))).mean() for m in members])
+
+    def foresee(self, play: Callable[[TaskTime], T]) -> T | None:
+        """Play it through."""
+        return play(self._task_time)
+
+    def kept(self, tasks: Iterable[Task]) -> list[Task]:
+        """Keep all: the resumed run does what this one would have done."""
+        return list(tasks)
+
+    def events(
+        self, ledger: Ledger, mail: Mail, interval: float | None, aggregations: Callable[[], int]
+    ) -> Iterator[Event]:
+        """Yield what is due next, and jump there."""
+        while True:
+            due, tick = ledger.agenda.next_due(), self.tick(interval, aggregations())
+            now = min(due, tick)
+            if now == NEVER:
+                raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
+            if self.over(now):
+                return
+            if due > tick + RESOLUTION:
+                self.clock.wait_until(tick)
+                yield Tick()
+                continue
+            due, item = ledger.agenda.pop()
+            if isinstance(item, Member):
+                self.clock.wait_until(due)
+                yield Retry(item)
+            elif (task := ledger.tasks.get(item)) is not None:
+                reply = None if task.lost else mail.wait(task.message_id)
+                if mail.stopped():
+                    return
+                self.clock.wait_until(due)
+                yield Arrival(task, reply)
+
+    def _task_time(self, client: Client, task: int) -> float:
+        return self._scenario().task_time(self._place(client), task)
+
+    def _scenario(self) -> TimeScenario:
+        if self._law is None:
+            self._law = TimeScenario(self.scenario, len(self._clients), self.seed)
+            self._places = {client.index: place for place, client in enumerate(self._clients)}
+        return self._law
+
+    def _place(self, client: Client) -> int:
+        """Clients are the scenario's in the order of their indices at the start; later ones follow."""
+        return self._places.setdefault(client.index, len(self._places))
+
+
+class WallPace(Pace):
+    """Time passes by itself."""
+
+    learns, waits = True, True
+
+    def enrol(self, clients: Sequence[Client]) -> None:
+        """Do nothing: times are observed."""
+
+    def round_time(self, clients: Iterable[Client], task: int) -> float:
+        """Return 0: the clock has moved on already."""
+        return 0.0
+
+    def task_time(self, member: Member, timeout: float, *, lost: bool) -> float:
+        """Return its deadline, five times the client's usual time; at once if it can't be sent."""
+        if lost:
+            return 0.0
+        usual = 5 * member.seconds / member.answers if member.answers else NEVER
+        return min(timeout, max(usual, SHORTEST_DEADLINE) if member.answers else timeout)
+
+    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+        """Return the means of what was observed; before a client's first answer, that of the others."""
+        known = [m.seconds / m.answers for m in ledger.members.values() if m.answers]
+        usual = float(np.mean(known)) if known else 1.0
+        return np.array([m.seconds / m.answers if m.answers else usual for m in members])
+
+    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+        """Return f(τ_i): no more than the mean is known."""
+        return function(self.times(members, ledger))
+
+    def foresee(self, play: Callable[[TaskTime], T]) -> T | None:
+        """Return None."""
+        return None
+
+    def kept(self, tasks: Iterable[Task]) -> list[Task]:
+        """Keep none: they are handed out anew."""
+        return []
+
+    def events(
+        self, ledger: Ledger, mail: Mail, interval: float | None, aggregations: Callable[[], int]
+    ) -> Iterator[Event]:
+        """Yield what has come, what is overdue, and now and then a look at who is there."""
+        looked = self.clock.now()
+        while not self.over(self.clock.now()):
+            waiting = [message_id for message_id, task in ledger.tasks.items() if not task.lost]
+            came = [
+                (task, reply)
+                for reply in mail.poll(waiting)
+                if (task := ledger.tasks.get(reply.metadata.reply_to_message_id)) is not None
+            ]
+            for task, reply in sorted(came, key=lambda pair: pair[0].member.client.index):
+                if task.message_id in ledger.tasks:  # a reply may come twice
+                    yield Arrival(task, reply)
+            now = self.clock.now()
+            while ledger.agenda.next_due() <= now:
+                _, item = ledger.agenda.pop()
+                if isinstance(item, Member):
+                    yield Retry(item)
+                elif (late := ledger.tasks.get(item)) is not None:
+                    yield Arrival(late, None)
+            if self.tick(interval, aggregations()) <= now:
+                if interval is not None and now > self.tick(interval, aggregations()) + interval:
+                    self.origin = now - (aggregations() + 1) * interval  # one for all that were missed
+                yield Tick()
+            if self.clock.now() - looked > REFRESH_EVERY:
+                looked = self.clock.now()
+                yield Look()
+            if not came:
+                fastest = float(self.times(ledger.members.values(), ledger).min())
+                pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
+                next_tick = self.tick(interval, aggregations())
+                self.clock.wait_until(min(now + pause, next_tick, ledger.agenda.next_due()))
+
+
+def make_pace(clock: Clock, scenario: str, seed: int, budget: float) -> Pace:
+    """Return the pace of a clock: real time by a ``WallClock``, virtual time by any other."""
+    kind = WallPace if isinstance(clock, WallClock) else VirtualPace
+    return kind(clock, scenario, seed, budget)

@@ -1,0 +1,196 @@
+"""What an asynchronous scheme says, and what every client counts in it.
+
+p_i is a client's importance, d_i the weight of its contributions, and q̃_i its share of the objective that is really
+minimised: q̃_i ∝ d_i / P_i, P_i the aggregations from one contribution of the client to the next (Fraboni et al. 2023,
+section 3). A scheme is unbiased where q̃ = p. The loop is in strategies/events.py.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.base import FederatedStrategy, StrategyConfig
+from strategies.chain import Contribution
+from strategies.ledger import Ledger, Member, Standing
+from strategies.pace import Times
+from strategies.weights import mean_and_spread
+
+log = logging.getLogger("flwr.strategies")
+
+
+@dataclass(frozen=True)
+class AsynchronousConfig(StrategyConfig):
+    """What every asynchronous strategy can be told.
+
+    Parameters
+    ----------
+    aggregation_weights : str
+        ``time-based`` (unbiased) or ``identical``.
+    """
+
+    aggregation_weights: str = "time-based"
+
+    def __post_init__(self) -> None:
+        if self.aggregation_weights not in ("time-based", "identical"):
+            raise ValueError(
+                f"aggregation_weights = {self.aggregation_weights!r}: allowed are time-based, identical"
+            )
+
+
+class Scheme(FederatedStrategy):
+    """What a subclass tells the event loop, and who is worth what by it.
+
+    Attributes
+    ----------
+    ledger : Ledger
+        Who takes part, who works on what, and what waits for the next aggregation.
+    pace : Pace
+        Time.
+    total : int
+        Aggregations that were asked for.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = AsynchronousConfig
+    config: AsynchronousConfig
+    has_rounds: ClassVar[bool] = False
+    ledger: Ledger
+    total: int
+
+    # ---- What a scheme fills in: see strategies/__init__.py ---------------------------------------------------
+
+    #: Seconds between two aggregations; None: when ``ready`` says so.
+    interval: float | None = None
+
+    def ready(self, arrived: int) -> bool:
+        """Tell whether to aggregate, now that ``arrived`` contributions wait."""
+        return False
+
+    def accept(self, contribution: Contribution) -> bool:
+        """Tell whether a contribution counts; if not, it is thrown away, and its client is free at once."""
+        return True
+
+    def choose(self, free: Sequence[Member]) -> Iterable[Member]:
+        """Return who is handed the model now.
+
+        Asked whenever clients have become free: at the start, when one is new, has answered or missed, when their
+        work went into a new model, and when one that was dropped may be asked again. The answer may name any other
+        client as well; those that have a task under way are passed over.
+
+        Parameters
+        ----------
+        free : sequence of Member
+            The clients that the event freed. By default they get the model, unless their work waits for the next
+            aggregation: then they get that one's.
+        """
+        return [member for member in free if not member.waiting]
+
+    def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
+        """Return the weight d_i of each contribution of an aggregation, which come in client order."""
+        worth = self.standing.weight
+        return [worth.get(contribution.client.index, 0.0) for contribution in contributions]
+
+    def periods(self, times: Times) -> Times:
+        """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,).
+
+        By default as observed so far.
+        """
+        counts = np.array([max(member.contributions, 1) for member in self.ledger.counting])
+        return np.asarray(max(self.aggregations + 1, 1) / counts)
+
+    def expected_periods(self, times: Times) -> Times:
+        """Return the P_i that really come about, where random task times make them differ from ``periods``."""
+        return self.periods(times)
+
+    def identical_weight(self, num_clients: int) -> float:
+        """Return d for ``aggregation_weights = "identical"``."""
+        return 1.0
+
+    # ---- Who is worth what --------------------------------------------------------------------------------------
+
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+        return self.standing.importance
+
+    @property
+    def standing(self) -> Standing:
+        """What every client that counts is worth now; worked out anew when p or an estimate of τ_i has changed."""
+        ledger = self.ledger
+        if ledger.standing is None:
+            if not ledger.counting:  # all are dropped
+                return Standing({}, {})
+            p = self._importances([member.client for member in ledger.counting])
+            if self.config.aggregation_weights == "identical":
+                d = np.full(len(p), self.identical_weight(len(p)))
+            else:
+                d = p * self.periods(self.pace.times(ledger.counting, ledger))
+            ledger.standing = Standing(self._by_index(p), self._by_index(d))
+        return ledger.standing
+
+    def _expected_share(self) -> dict[int, float]:
+        """q̃_i by client index; worked out when it is asked for, at evaluations."""
+        standing, counting = self.standing, self.ledger.counting
+        if standing.weight and not standing.expected_share:
+            periods = self.expected_periods(self.pace.times(counting, self.ledger))
+            q = np.array(list(standing.weight.values())) / periods
+            standing.expected_share.update(self._by_index(q / q.sum()))
+        return standing.expected_share
+
+    def _by_index(self, values: Times) -> dict[int, float]:
+        indices = (member.client.index for member in self.ledger.counting)
+        return dict(zip(indices, values.tolist(), strict=True))
+
+    @property
+    def _observes_periods(self) -> bool:
+        return type(self).periods is Scheme.periods
+
+    def most_tasks(self) -> int:
+        """Return how many tasks a client has been handed at most."""
+        return max((member.tasks for member in self.ledger.members.values()), default=0)
+
+    # ---- Diagnostics ---------------------------------------------------------------------------------------------
+
+    def shares_of_clients(self) -> dict[str, list[float]]:
+        """Return what is known of each client, by index: how often it counted, with what, and what it is worth."""
+        standing, known, q = self.standing, self.ledger.members, self._expected_share()
+        indices = list(range(max(known) + 1))
+        members = [known.get(index) for index in indices]
+        times = dict(zip(known, self.pace.times(known.values(), self.ledger).tolist(), strict=True))
+        given = sum(member.weight for member in known.values())
+        return {
+            "participation": [float(m.contributions) if m else 0.0 for m in members],
+            "weight": [standing.weight.get(index, 0.0) for index in indices],
+            "task-time": [times.get(index, 0.0) for index in indices],
+            "importance": [standing.importance.get(index, 0.0) for index in indices],
+            "expected-share": [q.get(index, 0.0) for index in indices],
+            "observed-share": [m.weight / given if m and given else 0.0 for m in members],
+        }
+
+    def weights_distance(self) -> float:
+        """Return ½ Σ |q̃_i − p_i|: how far the objective that is minimised is from the federated one."""
+        p, q = self.standing.importance, self._expected_share()
+        return 0.5 * sum(abs(p[index] - q[index]) for index in p)
+
+    def _losses(self, losses: object) -> dict[str, float]:
+        """Add the surrogate loss Σ q̃_i f_i, which the run really minimises, and its spread."""
+        if not isinstance(losses, list) or not self.ledger.members:
+            return {}
+        return {
+            **mean_and_spread("federated-loss", self.importance(), losses),
+            **mean_and_spread("surrogate-loss", self._expected_share(), losses),
+        }
+
+    def _log_objective(self) -> None:
+        """Say which objective the run minimised, if it wasn't the federated one."""
+        if not self.ledger.members or self.stopped():
+            return
+        p, q = self.standing.importance, self._expected_share()
+        if (distance := self.weights_distance()) > 1e-6:
+            most = max(p, key=lambda index: q[index] - p[index])
+            log.warning(
+                "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
+                "(½ Σ |q_i − p_i|); client %d counted most in excess, %.4f for %.4f",
+                distance, most, q[most], p[most],
+            )  # fmt: skip

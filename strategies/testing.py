@@ -1,0 +1,227 @@
+"""A Grid in memory, for anybody's tests: real ClientApps run in this process, and the network can be made to fail.
+
+    grid = MemoryGrid(client_app, [{"partition-id": i} for i in range(3)])
+    grid.lose(1)                                          # its replies to training messages never come
+    FedAvg().start(grid, initial_arrays, num_rounds=2, timeout=0.1)
+    assert grid.asked(messages.TRAIN, 1) == [0, 1, 2]
+
+Messages and replies are copied, as a network does, and replies that are there come in random order, fixed by a seed.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from strategies import messages, streams
+
+RUN_ID = 1
+SERVER = 1  # the server's own node id, as Flower has it
+
+
+def be_the_server() -> None:
+    """Let this process send messages: their constructor asks who is sending."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER
+
+
+class LocalGrid(Grid):
+    """What every Grid without a network shares; a subclass pushes and pulls messages."""
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """The run's record, with nothing in it but its id."""
+        return Run.create_empty(run_id=RUN_ID)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse: Flower has deprecated this in favour of ``Message(...)``."""
+        raise NotImplementedError("use flwr.app.Message(...)")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
+        waiting = set(self.push_messages(messages))
+        end = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (end is None or time.monotonic() < end):
+            pulled = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in pulled}
+            replies += pulled
+            if not pulled:
+                time.sleep(0.001)
+        return replies
+
+
+@dataclass
+class Node:
+    """A SuperNode, and what the network does to it.
+
+    Attributes
+    ----------
+    joins_after : int
+        Looks at the list of nodes before it shows up.
+    transport : dict of str to str
+        What becomes of messages of a type, or of a category such as ``train``: see ``MemoryGrid.lose``.
+    delay : float
+        Seconds until the reply to a message other than a query is there.
+    """
+
+    context: Context
+    present: bool = True
+    joins_after: int = 0
+    transport: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+
+    @property
+    def node_id(self) -> int:
+        """Its id."""
+        return int(self.context.node_id)
+
+
+class MemoryGrid(LocalGrid):
+    """A Grid whose nodes are in this process; a message is worked on when it is pushed.
+
+    Parameters
+    ----------
+    app : ClientApp
+        What every node runs.
+    node_configs : sequence of mapping
+        The ``node_config`` of each node's context, such as ``{"partition-id": 0}``.
+    node_ids : sequence of int, optional
+        Their ids; drawn at random, as Flower does, where they aren't given.
+    seed : int
+        Fixes those, the ids of messages and the order of replies.
+
+    Attributes
+    ----------
+    nodes : dict of int to Node
+        By id; a test may add and take away.
+    sent : list of Message
+        Copies of all messages that the grid took.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        node_configs: Iterable[Mapping[str, Any]],
+        node_ids: Iterable[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        be_the_server()
+        self.app = app
+        self.random = streams.generator(seed, "memory-grid")
+        configs = [dict(config) for config in node_configs]
+        ids = [self._draw() >> 1 for _ in configs] if node_ids is None else list(node_ids)
+        self.nodes: dict[int, Node] = {}
+        for node_id, config in zip(ids, configs, strict=True):
+            self.add(node_id, config)
+        self.sent: list[Message] = []
+        self._replies: dict[str, list[tuple[float, Message]]] = {}
+
+    # ---- What a test does to it -----------------------------------------------------------------------------------
+
+    def add(self, node_id: int, node_config: Mapping[str, Any]) -> Node:
+        """Connect one more node."""
+        self.nodes[node_id] = Node(Context(RUN_ID, node_id, dict(node_config), RecordDict(), {}))
+        return self.nodes[node_id]
+
+    def node(self, partition: int) -> Node:
+        """Return the (last) node that holds a partition."""
+        return [n for n in self.nodes.values() if n.context.node_config.get("partition-id") == partition][-1]
+
+    def lose(self, partition: int, how: str = "drop", category: str = "train") -> None:
+        """Let the network spoil what goes between a node and the server.
+
+        Parameters
+        ----------
+        how : str
+            ``drop`` its replies, have them ``twice``, call it ``unavailable``, or messages to it ``unstorable``.
+        category : str
+            Of messages: ``train``, ``evaluate``, ``query``, or one type such as ``query.describe``.
+        """
+        self.node(partition).transport[category] = how
+
+    def requests(self, message_type: str = messages.TRAIN, server_round: int | None = None) -> list[Message]:
+        """Return the messages of a type (and round) that were sent."""
+        return [
+            message
+            for message in self.sent
+            if message.metadata.message_type == message_type
+            and server_round
+            in (None, message.content.config_records[messages.CONFIG].get(messages.SERVER_ROUND))
+        ]
+
+    def asked(self, message_type: str = messages.TRAIN, server_round: int | None = None) -> list[int]:
+        """Return the partitions that were sent a message of a type (and round), in the order of sending."""
+        contexts = [
+            self.nodes[m.metadata.dst_node_id].context for m in self.requests(message_type, server_round)
+        ]
+        return [int(context.node_config["partition-id"]) for context in contexts]
+
+    def under_way(self) -> dict[int, int]:
+        """Return how many training replies wait to be pulled, by node id."""
+        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in self.requests()}
+        waiting = [nodes[message_id] for message_id in self._replies if message_id in nodes]
+        return {node_id: waiting.count(node_id) for node_id in waiting}
+
+    # ---- What Flower's Grid does ----------------------------------------------------------------------------------
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there."""
+        for node in self.nodes.values():
+            node.joins_after -= 1
+        return [node.node_id for node in self.nodes.values() if node.present and node.joins_after < 0]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Let the nodes work on messages; return the ids of those that could be stored."""
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"{self._draw():016x}{self._draw():016x}"
+            if message.metadata.reply_to_message_id or message.metadata.ttl <= 0:
+                raise ValueError("a message from the server is no reply, and has a time to live")
+            node = self.nodes[message.metadata.dst_node_id]
+            category = message.metadata.message_type.partition(".")[0]
+            how = node.transport.get(message.metadata.message_type, node.transport.get(category))
+            if how == "unstorable":
+                continue
+            ids.append(message.metadata.message_id)
+            self.sent.append(deepcopy(message))
+            if how == "drop":
+                continue
+            due = time.monotonic() + (node.delay if category != "query" else 0.0)
+            self._replies[message.metadata.message_id] = [
+                (due, reply) for reply in self._work(message, node, how)
+            ]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there by now, in random order."""
+        now, pulled = time.monotonic(), []
+        for message_id in message_ids:
+            if any(due <= now for due, _ in self._replies.get(message_id, [])):
+                pulled += [reply for _, reply in self._replies.pop(message_id)]
+        return [pulled[place] for place in self.random.permutation(len(pulled))]
+
+    def _work(self, message: Message, node: Node, how: str | None) -> list[Message]:
+        if how == "unavailable":  # what the SuperLink says in a node's place; the import takes a second
+            from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
+
+            return [create_message_error_unavailable_res_message(message.metadata, "node_unavail")]
+        try:
+            reply = self.app(deepcopy(message), node.context)
+        except Exception as error:  # as flwr/server/superlink/fleet/vce/vce_api.py does
+            reply = Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
+        return [deepcopy(reply) for _ in range(2 if how == "twice" else 1)]
+
+    def _draw(self) -> int:
+        return int(self.random.integers(1 << 63))

@@ -1,0 +1,360 @@
+"""What a method of one's own can be made of: each hook in a small scheme whose run is worked out by hand.
+
+The three clients of the fixture: p = (1, 2, 5)/8, Δ_i = (c_i − w)/2 with c = (3, 2, −1), F80: τ = (.2, .6, 1).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+
+from strategies import (
+    AsynchronousConfig,
+    AsynchronousStrategy,
+    FedAvg,
+    Progress,
+    SynchronousConfig,
+    messages,
+    streams,
+)
+from strategies.arrays import Vector
+from strategies.cache import ClientVectors
+from strategies.chain import Contribution
+from strategies.clock import VirtualClock
+from strategies.ledger import Member
+from strategies.roster import Client
+
+Make = Callable[..., Any]
+
+
+# ---- FedBuff with a discount for staleness, and so many at work --------------------------------------------
+
+
+@dataclass(frozen=True)
+class ConcurrentFedBuffConfig(AsynchronousConfig):
+    """m contributions make a model, at most M_c clients are at work."""
+
+    aggregation_weights: str = "identical"
+    buffer_size: int = 2
+    concurrency: int = 3
+
+
+class ConcurrentFedBuff(AsynchronousStrategy):
+    """FedBuff (Nguyen et al. 2022, algorithm 1): Σ (1 + δ_i)^−½ Δ_i / m; a free client drawn at random goes next."""
+
+    Config = ConcurrentFedBuffConfig
+    config: ConcurrentFedBuffConfig
+
+    def ready(self, arrived: int) -> bool:
+        return arrived >= self.config.buffer_size
+
+    def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
+        return [(1 + c.staleness) ** -0.5 / self.config.buffer_size for c in contributions]
+
+    def choose(self, free: Sequence[Member]) -> list[Member]:
+        idle, places = self.ledger.idle, self.config.concurrency - len(self.ledger.tasks)
+        rng = streams.generator(self.config.seed, "next-clients", self.ledger.handed_out)
+        return [idle[i] for i in rng.choice(len(idle), min(places, len(idle)), replace=False)]
+
+
+# ---- The last update of every client -----------------------------------------------------------------------
+
+
+class AllClientCache(AsynchronousStrategy):
+    """At every arrival h_j ← Δ_j and W ← W + Σ p_i h_i (Gu et al. 2021), once all have answered."""
+
+    cache: ClientVectors | None = None
+
+    def ready(self, arrived: int) -> bool:
+        return all(member.answers for member in self.ledger.counting)
+
+    def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
+        return [self.importance()[c.client.index] for c in contributions]
+
+    def counted(self, contribution: Contribution) -> Vector:
+        if self.cache is None:
+            self.cache = ClientVectors(np.zeros(len(self.model)), len(self.ledger.members))
+        self.cache.put(contribution.client.index, contribution.update)
+        return contribution.update
+
+    def direction(self, total: Vector) -> Vector:
+        assert self.cache is not None
+        return self.cache.weighted_sum(self.importance())
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | ({} if self.cache is None else self.cache.state("updates"))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.cache = ClientVectors.restored(state, "updates")
+
+    def reset(self) -> None:
+        super().reset()
+        self.cache = None
+
+
+# ---- A constant vector in the local step -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScaffoldConfig(SynchronousConfig):
+    """γ and K of the clients, whose replies don't tell."""
+
+    lr: float = 0.5
+    local_steps: int = 1
+
+
+class Scaffold(FedAvg):
+    """SCAFFOLD, option II (Karimireddy et al. 2020, algorithm 1); the server holds every c_i, and clients nothing."""
+
+    Config = ScaffoldConfig
+    config: ScaffoldConfig
+    streams = False
+    variates: ClientVectors | None = None
+
+    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+        if self.variates is None:
+            self.variates = ClientVectors(np.zeros(len(self.model)), len(self.clients))
+        self.common = self.variates.weighted_sum(self.importance())
+        for client in clients:
+            yield {messages.CONSTANT: self.common - self.variates.get(client.index)}
+
+    def counted(self, contribution: Contribution) -> Vector:
+        assert self.variates is not None
+        i, speed = contribution.client.index, self.config.lr * self.config.local_steps
+        self.variates.put(i, self.variates.get(i) - self.common - contribution.update / speed)
+        return contribution.update
+
+    def reset(self) -> None:
+        super().reset()
+        self.variates = None
+
+
+# ---- Late work, whole models -------------------------------------------------------------------------------
+
+
+class Rennala(AsynchronousStrategy):
+    """Only work on the present model counts, a client as often as it comes (Tyurin & Richtárik 2023)."""
+
+    def ready(self, arrived: int) -> bool:
+        return arrived >= 2
+
+    def accept(self, contribution: Contribution) -> bool:
+        return contribution.staleness == 0
+
+    def choose(self, free: Sequence[Member]) -> Sequence[Member]:
+        return free
+
+    def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
+        return [1 / len(contributions)] * len(contributions)
+
+
+class FedAsync(AsynchronousStrategy):
+    """W ← (1−α_t) W + α_t w_i with α_t = α (δ+1)^−½ (Xie et al. 2019), of whole models w_i."""
+
+    def ready(self, arrived: int) -> bool:
+        return True
+
+    def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
+        return [0.6 * (c.staleness + 1) ** -0.5 for c in contributions]
+
+    def counted(self, contribution: Contribution) -> Vector:
+        return contribution.model - self.model
+
+
+# ---- Runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """What was reported, and the states after every aggregation."""
+
+    strategy: Any
+    seen: list[Progress]
+    states: list[Any]
+
+    @property
+    def values(self) -> list[float]:
+        return [float(p.arrays["w"].numpy()[0]) for p in self.seen]
+
+
+@pytest.fixture
+def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
+    def run(kind: Any, rounds: int, *, grid: Any = None, state: Any = None, **options: Any) -> Run:
+        done = Run(None, [], [])
+
+        def observe(progress: Progress) -> None:
+            done.seen.append(progress)
+            state = done.strategy.state()
+            done.states.append({k: v.copy() if isinstance(v, np.ndarray) else v for k, v in state.items()})
+
+        done.strategy = kind(kind.Config(**options), clock=VirtualClock(), observer=observe)
+        if state is not None:
+            done.strategy.restore(state)
+        done.strategy.start(
+            grid or federation(), model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config()
+        )
+        return done
+
+    return run
+
+
+def test_a_discount_for_staleness_by_hand(go: Make) -> None:
+    # M_c = 3: all are at work, and only the one that has answered is free: it is handed the model at once.
+    # 0@.2 and 0@.4, both of model 0: (1 + 1)/2, w = 2. Then 0@.6 of model 1, δ = 0, Δ = .5, with 1@.6 of model 0,
+    # δ = 1, Δ = .5: w = 2 + (.5 + .5/√2)/2.
+    run = go(ConcurrentFedBuff, 2)
+    assert run.values == pytest.approx([1.0, 2.0, 2.0 + (0.5 + 0.5 / 2**0.5) / 2], rel=1e-12)
+    assert [p.time for p in run.seen] == pytest.approx([0, 0.4, 0.6])
+    assert run.seen[1].clients["participation"] == [2, 0, 0]
+
+
+def test_so_many_are_at_work_and_all_get_their_turn(go: Make, federation: Make) -> None:
+    grid, at_work = federation(range(8), [1] * 8), []
+    pull = grid.pull_messages
+
+    def watched(ids: Any) -> Any:
+        at_work.append(sum(grid.under_way().values()))
+        return pull(ids)
+
+    grid.pull_messages = watched
+    run = go(ConcurrentFedBuff, 60, grid=grid, concurrency=3, eval_every=60)
+    assert max(at_work) == 3
+    assert set(at_work[20:]) == {3}
+    assert min(run.seen[-1].clients["participation"]) > 0
+    assert run.seen[-1].clients["observed-share"] == pytest.approx(
+        run.seen[-1].clients["expected-share"], abs=0.2
+    )
+
+
+def test_a_cache_of_last_updates_by_hand(go: Make) -> None:
+    # All have answered at 1: h = (1, .5, −1), Σ p h = −3/8, w = 5/8. Then 0@1.2: h_0 = (3 − 5/8)/2 = 19/16 and
+    # Σ p h = (19/16 + 1 − 5)/8 = −45/128, w = 35/128. 0@1.4: h_0 = (3 − 35/128)/2, and so on.
+    run = go(AllClientCache, 3)
+    assert [p.time for p in run.seen] == pytest.approx([0, 1.0, 1.2, 1.4])
+    w = 35 / 128
+    assert run.values == [1.0, 0.625, w, w + ((3 - w) / 2 + 1 - 5) / 8]
+    assert [p.metrics["contributions"] for p in run.seen[1:]] == [3, 1, 1]
+
+
+def test_control_variates_by_hand(go: Make) -> None:
+    # Round 1 is FedAvg's: w = 5/8. c_i = −Δ_i/.5 = g_i(1) = (−2, −1, 2), c = (−2 − 2 + 10)/8 = 3/4. Round 2: the
+    # gradients at 5/8 are (−2.375, −1.375, 1.625); with c − c_i all are .375: Δ_i = −.1875, the same for all.
+    run = go(Scaffold, 2)
+    assert run.values == [1.0, 0.625, 0.4375]
+    variates = run.strategy.variates
+    assert [variates.get(i)[0] for i in range(3)] == [-2.375, -1.375, 1.625]
+    assert run.seen[2].metrics["bytes-down"] == 2 * run.seen[2].metrics["bytes-up"]  # two vectors for one
+
+
+def test_late_work_is_thrown_away_and_its_client_gets_the_present_model(go: Make, federation: Make) -> None:
+    # 0@.2 and 0@.4: Δ = 1 each, w = 2. 0@.6 counts; 1@.6 is late, next 1@1.2. 0@.8: Δ = .5 each, w = 2.5. 0@1; 2@1 is
+    # late. 0@1.2: w = 2.75; then 1@1.2 is late.
+    grid = federation()
+    run = go(Rennala, 4, grid=grid)
+    assert run.values == [1.0, 2.0, 2.5, 2.75, 2.875]
+    assert [p.time for p in run.seen] == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
+    assert [p.metrics.get("discarded-updates") for p in run.seen[1:]] == [None, 1, 1, 1]
+    sent = [m.content.config_records["config"] for m in grid.requests()]
+    assert [(c["server-round"] - 1) for c in sent if c["client"] == 1] == [0, 1, 3]
+    assert run.seen[-1].clients["participation"] == [8, 0, 0]
+
+
+def test_whole_models_by_hand(go: Make) -> None:
+    # 0@.2: w_0 = 2, α = .6: w = 1.6. 0@.4: w_0 = 2.3, w = 1.6 + .6·.7 = 2.02. 0@.6: w_0 = 2.51, w = 2.02 + .6·.49,
+    # 2.314. 1@.6 of model 0: w_1 = 1.5, δ = 3, α = .3: w = 2.314 − .3·.814.
+    run = go(FedAsync, 4)
+    assert run.values == pytest.approx([1.0, 1.6, 2.02, 2.314, 2.0698], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [ConcurrentFedBuff, AllClientCache, Rennala, FedAsync])
+def test_resumed_after_any_aggregation_it_is_the_same_run(go: Make, federation: Make, kind: Any) -> None:
+    def grid() -> Any:
+        return federation([3.0, 2.0, -1.0, 0.5, 7.0], [1, 2, 5, 3, 4])
+
+    whole = go(kind, 9, grid=grid(), time_scenario="exponential")
+    for k in range(1, 9):
+        rest = go(kind, 9, grid=grid(), state=whole.states[k], time_scenario="exponential")
+        assert whole.values[: k + 1] + rest.values == whole.values
+        assert [(p.time, p.metrics, p.clients) for p in whole.seen[k + 1 :]] == [
+            (p.time, p.metrics, p.clients) for p in rest.seen
+        ]
+
+
+def test_arrays_to_a_client_and_back_in_both_loops(federation: Make, model: Make, train_config: Make) -> None:
+    got: list[tuple[int, list[float]]] = []
+
+    class Echo:
+        """Sends each client a vector of its own and reads it back."""
+
+        def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+            return iter([{"echo": np.array([10.0 + client.index])} for client in clients])
+
+        def counted(self, contribution: Contribution) -> Vector:
+            got.append((contribution.client.index, contribution.arrays["echo"]["w"].numpy().tolist()))
+            return contribution.update
+
+    class Rounds(Echo, FedAvg):
+        pass
+
+    class Events(Echo, AllArrivals):
+        pass
+
+    for kind, number in ((Rounds, 1), (Events, 3)):
+        grid = federation()
+        plain = grid.app
+
+        def app(message: Any, context: Any, plain: Any = plain) -> Any:
+            reply = plain(message, context)
+            if (echo := messages.arrays_of(message, "echo")) is not None:
+                reply.content["echo"] = ArrayRecord(dict(echo))
+            return reply
+
+        grid.app = app
+        got.clear()
+        kind().start(grid, model(1.0), num_rounds=number, train_config=train_config())
+        assert [values for _, values in got] == [[10.0 + index] for index, _ in got]
+        assert len(got) == 3
+
+
+class AllArrivals(AsynchronousStrategy):
+    """A scheme that says no more than when."""
+
+    def ready(self, arrived: int) -> bool:
+        return arrived >= 1
+
+
+def test_without_periods_they_are_those_observed(go: Make) -> None:
+    # 0@.2 0@.4 0@.6 1@.6: contributions (3, 1, 0), the last taken as 1: for the fifth, P = (5/3, 5, 5).
+    run = go(AllArrivals, 4)
+    assert run.seen[4].clients["participation"] == [3, 1, 0]
+    assert run.seen[4].clients["weight"] == pytest.approx([5 / 3 / 8, 5 * 2 / 8, 5 * 5 / 8])
+
+
+def test_a_vector_of_each_client() -> None:
+    vectors = ClientVectors(np.array([1.0, 2.0]), 2)
+    vectors.put(7, np.array([3.0, 4.0]))
+    vectors.put(0, np.array([5.0, 6.0]))
+    assert vectors.get(3).tolist() == [1.0, 2.0]  # one more than there was room for
+    assert vectors.weighted_sum({7: 0.5, 0: 1.0, 3: 2.0}).tolist() == [5 + 1.5 + 2, 6 + 2 + 4]
+    restored = ClientVectors.restored(vectors.state("x"), "x")
+    assert restored is not None
+    assert restored.clients == [7, 0, 3]
+    assert [restored.get(i).tolist() for i in (0, 3, 7)] == [[5, 6], [1, 2], [3, 4]]
+    assert ClientVectors.restored({}, "x") is None
+
+
+def test_the_scheme_of_the_readme_has_a_parameter_of_its_own(go: Make) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(from dataclasses import dataclass\n.*?)```", readme, re.S)
+    assert code is not None
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code[1], "README.md", "exec", dont_inherit=True), names)
+    # 0@.2: w = 1 + 1. 0@.4: 2 + .5. 0@.6: 2.5 + .25. 1@.6 of model 0: δ = 3, w = 2.75 + .5/4^discount.
+    assert go(names["Discount"], 4, discount=1.0).values == [1.0, 2.0, 2.5, 2.75, 2.875]
+    assert go(names["Discount"], 4).values == [1.0, 2.0, 2.5, 2.75, 3.0]
