@@ -106,11 +106,7 @@ def train(
         If ``rule.beta`` < 1 and no ``neighbours`` are given.
     """
     w = Tensors({name: value.clone() for name, value in start.items()})
-    anchors = Anchors(
-        Tensors(start),
-        None if neighbours is None else Tensors(neighbours),
-        None if constant is None else Tensors(constant),
-    )
+    anchors = Anchors(*(None if one is None else Tensors(one) for one in (start, neighbours, constant)))
     velocity: Tensors | None = None
     total, count = x.new_zeros((), dtype=torch.float32), x.new_zeros((), dtype=torch.float32)
     for rows, mask in batches:
