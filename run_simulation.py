@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 finished, 1 bad input, 130 interrupted."""
     options = _parser().parse_args(arguments)
     if options.compare:
-        from fedapp.reproduce.command import compare
+        from research.reproduce.command import compare
 
         print(
             compare(Path("results"), IN_PROCESS[-1] if options.engine == "ray" else options.engine).absolute()

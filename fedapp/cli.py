@@ -1,6 +1,7 @@
 """The command ``fedapp``: what one does around runs."""
 
 import itertools
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +11,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedapp import federation
+from fedapp.client_graph import graph_arrays
 from fedapp.config import ConfigError, RunConfig
 from fedapp.config.options import read_options
 from fedapp.data import DataError
-from fedapp.data.message import client_message
 from fedapp.deploy.cli import app as deploy_app
-from fedapp.reproduce.command import reproduce
-from fedapp.theory.command import bounds
 from strategies import graph
-from strategies.client_graph import ClientGraph
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_show_locals=False
@@ -32,8 +29,9 @@ def commands() -> None:
     """Tools around federated runs."""
 
 
-app.command("reproduce")(reproduce)
-app.command("bounds")(bounds)
+# What other packages add, such as the research that comes with the app's source.
+for entry in sorted(entry_points(group="fedapp.commands"), key=lambda each: each.name):
+    app.command(entry.name)(entry.load())
 
 
 @app.command("graph")
@@ -116,18 +114,6 @@ def keys() -> None:
     from fedapp.config.document import document
 
     print(document(), end="")
-
-
-def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
-    """Return the graph of a partition, as a run would have it: messages (C, d), and (C, C) arrays from them."""
-    dataset = federation.dataset_of(config, num_clients)
-    partition = federation.partition_of(config, num_clients)
-    vectors = np.stack(
-        [client_message(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
-    )
-    clients = ClientGraph(config.message_floor, config.neighbours)
-    clients.build(range(num_clients), vectors)
-    return clients.snapshot()
 
 
 def _normality(mis: np.ndarray, floor: float) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedapp.reproduce.plan import Plan
+from research.reproduce.plan import Plan
 
 # A run takes a tenth of a second.
 TINY = {

@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image
 
 from fedapp.config import RunConfig
-from fedapp.reproduce.experiment import Results
-from fedapp.reproduce.plan import Plan, PlannedRun, read_plan
-from fedapp.reproduce.report import Report
-from fedapp.reproduce.runs import Curves, Run, Runs
+from research.reproduce.experiment import Results
+from research.reproduce.plan import Plan, PlannedRun, read_plan
+from research.reproduce.report import Report
+from research.reproduce.runs import Curves, Run, Runs
 
 
 def make_run(labels: Mapping[str, Any], metrics: Mapping[str, Sequence[float | None]], **config: Any) -> Run:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedapp.reproduce.command import from_results
-from fedapp.reproduce.plan import folder_of_plans
-from fedapp.reproduce.store import FILE, MOST_BYTES
-from fedapp.reproduce.summary import NAME, table
+from research.reproduce.command import from_results
+from research.reproduce.plan import folder_of_plans
+from research.reproduce.store import FILE, MOST_BYTES
+from research.reproduce.summary import NAME, table
 
 RESULTS = folder_of_plans() / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fedapp.models import PERCEPTRON_SLOPE
-from fedapp.reproduce import paper_000
-from fedapp.reproduce import paper_000_synthetic as synthetic
-from fedapp.reproduce.experiment import Results, collect
-from fedapp.reproduce.plan import read_plan
-from fedapp.reproduce.runner import perform
-from fedapp.reproduce.runs import Runs
-from fedapp.reproduce.store import FILE, read_stored
-from fedapp.reproduce.synthetic_problem import Points, Problem
+from research.reproduce import paper_000
+from research.reproduce import paper_000_synthetic as synthetic
+from research.reproduce.experiment import Results, collect
+from research.reproduce.plan import read_plan
+from research.reproduce.runner import perform
+from research.reproduce.runs import Runs
+from research.reproduce.store import FILE, read_stored
+from research.reproduce.synthetic_problem import Points, Problem
 from tests.reproduce.made_up import check_figures, make_run, outcome, results_of
 
 PLAN = read_plan("000-synthetic")

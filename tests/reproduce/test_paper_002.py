@@ -5,8 +5,8 @@ import math
 import pytest
 
 from fedapp.data import DataError
-from fedapp.reproduce import paper_002, surrogate_optima
-from fedapp.reproduce.runs import Runs
+from research.reproduce import paper_002, surrogate_optima
+from research.reproduce.runs import Runs
 from tests.reproduce.made_up import check_figures, evidence, make_run, outcome, plan_with, results_of
 
 PROBLEMS = ("MNIST", "MNIST-shard")

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from fedapp.reproduce import paper_003, study_003_graph
-from fedapp.reproduce.experiment import Results
-from fedapp.reproduce.plan import read_plan
-from fedapp.reproduce.runs import Runs
+from research.reproduce import paper_003, study_003_graph
+from research.reproduce.experiment import Results
+from research.reproduce.plan import read_plan
+from research.reproduce.runs import Runs
 from tests.reproduce.made_up import check_figures, evidence, make_run, outcome, plan_with, results_of
 
 BALANCED, IMBALANCED = "femnist balanced, A", "femnist imbalanced, A"

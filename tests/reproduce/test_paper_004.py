@@ -3,11 +3,11 @@
 import pytest
 import safetensors.numpy
 
-from fedapp.reproduce import paper_004
-from fedapp.reproduce.experiment import collect
-from fedapp.reproduce.plan import read_plan
-from fedapp.reproduce.runner import perform
-from fedapp.reproduce.store import FILE, read_stored
+from research.reproduce import paper_004
+from research.reproduce.experiment import collect
+from research.reproduce.plan import read_plan
+from research.reproduce.runner import perform
+from research.reproduce.store import FILE, read_stored
 from tests.reproduce.made_up import check_figures, make_run, outcome, results_of
 
 PLAN = read_plan("004-limits")

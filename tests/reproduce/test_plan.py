@@ -3,7 +3,7 @@
 import pytest
 
 from fedapp.config import ConfigError
-from fedapp.reproduce.plan import STORED, folder_of_plans, plan_names, read_plan
+from research.reproduce.plan import STORED, folder_of_plans, plan_names, read_plan
 
 
 def test_a_grid_is_every_combination_with_the_last_axis_fastest(plan):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fedapp.reproduce.report import Report, Row, judge, not_run, write_report
-from fedapp.reproduce.summary import MARKER, table, write_summary
+from research.reproduce.report import Report, Row, judge, not_run, write_report
+from research.reproduce.summary import MARKER, table, write_summary
 
 CLAIMS = {
     "1": {"text": "one", "rule": "|a / {wanted} − 1| ≤ {close}", "thresholds": {"wanted": 2.0, "close": 0.5}},

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.config import ConfigError
-from fedapp.reproduce.runner import _only_one, perform, run_missing
-from fedapp.reproduce.store import FILE, is_finished
+from research.reproduce.runner import _only_one, perform, run_missing
+from research.reproduce.store import FILE, is_finished
 
 ENGINE = {"engine": "sequential"}
 

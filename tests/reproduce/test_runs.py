@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedapp.reproduce.runs import Runs, decide, geometric_mean, in_all, is_lower
+from research.reproduce.runs import Runs, decide, geometric_mean, in_all, is_lower
 from tests.reproduce.made_up import make_run
 
 

@@ -9,10 +9,10 @@ import tomli_w
 from pyarrow import parquet
 
 from fedapp.config import RunConfig
-from fedapp.reproduce import store
-from fedapp.reproduce.plan import PlannedRun
-from fedapp.reproduce.runs import Curves
-from fedapp.reproduce.store import Stored, is_finished, read_folder, read_stored, write_stored
+from research.reproduce import store
+from research.reproduce.plan import PlannedRun
+from research.reproduce.runs import Curves
+from research.reproduce.store import Stored, is_finished, read_folder, read_stored, write_stored
 
 
 def write_folder(path, records):

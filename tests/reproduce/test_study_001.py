@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedapp.reproduce import floor_losses, floor_measure
-from fedapp.reproduce import study_001_floor as study
-from fedapp.reproduce.experiment import Results
-from fedapp.reproduce.floor_losses import Logistic, Losses, Powers, Quadratics
-from fedapp.reproduce.plan import Plan, read_plan
-from fedapp.reproduce.report import Report
-from fedapp.reproduce.runs import Runs
-from fedapp.theory.constants import AssumptionError
+from research.reproduce import floor_losses, floor_measure
+from research.reproduce import study_001_floor as study
+from research.reproduce.experiment import Results
+from research.reproduce.floor_losses import Logistic, Losses, Powers, Quadratics
+from research.reproduce.plan import Plan, read_plan
+from research.reproduce.report import Report
+from research.reproduce.runs import Runs
+from research.theory.constants import AssumptionError
 
 KINDS = ("quadratics", "logistic", "powers")
 

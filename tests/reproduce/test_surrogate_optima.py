@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
-from fedapp.reproduce.surrogate_optima import optima, surrogate_weights
+from research.reproduce.surrogate_optima import optima, surrogate_weights
 
 CONFIG = {
     "dataset": "digits", "model": "logistic", "strategy": "async-fedavg", "client-weights": "uniform", "l2": 1e-3,

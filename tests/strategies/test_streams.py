@@ -82,7 +82,7 @@ def test_unpredictable_streams_differ() -> None:
 
 def calls() -> Iterator[tuple[str, str]]:
     """Every purpose that the project draws for, and where."""
-    for folder in ("strategies", "fedapp", "custom", "benchmarks"):
+    for folder in ("strategies", "fedapp", "custom", "research", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.theory.problems import Quadratics
+from research.theory.problems import Quadratics
 
 
 def _strategies_conftest():

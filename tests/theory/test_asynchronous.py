@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.theory import asynchronous
-from fedapp.theory.constants import AssumptionError, Constants, StepSizeError
-from fedapp.theory.problems import quadratics
+from research.theory import asynchronous
+from research.theory.constants import AssumptionError, Constants, StepSizeError
+from research.theory.problems import quadratics
 
 BY_HAND = Constants(num_clients=4, L=2.0, distance2=6.0)
 

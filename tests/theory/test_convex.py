@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.theory.constants import AssumptionError, Constants, StepSizeError
-from fedapp.theory.convex import convex_bound, convex_floor, drift_bound
-from fedapp.theory.problems import quadratics
+from research.theory.constants import AssumptionError, Constants, StepSizeError
+from research.theory.convex import convex_bound, convex_floor, drift_bound
+from research.theory.problems import quadratics
 
 BY_HAND = Constants(num_clients=5, L=2.0, sigma2=3.0, zeta2=0.5, distance2=4.0)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.theory.constants import AssumptionError, Constants, StepSizeError
-from fedapp.theory.lojasiewicz import drift_bound, lojasiewicz_bound, pl_bound
-from fedapp.theory.problems import quadratics
+from research.theory.constants import AssumptionError, Constants, StepSizeError
+from research.theory.lojasiewicz import drift_bound, lojasiewicz_bound, pl_bound
+from research.theory.problems import quadratics
 
 BY_HAND = Constants(num_clients=4, L=1.0, sigma2=2.0, mean_zeta2=0.5, Delta=6.0, Gamma=2.0)
 

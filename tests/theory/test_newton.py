@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedapp.theory.constants import AssumptionError
-from fedapp.theory.newton import conjugate_gradients, newton
-from fedapp.theory.problems import ClientData, Logistic
+from research.theory.constants import AssumptionError
+from research.theory.newton import conjugate_gradients, newton
+from research.theory.problems import ClientData, Logistic
 
 
 @pytest.fixture(scope="module")

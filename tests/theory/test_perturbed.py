@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedapp.theory import perturbed
-from fedapp.theory.constants import AssumptionError, Constants, StepSizeError
-from fedapp.theory.problems import Quadratics, lower_bound_problem, quadratics
+from research.theory import perturbed
+from research.theory.constants import AssumptionError, Constants, StepSizeError
+from research.theory.problems import Quadratics, lower_bound_problem, quadratics
 
 # L_α = 4 with α = 2.
 BY_HAND = Constants(num_clients=2, L=2.0, mu=1.0, S=0.5, sigma2=4.0, G2=3.0, Gamma=0.25, Delta=5.0)

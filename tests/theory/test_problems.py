@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedapp.theory import estimates
-from fedapp.theory.constants import AssumptionError
-from fedapp.theory.problems import ClientData, FrozenSlope, Logistic, Problem, Quadratics, quadratics
+from research.theory import estimates
+from research.theory.constants import AssumptionError
+from research.theory.problems import ClientData, FrozenSlope, Logistic, Problem, Quadratics, quadratics
 
 
 def some_clients(

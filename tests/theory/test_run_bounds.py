@@ -17,7 +17,7 @@ import run_simulation
 from fedapp.cli import app
 from fedapp.config import ConfigError
 from fedapp.data import load_dataset
-from fedapp.theory.run_bounds import bounds_of_run
+from research.theory.run_bounds import bounds_of_run
 
 CLIENTS, L2, LR = 4, 0.5, 0.002
 COMMON = {

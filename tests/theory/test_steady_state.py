@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.theory.constants import AssumptionError, StepSizeError
-from fedapp.theory.steady_state import (
+from research.theory.constants import AssumptionError, StepSizeError
+from research.theory.steady_state import (
     Agents,
     LeastMeanSquares,
     limit_point,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.theory import asynchronous, convex, lojasiewicz, perturbed
-from fedapp.theory.constants import Constants
-from fedapp.theory.problems import Quadratics, lower_bound_problem
+from research.theory import asynchronous, convex, lojasiewicz, perturbed
+from research.theory.constants import Constants
+from research.theory.problems import Quadratics, lower_bound_problem
 from strategies import AsyncFedAvg, FedAvg, FedFix, FedProx, Progress, Spectral
 
 Make = Callable[..., Any]

@@ -1,0 +1,99 @@
+"""All strategies on one problem, by the accuracy that each has reached at a given time."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+from scipy.stats import t as student
+
+from fedapp.report.figures import STEPS, new_figure, save, style_axes
+from research.reproduce.curves import COLORS, set_view
+from research.reproduce.experiment import Results
+from research.reproduce.plan import Plan
+from research.reproduce.report import Report, Row
+from research.reproduce.runs import Run, Runs, mean
+
+
+def comparison(results: Results, plan: Plan, folder: Path) -> Report:
+    """Test accuracy against virtual time, each strategy at its best step size, with bands over seeds."""
+    runs = results.runs
+    best = {name: _best_rate(runs.where(strategy=name)) for name in runs.labels("strategy")}
+    target = plan.setting("share") * max(mean(cell.tails("accuracy")) for cell in best.values())
+    columns: dict[str, Callable[[Run], float]] = {
+        "accuracy, %": lambda run: 100 * float(run.tail("accuracy").mean()),
+        "averaged over time, %": lambda run: 100 * _average(run),
+        f"time to {target:.1%}": lambda run: _time_to(run, target),
+        "MB to the server": lambda run: run.facts["bytes-up"] / 1e6,
+    }
+    report = Report(figures=[_draw(folder, best, plan.setting("confidence-from"))])
+    lines = [f"| strategy | step size | {' | '.join(columns)} |", "|---|--:" + "|--:" * len(columns) + "|"]
+    for name, cell in best.items():
+        rows = [
+            Row(f"{name}: {column}", [measure(run) for run in cell]) for column, measure in columns.items()
+        ]
+        report.rows += rows
+        lines.append(f"| {name} | {cell[0].config.lr:g} | {' | '.join(row.text(3) for row in rows)} |")
+    report.extra.append("\n".join(["## Strategies", "", *lines]))
+    return report
+
+
+def _best_rate(runs: Runs) -> Runs:
+    """Keep the runs of the step size with the highest accuracy averaged over time, if there were several."""
+    rates = list(dict.fromkeys(run.config.lr for run in runs))
+
+    def cell(rate: float) -> Runs:
+        return Runs(run for run in runs if run.config.lr == rate)
+
+    def score(rate: float) -> float:
+        value = mean([_average(run) for run in cell(rate)])
+        return value if math.isfinite(value) else -math.inf
+
+    return cell(max(rates, key=score))
+
+
+def _average(run: Run) -> float:
+    """Accuracy averaged over virtual time."""
+    times, accuracy = run.column("time"), run.column("accuracy")
+    return float(np.sum(accuracy[:-1] * np.diff(times)) / (times[-1] - times[0]))
+
+
+def _time_to(run: Run, target: float) -> float:
+    reached = np.flatnonzero(run.column("accuracy") >= target)
+    return float(run.column("time")[reached[0]]) if reached.size else math.nan
+
+
+def _draw(folder: Path, best: dict[str, Runs], enough: int) -> Path:
+    """Draw the curves; with ``enough`` seeds bands are confidence intervals, which say next to nothing with fewer."""
+    first = next(iter(best.values()))[0]
+    config = first.config
+    seeds = min(map(len, best.values()))
+    facts = f"{config.dataset}, {first.planned.num_clients} clients, {config.time_scenario}"
+    kind = "95 % confidence" if seeds >= enough else "lowest to highest"
+    bands = f", {seeds} seeds, bands: {kind}" if seeds > 1 else ""
+    figure = new_figure(4.6, f"Clients unlike in data and in speed: {facts}{bands}")
+    whole, half = figure.subplots(1, 2)
+    drawn = []
+    for (name, cell), color in zip(best.items(), COLORS, strict=False):
+        grid, curves = cell.curves("accuracy")
+        middle, n = curves.mean(axis=0), len(cell)
+        drawn.append((grid, middle))
+        low, high = curves.min(axis=0), curves.max(axis=0)
+        if n >= enough:
+            width = student.ppf(0.975, n - 1) * curves.std(axis=0, ddof=1) / math.sqrt(n)
+            low, high = middle - width, middle + width
+        for axes in (whole, half):
+            axes.plot(grid, middle, color=color, lw=1.6, label=name)
+            if n > 1:
+                axes.fill_between(grid, low, high, color=color, alpha=0.12, lw=0)
+    end = max(grid[-1] for grid, _ in drawn)
+    for axes, start, title in ((whole, 0.0, "the whole run"), (half, end / 2, "its second half")):
+        style_axes(axes)
+        axes.set(xlabel="virtual time", ylabel="test accuracy", xlim=(start, end), title=title)
+        axes.title.set_fontsize(10)
+        set_view(axes, [(grid[grid >= start], middle[grid >= start]) for grid, middle in drawn])
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    handles, labels = whole.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    return save(figure, folder / "comparison.png")

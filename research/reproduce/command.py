@@ -1,0 +1,157 @@
+"""``fedapp reproduce``: from an experiment's name to its report."""
+
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from fedapp.config import ConfigError
+from fedapp.data import DataError
+from fedapp.engine.in_process import IN_PROCESS
+from fedapp.federation import absolute
+from research.reproduce.experiment import RUNS, collect, report_on
+from research.reproduce.plan import Plan, plan_names, read_plan
+from research.reproduce.runner import run_missing
+from research.reproduce.store import FILE, read_stored
+from research.reproduce.summary import write_summary
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="an experiment (see --list), or a TOML file with one")] = "",
+    list_all: Annotated[bool, typer.Option("--list", help="show every experiment and end")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="minutes on two cores: fewer rounds, clients or seeds")
+    ] = False,
+    engine: Annotated[str, typer.Option(help=f"what runs the clients: {', '.join(IN_PROCESS)}")] = IN_PROCESS[
+        -1
+    ],
+    data_path: Annotated[
+        str, typer.Option(help="folder with the data sets; none: from the Hugging Face hub")
+    ] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, each in a process of one thread")] = 1,
+    only: Annotated[
+        str, typer.Option(help="shell pattern: start only runs with such a name, e.g. 'MNIST*'")
+    ] = "*",
+    minutes: Annotated[
+        float, typer.Option(min=0, help="start no run after that, and report on those there are")
+    ] = math.inf,
+    from_curves: Annotated[
+        bool, typer.Option("--from-results", help="only the report, from curves.parquet: nothing is run")
+    ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="only the table of all verdicts, into README.md in --out")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="folder for the experiment's folder: its runs and report")] = Path(
+        "results/reproduce"
+    ),
+) -> None:
+    """Reproduce a figure or table of the papers: runs, figure, table, and a verdict on each published claim.
+
+    A finished run is never repeated: the same command goes on where an earlier one was stopped. What a report needs
+    of the runs is kept in curves.parquet, from which --from-results makes it again.
+    """
+    if summary:
+        print(write_summary(out).absolute())
+        return
+    if list_all or not name:
+        show_list(Console())
+        return
+    if engine not in IN_PROCESS:
+        raise SystemExit(f"error: --engine {engine}: allowed are {', '.join(IN_PROCESS)}")
+    try:
+        path = from_results(name, out, quick=quick) if from_curves else make(
+            name, out, quick=quick, engine=engine, data_path=absolute(data_path), jobs=jobs, minutes=minutes,
+            only=only, console=Console(),
+        )  # fmt: skip
+    except (ConfigError, DataError) as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        raise SystemExit(130) from None
+    print(path.absolute())
+
+
+def compare(results: Path, engine: str = IN_PROCESS[-1]) -> Path:
+    """Run every strategy on the embedded digits, print the table, and return the path of the figure."""
+    console = Console()
+    folder = make(
+        "compare",
+        results,
+        quick=False,
+        engine=engine,
+        data_path="",
+        jobs=os.cpu_count() or 1,
+        console=console,
+    ).parent
+    report = (folder / "report.md").read_text("utf-8")
+    console.print(Markdown(next(part for part in report.split("\n## ") if part.startswith("Strategies"))))
+    return folder / "comparison.png"
+
+
+def make(
+    name: str,
+    out: Path,
+    *,
+    quick: bool,
+    engine: str,
+    data_path: str,
+    jobs: int,
+    console: Console,
+    minutes: float = math.inf,
+    only: str = "*",
+) -> Path:
+    """Make an experiment's runs, curves.parquet and report in ``out/NAME`` (``NAME-quick``).
+
+    Returns
+    -------
+    Path
+        The report.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such experiment, or its file asks for something impossible.
+    """
+    plan, folder = _plan_and_folder(name, out, quick)
+    folder.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
+    if not plan.is_study:
+        failures = run_missing(
+            plan.runs(data_path), folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only,
+            console=console, have=read_stored(folder / FILE).curves,
+        )  # fmt: skip
+    for remark in collect(plan, folder, data_path=data_path, failures=failures):
+        console.print(remark, markup=False)
+    return report_on(plan, folder)
+
+
+def from_results(name: str, out: Path, *, quick: bool) -> Path:
+    """Make an experiment's report from ``curves.parquet`` in its folder alone; return its path.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such experiment, or no such file.
+    """
+    plan, folder = _plan_and_folder(name, out, quick)
+    if not (folder / FILE).exists():
+        raise ConfigError(f"--from-results: there is no {folder / FILE}")
+    return report_on(plan, folder)
+
+
+def _plan_and_folder(name: str, out: Path, quick: bool) -> tuple[Plan, Path]:
+    plan = read_plan(name)
+    return plan.as_quick() if quick else plan, out.expanduser() / (Path(name).stem + "-quick" * quick)
+
+
+def show_list(console: Console) -> None:
+    """Print every experiment: its name, title and claims."""
+    for name in plan_names():
+        plan = read_plan(name)
+        claims = f" [{', '.join(plan.claims)}]" if plan.claims else ""
+        console.print(f"{name:<16} {plan.title}{claims}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,275 @@
+"""An experiment's file: which runs, for which claims, and who reports on them."""
+
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from fedapp.config import ConfigError, RunConfig, Value, defaults
+from fedapp.config.options import repeated_key
+
+# Datasets that are read from --data-path; the others come with the app.
+STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare")
+
+NUM_CLIENTS, LABEL, DATA_PATH = "num-clients", "label", "data-path"
+
+# Keys that say where and how a run is recorded or computed, not what it computes.
+PLACES = (
+    DATA_PATH, "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
+    "checkpoint-every", "resume",
+)  # fmt: skip
+
+# Most runs are too short to be worth a checkpoint; an experiment with long ones says otherwise.
+NO_CHECKPOINTS: dict[str, Value] = {"checkpoint-every": 0}
+
+Axis = list[Value | dict[str, Value]]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Quick(_Strict):
+    """What ``--quick`` changes.
+
+    ``base`` wins over all else; an axis of ``grid`` and a number of ``settings`` take the place of their namesakes.
+    """
+
+    note: str
+    base: dict[str, Value] = Field(default_factory=dict)
+    grid: dict[str, Axis] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Reading(_Strict):
+    """How something is read here that the paper leaves open, and when that was chosen."""
+
+    text: str
+    chosen: str
+
+
+class Claim(_Strict):
+    """A part of a published claim that gets a verdict of its own.
+
+    Attributes
+    ----------
+    text : str
+        What is claimed.
+    rule : str
+        When it holds; ``{name}`` stands for a threshold.
+    thresholds : dict
+        The numbers, and names of cells of the grid, that the rule rests on: reports have them from here alone.
+    """
+
+    text: str
+    rule: str
+    thresholds: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _rule_can_be_filled_in(self) -> "Claim":
+        try:
+            self.filled_rule()
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"rule {self.rule!r}: {error!r} is no threshold") from None
+        return self
+
+    def filled_rule(self) -> str:
+        """Return the rule with its thresholds filled in."""
+        return self.rule.format(**{name: _shown(value) for name, value in self.thresholds.items()})
+
+
+def _shown(value: Any, between: str = "; ") -> Any:
+    """Return a threshold as a rule shows it: a list of names, or of pairs of names, in words."""
+    return between.join(str(_shown(each, " with ")) for each in value) if isinstance(value, list) else value
+
+
+class Plan(_Strict):
+    """The content of an experiment's TOML file.
+
+    Attributes
+    ----------
+    title, source : str
+        What it reproduces, and where that is published.
+    report : str
+        ``module:function`` of `research.reproduce` that reports on the runs; or, for a study, ``module``
+        (`research.reproduce.experiment`).
+    readings : list of Reading
+        What the paper leaves open.
+    claims : dict
+        The parts of the published claims that are judged, by id.
+    settings : dict
+        All numbers of a study, and those of a report that are no claim's threshold.
+    base : dict
+        Keys of the run config, and ``num-clients``, of all runs. A ``data-path`` is relative to that of the command.
+    grid : dict
+        Axes; a run for each combination, the last axis fastest. A value of an axis is a value of the run-config key
+        of that name, or a table with a ``label`` that sets several keys.
+    """
+
+    title: str
+    source: str
+    report: str
+    quick: Quick
+    readings: list[Reading] = Field(default_factory=list)
+    claims: dict[str, Claim] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    base: dict[str, Value] = Field(default_factory=dict)
+    grid: dict[str, Axis] = Field(default_factory=dict)
+    _is_quick: bool = PrivateAttr(False)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether `quick` has been applied."""
+        return self._is_quick
+
+    @property
+    def is_study(self) -> bool:
+        """Whether the report needs no runs."""
+        return ":" not in self.report
+
+    def as_quick(self) -> "Plan":
+        """Return the plan with what ``--quick`` changes."""
+        plan = self.model_copy(
+            update={
+                "base": {**self.base, **self.quick.base},
+                "grid": {**self.grid, **self.quick.grid},
+                "settings": {**self.settings, **self.quick.settings},
+            }
+        )
+        plan._is_quick = True
+        return plan
+
+    def parts(self, prefix: str) -> list[str]:
+        """Return the ids of the claims that begin like this, in the order of the file."""
+        return [claim for claim in self.claims if claim == prefix or claim.startswith(f"{prefix}-")]
+
+    def threshold(self, claim: str, name: str) -> Any:
+        """Return a threshold of a claim.
+
+        Raises
+        ------
+        ConfigError
+            If the file doesn't have it.
+        """
+        if claim not in self.claims or name not in self.claims[claim].thresholds:
+            raise ConfigError(f"claims.{claim}.thresholds.{name}: missing in the file of {self.title!r}")
+        return self.claims[claim].thresholds[name]
+
+    def setting(self, name: str) -> Any:
+        """Return a number of ``[settings]``.
+
+        Raises
+        ------
+        ConfigError
+            If the file doesn't have it.
+        """
+        if name not in self.settings:
+            raise ConfigError(f"settings.{name}: missing in the file of {self.title!r}")
+        return self.settings[name]
+
+    def labels(self, axis: str) -> list[Any]:
+        """Return the labels along an axis, in the order of the file."""
+        return [choice[LABEL] if isinstance(choice, dict) else choice for choice in self.grid.get(axis, [])]
+
+    def runs(self, data_path: str = "") -> "list[PlannedRun]":
+        """Return every run, checked.
+
+        Raises
+        ------
+        ConfigError
+            If a run's keys or values aren't those of the run config.
+        """
+        if self.is_study:
+            return []
+        planned = []
+        for point in itertools.product(*self.grid.values()):
+            values, labels = {**NO_CHECKPOINTS, **self.base}, {}
+            for axis, choice in zip(self.grid, point, strict=True):
+                settings = dict(choice) if isinstance(choice, dict) else {axis: choice}
+                labels[axis] = settings.pop(LABEL) if isinstance(choice, dict) else choice
+                values |= settings
+            values |= self.quick.base if self.is_quick else {}
+            num_clients = values.pop(NUM_CLIENTS, 0)
+            if not isinstance(num_clients, int) or num_clients < 1:
+                raise ConfigError(f"{NUM_CLIENTS} = {num_clients!r}: must be a whole number >= 1")
+            inside = str(values.get(DATA_PATH, ""))
+            if inside or values.get("dataset", defaults()["dataset"]) in STORED:
+                values[DATA_PATH] = str(Path(data_path, inside)) if inside else data_path
+            planned.append(PlannedRun(labels, RunConfig.load(values), num_clients))
+        return planned
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One point of the grid: its value on each axis, its config, its number of clients."""
+
+    labels: Mapping[str, Value]
+    config: RunConfig
+    num_clients: int
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of all that makes the run's result: points of a grid that have the same are the same run.
+
+        Keys at their default don't enter, so that a run is found again when the app has learnt new keys.
+        """
+        content = {
+            key: value
+            for key, value in self.config.flat().items()
+            if key not in PLACES and value != defaults()[key]
+        }
+        text = json.dumps({**content, NUM_CLIENTS: self.num_clients}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder: readable, then its key."""
+        parts = [
+            f"{axis}-{label}" if not isinstance(label, str) else label for axis, label in self.labels.items()
+        ]
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100] + "-" + self.key
+
+
+def key_of(name: str) -> str:
+    """Return the key at the end of a run's name."""
+    return name.rpartition("-")[2]
+
+
+def folder_of_plans() -> Path:
+    """Return the folder with the experiments' files, beside the package."""
+    return Path(__file__).parents[2] / "experiments"
+
+
+def plan_names() -> Iterator[str]:
+    """Yield the names of all experiments, in order."""
+    return (path.stem for path in sorted(folder_of_plans().glob("*.toml")))
+
+
+def read_plan(name: str) -> Plan:
+    """Read an experiment by its name, or from a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or it isn't as it should be.
+    """
+    path = Path(name).expanduser() if name.endswith(".toml") else folder_of_plans() / f"{name}.toml"
+    if not path.is_file():
+        raise ConfigError(f"NAME = {name!r}: allowed are {', '.join(plan_names())}, or a TOML file")
+    text = ""
+    try:
+        text = path.read_text("utf-8")
+        return Plan.model_validate(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {repeated_key(text.splitlines()) or f'not TOML ({error})'}") from None
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{path}: " + "; ".join(lines)) from None

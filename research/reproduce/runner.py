@@ -1,0 +1,199 @@
+"""Runs what isn't there yet, in worker processes that stay: starting one costs seconds, a run often less.
+
+A finished run is never repeated. One that was cut off goes on from its last checkpoint, or begins anew without one.
+"""
+
+import contextlib
+import fcntl
+import fnmatch
+import io
+import logging
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedapp.config import ConfigError, RunConfig
+from fedapp.results import RunDirectory
+from research.reproduce.plan import PlannedRun
+from research.reproduce.store import folder_of, is_finished
+
+
+def run_missing(
+    planned: Sequence[PlannedRun],
+    folder: Path,
+    *,
+    engine: str,
+    jobs: int,
+    have: Container[str] = (),
+    minutes: float = math.inf,
+    only: str = "*",
+    console: Console | None = None,
+) -> dict[str, str]:
+    """Run what has no finished run yet, with a bar over the grid and the time left.
+
+    Parameters
+    ----------
+    planned : sequence of PlannedRun
+        Points of the grid that are the same run are run once.
+    folder : Path
+        Holds a folder for each run, by `PlannedRun.name`.
+    engine : str
+        One of `fedapp.engine.in_process.IN_PROCESS`.
+    jobs : int
+        Worker processes, each with one thread.
+    have : container of str
+        Keys of the runs that are in curves.parquet: they need no folder.
+    minutes : float
+        No run is started after that.
+    only : str
+        Shell pattern; no run with another name is started.
+
+    Returns
+    -------
+    dict of str to str
+        Why each run that failed did so, by its name.
+
+    Raises
+    ------
+    ConfigError
+        If another process runs in this folder, or no run has a name like ``only``.
+    """
+    wanted = {each.key: each for each in planned if fnmatch.fnmatch(each.name, only)}
+    if not wanted:
+        raise ConfigError(f"--only {only}: no run has such a name; they are called like {planned[0].name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = {
+        each.name: each
+        for key, each in wanted.items()
+        if key not in have and not is_finished(folder_of(each, folder))
+    }
+    failures: dict[str, str] = {}
+    with _only_one(folder), _bar(console or Console(), len(wanted)) as advance:
+        advance(len(wanted) - len(missing), "")
+        end = time.monotonic() + 60 * minutes
+        for name, reason in _outcomes(missing, folder, engine, jobs, end) if minutes else ():
+            if reason:
+                failures[name] = reason
+            advance(1, f"{name}: {reason}" if reason else "")
+    return failures
+
+
+def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
+    """Make one run, or the rest of it; return why it failed, or nothing."""
+    from fedapp import server_app
+    from fedapp.engine.in_process import make_grid
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            path = folder_of(planned, folder)
+            directory = _cut_off(path)
+            config = directory.config if directory else planned.config.model_copy(
+                update={"results_dir": str(folder), "run_name": path.name}
+            )  # fmt: skip
+            experiment = server_app.prepare(config, planned.num_clients)
+            grid = make_grid(engine, planned.num_clients, workers=1)
+            server_app.run(grid, experiment, directory=directory or RunDirectory(config))
+        except Exception as error:  # one run that can't be made doesn't keep the others from it
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _cut_off(path: Path) -> RunDirectory | None:
+    """Open the folder of a run that was cut off after a checkpoint; remove one that has none."""
+    try:
+        return RunDirectory(RunConfig.load({"resume": str(path)}))
+    except ConfigError:
+        shutil.rmtree(path, ignore_errors=True)
+        return None
+
+
+def _outcomes(
+    missing: Mapping[str, PlannedRun], folder: Path, engine: str, jobs: int, end: float
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each run that is done, and why it failed."""
+    waiting = iter(missing.items())
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker) as workers:
+        under_way: dict[Future[str], str] = {}
+        while True:
+            # Handed out one by one: what a pool has taken it can't give back when the time is over.
+            while len(under_way) < jobs and time.monotonic() < end and (item := next(waiting, None)):
+                under_way[workers.submit(perform, item[1], folder, engine)] = item[0]
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                name = under_way.pop(future)
+                try:
+                    yield name, future.result()
+                except BrokenProcessPool:
+                    raise RuntimeError(
+                        "a worker process was killed, perhaps for want of memory; the same command goes on from "
+                        "here, with fewer --jobs if need be"
+                    ) from None
+
+
+def _begin_worker() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for name in ("flwr", "flwr.strategies", "flwr.fedapp"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C ends a worker at once: its run is repeated next time
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Keep a second process from the folder: it would take the first one's runs for cut off."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"--out: another process is running in {folder}") from None
+        yield
+
+
+@contextlib.contextmanager
+def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Show a bar, or on no terminal a line per run; yield what takes the number of runs done and a remark."""
+    columns = [TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
+    bar = Progress(*columns, TimeRemainingColumn(elapsed_when_finished=False), console=console)
+    task = bar.add_task("runs", total=total)
+    began = time.monotonic()
+
+    def advance(number: int, remark: str) -> None:
+        bar.advance(task, number)
+        done = int(bar.tasks[0].completed)
+        if remark:
+            console.print(remark, style="yellow", markup=False)
+        if console.is_terminal or not number:
+            return
+        console.print(f"{done} of {total} runs, {(time.monotonic() - began) / 60:.1f} minutes")
+
+    with bar if console.is_terminal else contextlib.nullcontext():
+        yield advance

@@ -1,0 +1,495 @@
+"""Federated problems f = Σ p_i f_i in float64 whose minima are known: in closed form, or to 1e-12 by Newton's method.
+
+C is the number of clients, D the number of parameters; a model is a vector (D,).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from research.theory.constants import Array, AssumptionError
+from research.theory.newton import Linear, conjugate_gradients, newton
+
+# Ridges λ by which `Logistic.least` comes near the loss itself.
+_FIRST_RIDGE, _RIDGE_RATIO, _LAST_RIDGE = 1e-2, 6.0, 1e-18
+# A ridge's minimum is found to this share of ½λ‖w‖².
+_RIDGE_SHARE = 0.2
+# A preconditioner leaves out rows that curve less than this share of the largest. Where the minimum lies at infinity
+# such rows are all that bounds a direction: with 1e-3, conjugate gradients on MNIST take seven times as long. Its
+# diagonal has this share added, for float32.
+_LEAST_CURVATURE, _ON_THE_DIAGONAL = 1e-8, 1e-6
+
+
+class Problem(ABC):
+    """The losses of C clients.
+
+    Attributes
+    ----------
+    weights : array (C,)
+        p_i.
+    num_parameters : int
+        D.
+    L, mu : float
+        Every f_i is L-smooth and μ-strongly convex, everywhere.
+    """
+
+    weights: Array
+    num_parameters: int
+    L: float
+    mu: float
+
+    @abstractmethod
+    def values(self, w: Array) -> Array:
+        """f_i(w), shape (C,)."""
+
+    @abstractmethod
+    def gradients(self, w: Array) -> Array:
+        """∇f_i(w), shape (C, D)."""
+
+    @abstractmethod
+    def minimisers(self) -> Array:
+        """w_i* of every client, shape (C, D)."""
+
+    @abstractmethod
+    def minimiser(self) -> Array:
+        """w* of f, shape (D,)."""
+
+    @property
+    def num_clients(self) -> int:
+        """C."""
+        return len(self.weights)
+
+    def client_gradient(self, i: int, w: Array) -> Array:
+        """∇f_i(w) of one client, shape (D,)."""
+        gradient: Array = self.gradients(w)[i]
+        return gradient
+
+    def value(self, w: Array) -> float:
+        """f(w) = Σ p_i f_i(w)."""
+        return float(self.weights @ self.values(w))
+
+    def gradient(self, w: Array) -> Array:
+        """∇f(w), shape (D,)."""
+        gradient: Array = self.weights @ self.gradients(w)
+        return gradient
+
+
+# ---- Quadratics ------------------------------------------------------------------------------------------------
+
+
+class Quadratics(Problem):
+    """f_i(w) = ½ Σ_d a_id (w_d − c_id)², so that f_i* = 0.
+
+    Parameters
+    ----------
+    curvatures, centres : array (C, D)
+        a_id > 0 and c_id.
+    weights : array (C,), optional
+        p_i, summing to 1; equal unless told.
+    """
+
+    def __init__(self, curvatures: ArrayLike, centres: ArrayLike, weights: ArrayLike | None = None) -> None:
+        self.curvatures = np.asarray(curvatures, dtype=np.float64)
+        self.centres = np.asarray(centres, dtype=np.float64)
+        if self.curvatures.ndim != 2 or self.curvatures.shape != self.centres.shape:
+            raise ValueError(
+                f"curvatures {self.curvatures.shape}, centres {self.centres.shape}: must be (clients, parameters)"
+            )
+        if not (self.curvatures > 0).all():
+            raise ValueError(f"curvatures: must be above 0, the smallest is {self.curvatures.min()}")
+        self.weights = _weights(weights, len(self.centres))
+        self.num_parameters = self.centres.shape[1]
+        self.L, self.mu = float(self.curvatures.max()), float(self.curvatures.min())
+
+    def values(self, w: Array) -> Array:
+        """f_i(w), shape (C,)."""
+        values: Array = np.sum(self.curvatures * (w - self.centres) ** 2, axis=-1) / 2
+        return values
+
+    def gradients(self, w: Array) -> Array:
+        """∇f_i, shape (..., C, D), at one model (D,), or at each client's own of (..., C, D)."""
+        return self.curvatures * (w - self.centres)
+
+    def minimisers(self) -> Array:
+        """w_i* = c_i."""
+        return self.centres
+
+    def minimiser(self) -> Array:
+        """w* = Σ p_i a_i c_i / Σ p_i a_i, by coordinate."""
+        point: Array = self.weights @ (self.curvatures * self.centres) / (self.weights @ self.curvatures)
+        return point
+
+    @property
+    def zeta2(self) -> float:
+        """max_i sup_w ‖∇f_i − ∇f‖²: infinite unless all clients have the same curvatures."""
+        if (self.curvatures != self.curvatures[0]).any():
+            return float("inf")
+        pulls = self.curvatures * self.centres
+        return float(np.sum((pulls - self.weights @ pulls) ** 2, axis=1).max())
+
+
+def quadratics(
+    rng: np.random.Generator,
+    *,
+    num_clients: int,
+    num_parameters: int,
+    L: float,
+    mu: float,
+    heterogeneity: float,
+    shared: bool = False,
+    weights: ArrayLike | None = None,
+) -> Quadratics:
+    """Draw quadratics with the given L and μ; centres are normal around 1 with deviation ``heterogeneity``.
+
+    ``shared`` gives all clients the same curvatures, so that ζ is finite. With one parameter and shared curvatures
+    L must be μ.
+    """
+    rows = 1 if shared else num_clients
+    curvatures = rng.uniform(mu, L, (rows, num_parameters))
+    curvatures.flat[0], curvatures.flat[-1] = L, mu
+    centres = 1 + heterogeneity * rng.normal(size=(num_clients, num_parameters))
+    return Quadratics(np.broadcast_to(curvatures, centres.shape), centres, weights)
+
+
+def lower_bound_problem(mu: float, pull: float, num_clients: int, start: float) -> Quadratics:
+    """Return the problem on which 003's theorems 4.2 and 4.5 hold (papers/003_4ba4febf91704f25.txt, appendix B.4).
+
+    f_i(w) = ½Hw² + sGw for the first half of the clients and ½hw² − sGw for the others, with H = μ and h = μ/2; s is
+    1 where the start isn't negative, else −1, which keeps the sign of the mean iterate. Its minimiser is 0.
+
+    Parameters
+    ----------
+    mu, pull : float
+        μ > 0 and G.
+    num_clients : int
+        C, even.
+    start : float
+        w̄_0.
+    """
+    if num_clients < 2 or num_clients % 2:
+        raise ValueError(f"num_clients = {num_clients}: must be even and 2 or more")
+    slope = pull if start >= 0 else -pull
+    first = np.arange(num_clients) < num_clients // 2
+    curvatures = np.where(first, mu, mu / 2)
+    return Quadratics(curvatures[:, None], (np.where(first, -slope, slope) / curvatures)[:, None])
+
+
+# ---- Logistic regression ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Rows of one client: features (n, d) and labels (n,), whole numbers from 0."""
+
+    x: Array
+    y: np.ndarray
+
+
+class Logistic(Problem):
+    """Regularised logistic regression, f_i(w) = mean cross-entropy over client i's rows + ½λ‖w‖².
+
+    A model is the weights (K, d) and then the biases (K,), one after the other, as in the app's model ``logistic``.
+
+    Parameters
+    ----------
+    clients : sequence of ClientData
+    num_classes : int
+        K ≥ 2.
+    l2 : float
+        λ ≥ 0, on all parameters; it is μ. Without it there is no unique minimum, and asking for one is an error.
+    weights : array (C,), optional
+        p_i; equal unless told.
+    """
+
+    def __init__(
+        self, clients: Sequence[ClientData], num_classes: int, l2: float, weights: ArrayLike | None = None
+    ) -> None:
+        self.clients = clients
+        self.num_classes = num_classes
+        self.l2 = self.mu = l2
+        self.weights = _weights(weights, len(clients))
+        self._rows = [np.column_stack([c.x, np.ones(len(c.x))]).astype(np.float64) for c in clients]
+        self.num_parameters = num_classes * self._rows[0].shape[1]
+        # diag(p) − ppᵀ has no eigenvalue above ½.
+        self.L = l2 + max(float(np.linalg.norm(rows, 2)) ** 2 / len(rows) for rows in self._rows) / 2
+
+    def values(self, w: Array) -> Array:
+        """f_i(w), shape (C,)."""
+        return np.array([self._client_value(i, w) for i in range(self.num_clients)])
+
+    def gradients(self, w: Array) -> Array:
+        """∇f_i(w), shape (C, D)."""
+        return np.stack([self.client_gradient(i, w) for i in range(self.num_clients)])
+
+    def hessian_product(self, w: Array) -> Linear:
+        """Return v ↦ ∇²f(w) v."""
+        parts = [self._client_hessian(i, w) for i in range(self.num_clients)]
+        return lambda v: sum(
+            (p * part(v) for p, part in zip(self.weights, parts, strict=True)), start=np.zeros_like(v)
+        )
+
+    def preconditioner(self, w: Array, ridge: float = 0.0) -> Linear:
+        """Return v ↦ M⁻¹ v, M being the blocks of ∇²f(w) + ridge that belong to one class.
+
+        For conjugate gradients alone: in float32, without rows that don't curve, with a bit more on the diagonal.
+        """
+        from scipy.linalg import cho_factor, cho_solve
+
+        probabilities = [self._probabilities(i, w).astype(np.float32) for i in range(self.num_clients)]
+        factors = []
+        for k in range(self.num_classes):
+            curvatures = [p[:, k] * (1 - p[:, k]) for p in probabilities]
+            least = _LEAST_CURVATURE * max(float(h.max()) for h in curvatures)
+            block = np.zeros((self._rows[0].shape[1],) * 2)
+            for p, rows, h in zip(self.weights, self._rows, curvatures, strict=True):
+                kept = np.flatnonzero(h > least)
+                scaled = rows[kept].astype(np.float32) * np.sqrt(h[kept])[:, None]
+                block += p / len(rows) * (scaled.T @ scaled)
+            diagonal = np.diagonal(block)
+            block[np.diag_indices(len(block))] += (
+                _ON_THE_DIAGONAL * (diagonal + 1e-8 * diagonal.max()) + self.l2 + ridge
+            )
+            factors.append(cho_factor(block, overwrite_a=True))
+
+        def solve(v: Array) -> Array:
+            return self._flat(
+                np.stack([cho_solve(f, r) for f, r in zip(factors, self._matrix(v), strict=True)])
+            )
+
+        return solve
+
+    def minimisers(self) -> Array:
+        """w_i* of every client, shape (C, D)."""
+        return self._client_minimisers
+
+    def minimiser(self) -> Array:
+        """w* of f, shape (D,)."""
+        return self._minimiser
+
+    def least(self, decrement: float) -> Array:
+        """Return a model whose `half_decrement` is at most ``decrement``, (D,); f need not have a minimum.
+
+        Where classes can be told apart along some direction, inf f lies at infinity. The minimisers of f + ½λ‖w‖²
+        lead there as λ falls, each a good start for the next.
+
+        Raises
+        ------
+        AssumptionError
+            If it doesn't get there.
+        """
+        w, ridge = np.zeros(self.num_parameters), _FIRST_RIDGE
+        while ridge > _LAST_RIDGE:
+            w = self._ridged_minimiser(w, ridge, _RIDGE_SHARE * ridge / 2 * float(w @ w) or decrement)
+            if ridge / 2 * float(w @ w) <= decrement:
+                break
+            ridge /= _RIDGE_RATIO
+        w = self._ridged_minimiser(w, 0.0, decrement)
+        if (found := self.half_decrement(w)) > decrement:
+            raise AssumptionError(f"λ²/2 = {found:.3g} of the loss is left, must be at most {decrement:.3g}")
+        return w
+
+    def half_decrement(self, w: Array) -> float:
+        """λ²/2 = ½ ∇fᵀ (∇²f)⁻¹ ∇f at w, by conjugate gradients, to about one part in a hundred.
+
+        Near a minimum it is f(w) − inf f; along a direction in which the loss falls as e^{−t} to a minimum at
+        infinity it is half of that.
+        """
+        solution = conjugate_gradients(
+            self.hessian_product(w), -self.gradient(w), 1e-3, precondition=self.preconditioner(w)
+        )
+        return solution.energy / 2
+
+    def _ridged_minimiser(self, start: Array, ridge: float, decrement: float) -> Array:
+        def product(w: Array) -> Linear:
+            plain = self.hessian_product(w)
+            return lambda v: plain(v) + ridge * v
+
+        return newton(
+            lambda w: self.value(w) + ridge / 2 * float(w @ w),
+            lambda w: self.gradient(w) + ridge * w,
+            product,
+            start,
+            decrement=decrement,
+            preconditioner=lambda w: self.preconditioner(w, ridge),
+        )
+
+    def sampling_variances(self, w: Array, batch_size: int) -> Array:
+        """E‖g_i(w) − ∇f_i(w)‖² of the mean gradient of B of n_i rows, drawn without replacement; shape (C,).
+
+        (mean_j ‖∇ℓ_j‖² − ‖∇f_i‖²) (n_i − B) / (B (n_i − 1)), ℓ_j without the regulariser, which has no noise.
+        """
+        variances = np.zeros(self.num_clients)
+        for i, rows in enumerate(self._rows):
+            n = len(rows)
+            if batch_size == 0 or batch_size >= n:
+                continue
+            residual = self._residual(i, w)
+            squares = np.sum(residual**2, axis=1) * np.sum(rows**2, axis=1)
+            mean = residual.T @ rows / n
+            variances[i] = (squares.mean() - np.sum(mean**2)) * (n - batch_size) / (batch_size * (n - 1))
+        return variances
+
+    @cached_property
+    def _minimiser(self) -> Array:
+        self._check_minimum()
+        return newton(self.value, self.gradient, self.hessian_product, np.zeros(self.num_parameters))
+
+    @cached_property
+    def _client_minimisers(self) -> Array:
+        self._check_minimum()
+        found = [
+            newton(
+                partial(self._client_value, i),
+                partial(self.client_gradient, i),
+                partial(self._client_hessian, i),
+                np.zeros(self.num_parameters),
+            )
+            for i in range(self.num_clients)
+        ]
+        return np.stack(found)
+
+    def _check_minimum(self) -> None:
+        if self.l2 == 0:
+            raise AssumptionError("l2 = 0: without a regulariser the losses have no unique minimum, or none")
+
+    def _client_value(self, i: int, w: Array) -> float:
+        logits = self._logits(i, w)
+        top = logits.max(axis=1)
+        labels = self.clients[i].y
+        losses = (
+            top + np.log(np.exp(logits - top[:, None]).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+        )
+        return float(losses.mean() + self.l2 / 2 * (w @ w))
+
+    def client_gradient(self, i: int, w: Array) -> Array:
+        """∇f_i(w) of one client, shape (D,)."""
+        rows = self._rows[i]
+        return self._flat(self._residual(i, w).T @ rows / len(rows)) + self.l2 * w
+
+    def _client_hessian(self, i: int, w: Array) -> Callable[[Array], Array]:
+        rows, p = self._rows[i], self._probabilities(i, w)
+
+        def product(v: Array) -> Array:
+            change = rows @ self._matrix(v).T
+            change = p * (change - np.sum(p * change, axis=1, keepdims=True))
+            return self._flat(change.T @ rows / len(rows)) + self.l2 * v
+
+        return product
+
+    def _residual(self, i: int, w: Array) -> Array:
+        """Gradient of each row's loss with respect to its logits, (n, K)."""
+        residual = self._probabilities(i, w)
+        residual[np.arange(len(residual)), self.clients[i].y] -= 1
+        return residual
+
+    def _probabilities(self, i: int, w: Array) -> Array:
+        logits = self._logits(i, w)
+        p: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        return p
+
+    def _logits(self, i: int, w: Array) -> Array:
+        logits: Array = self._rows[i] @ self._matrix(w).T
+        return logits
+
+    def _matrix(self, w: Array) -> Array:
+        """(D,) → (K, d + 1), the bias last."""
+        split = w.size - self.num_classes
+        return np.column_stack([w[:split].reshape(self.num_classes, -1), w[split:]])
+
+    def _flat(self, matrix: Array) -> Array:
+        return np.concatenate([matrix[:, :-1].ravel(), matrix[:, -1]])
+
+
+class FrozenSlope(Problem):
+    """The perceptron of 000: logit v·x + b with v frozen and b the only parameter, as the app's ``perceptron``.
+
+    Parameters
+    ----------
+    clients : sequence of ClientData
+        Labels are 0 and 1.
+    slope : array (d,)
+        v.
+    l2, weights
+        As in ``Logistic``; without λ a minimum needs both classes on every client.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[ClientData],
+        slope: ArrayLike,
+        l2: float = 0.0,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        v = np.asarray(slope, dtype=np.float64)
+        self.offsets = [np.asarray(c.x, dtype=np.float64) @ v for c in clients]
+        self.labels = [np.asarray(c.y) for c in clients]
+        self.weights = _weights(weights, len(clients))
+        self.num_parameters = 1
+        self.l2 = self.mu = l2
+        self.L = 0.25 + l2
+
+    def values(self, w: Array) -> Array:
+        """f_i(b), shape (C,)."""
+        logits = [offset + w[0] for offset in self.offsets]
+        losses = [np.mean(np.logaddexp(0, z) - y * z) for z, y in zip(logits, self.labels, strict=True)]
+        values: Array = np.array(losses) + self.l2 / 2 * w[0] ** 2
+        return values
+
+    def gradients(self, w: Array) -> Array:
+        """f_i'(b), shape (C, 1)."""
+        slopes = [np.mean(_sigmoid(o + w[0]) - y) for o, y in zip(self.offsets, self.labels, strict=True)]
+        gradients: Array = np.array(slopes)[:, None] + self.l2 * w[0]
+        return gradients
+
+    def sampling_variances(self, w: Array, batch_size: int) -> Array:
+        """E‖g_i − ∇f_i‖² for batches without replacement, shape (C,); see ``Logistic.sampling_variances``."""
+        variances = np.zeros(self.num_clients)
+        for i, (offset, y) in enumerate(zip(self.offsets, self.labels, strict=True)):
+            n = len(y)
+            if 0 < batch_size < n:
+                spread = np.var(_sigmoid(offset + w[0]) - y)
+                variances[i] = spread * (n - batch_size) / (batch_size * (n - 1))
+        return variances
+
+    def minimisers(self) -> Array:
+        """b_i*, shape (C, 1)."""
+        return np.array([[self._root(np.eye(self.num_clients)[i])] for i in range(self.num_clients)])
+
+    def minimiser(self) -> Array:
+        """b*, shape (1,)."""
+        return np.array([self._root(self.weights)])
+
+    def _root(self, weights: Array) -> float:
+        from scipy.optimize import brentq
+
+        def slope(b: float) -> float:
+            return float(weights @ self.gradients(np.array([b]))[:, 0])
+
+        held = np.concatenate([y for p, y in zip(weights, self.labels, strict=True) if p > 0])
+        if self.l2 == 0 and len(np.unique(held)) < 2:
+            raise AssumptionError("l2 = 0: without a regulariser, data of one class have no minimum")
+        bound = 1.0
+        while slope(-bound) > 0 or slope(bound) < 0:
+            bound *= 2
+        return float(brentq(slope, -bound, bound, xtol=1e-14, rtol=1e-14))
+
+
+def _weights(weights: ArrayLike | None, num_clients: int) -> Array:
+    if weights is None:
+        return np.full(num_clients, 1 / num_clients)
+    p = np.asarray(weights, dtype=np.float64)
+    if p.shape != (num_clients,) or not (p >= 0).all() or abs(p.sum() - 1) > 1e-9:
+        raise ValueError(f"weights: must be {num_clients} numbers of 0 or more with sum 1, are {weights}")
+    return p
+
+
+def _sigmoid(z: Array) -> Array:
+    from scipy.special import expit
+
+    probability: Array = expit(z)
+    return probability
