@@ -1,0 +1,54 @@
+"""The drawing in docs/architecture.md is what the imports are."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("strategies", "custom", "fedapp", "research", "benchmarks")
+
+
+def room_of(module: str) -> str | None:
+    """Name a module's room: a package, or a folder inside the app or the research."""
+    first, *rest = module.split(".")
+    if first == "run_simulation":
+        return first
+    if first not in PACKAGES:
+        return None
+    if first in ("fedapp", "research") and rest and (ROOT / first / rest[0]).is_dir():
+        return f"{first}.{rest[0]}"
+    return first
+
+
+def imported() -> dict[str, set[str]]:
+    arrows: dict[str, set[str]] = defaultdict(set)
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    for path in [*files, ROOT / "run_simulation.py"]:
+        room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        assert room
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            modules = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                known = room_of(node.module) == node.module  # the room itself, or something in it
+                modules = [f"{node.module}.{name.name}" for name in node.names] if known else [node.module]
+            elif isinstance(node, ast.Import):
+                modules = [name.name for name in node.names]
+            arrows[room] |= {found for module in modules if (found := room_of(module)) and found != room}
+    return arrows
+
+
+def drawn() -> dict[str, set[str]]:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Arrows")[2]
+    lines = [line.split("→") for line in text.partition("## Three flows")[0].splitlines() if " → " in line]
+    return {room.strip(): {name.strip() for name in names.split(",")} for room, names in lines}
+
+
+def test_every_arrow_is_drawn_and_every_drawn_one_is_there() -> None:
+    arrows = imported()
+    assert {room: names for room, names in arrows.items() if names} == drawn()
+
+
+def test_no_arrow_leads_back_up() -> None:
+    up = {"strategies": PACKAGES[1:], "fedapp": ("research", "benchmarks"), "custom": PACKAGES[2:]}
+    for room, names in imported().items():
+        assert not {name.split(".")[0] for name in names} & set(up.get(room.split(".")[0], ()))
