@@ -55,7 +55,7 @@ class Loop:
         return self.log
 
     def run_asynchronous(self) -> Log:
-        """Asynchronous FedAvg in virtual time (papers/002_840aee1ee8a82ff9.txt, eq. 36): d_i = (Σ 1/τ_j) τ_i p_i."""
+        """Asynchronous FedAvg in virtual time (Fraboni et al. 2023, eq. 36): d_i = (Σ 1/τ_j) τ_i p_i."""
         job = self.job
         times = TimeScenario("F80", job.num_clients).means
         sizes = np.diff(self.bounds)

@@ -17,7 +17,7 @@ class ModelError(ValueError):
 
 
 class Perceptron(nn.Module):
-    """logit = v·x + b with v frozen and b trained from 0 (papers/000_eaef941d18240f45.txt, section 3.1).
+    """logit = v·x + b with v frozen and b trained from 0 (Dhasade, Kremer & Renard, section 3.1).
 
     Its logits are (0, v·x + b): cross-entropy on them is binary cross-entropy on v·x + b.
     """
@@ -36,7 +36,7 @@ class Perceptron(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """Two-layer LSTM over characters: embedding 8, 100 hidden (papers/002_840aee1ee8a82ff9.txt, section 5.1)."""
+    """Two-layer LSTM over characters: embedding 8, 100 hidden (Fraboni et al. 2023, section 5.1)."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def _build(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Modu
 
 def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Two 5x5 convolutions, each with 2x2 pooling, then one hidden layer of 512 for grey images (MNIST, FEMNIST:
-    papers/000_eaef941d18240f45.txt, section 3.2), none for colour (CIFAR: papers/002_840aee1ee8a82ff9.txt, 5.1).
+    Dhasade, Kremer & Renard, section 3.2), none for colour (CIFAR: Fraboni et al. 2023, 5.1).
     """
     channels, height, width = input_shape
     features = 64 * (height // 4) * (width // 4)

@@ -1,6 +1,6 @@
 """The graph of a federated network: clients are nodes, edges say how alike their data are.
 
-From papers/003_4ba4febf91704f25.txt, chapter 3 and Algorithm 2 (chapter 4): message → misalignment → adjacency →
+From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): message → misalignment → adjacency →
 Laplacian → homogeneity, the weights p_ij and p_i, and the lognormal model with its propositions. Pure functions
 in float64; C is the number of clients. A bad argument is a ValueError that names it.
 

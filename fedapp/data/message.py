@@ -1,6 +1,6 @@
 """What a client tells the server of its data: one unit vector, and the noise that hides it.
 
-The message of papers/003_4ba4febf91704f25.txt (definition 3.2 and below) is the first principal direction of the
+The message of Buttaci 2024 (definition 3.2 and below) is the first principal direction of the
 client's data matrix X (n × d), neither centred nor scaled: its top right singular vector. Needs numpy and scipy.
 """
 

@@ -7,8 +7,8 @@ Every method's local rule fits one form, so a client needs no branch per method:
     v ← ρ v + g + pull(w, w̄) + h,  pull = α (w − w̄)
     w ← w − γ v
 
-α: FedProx (Li et al. 2020, eq. 2). β and u: the spectral-graph method (Buttaci, master's thesis at the Politecnico di
-Torino, algorithm 2). h: the difference c − c_i of control variates in SCAFFOLD (Karimireddy et al. 2020, algorithm
+α: FedProx (Li et al. 2020, eq. 2). β and u: the spectral-graph method (Buttaci 2024,
+algorithm 2). h: the difference c − c_i of control variates in SCAFFOLD (Karimireddy et al. 2020, algorithm
 1); beside α, the linear term of FedDyn's objective (Acar et al. 2021, algorithm 1).
 
 The vectors are those of ``fedapp.training.vectors``.

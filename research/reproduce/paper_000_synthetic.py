@@ -1,6 +1,6 @@
 """The synthetic problem of 000: client drift where one client is an outlier and one parameter is trained.
 
-papers/000_eaef941d18240f45.txt, sections 3.1 and 4. A perceptron with frozen slope v of which only the bias b is
+Dhasade, Kremer & Renard, sections 3.1 and 4. A perceptron with frozen slope v of which only the bias b is
 trained, full batches, the outlier (the last client) and one other in each round. With one parameter, what the theory
 speaks of can be worked out from the data: minima, L, D, ζ.
 """

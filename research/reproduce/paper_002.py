@@ -1,4 +1,4 @@
-"""Asynchronous FedAvg, FedFix and FedBuff: figures 2 to 4 and table 2 of papers/002_840aee1ee8a82ff9.txt."""
+"""Asynchronous FedAvg, FedFix and FedBuff: figures 2 to 4 and table 2 of Fraboni et al. 2023."""
 
 import itertools
 import math

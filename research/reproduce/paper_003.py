@@ -1,4 +1,4 @@
-"""The spectral method against FedAvg: table 4.2 and figures 4.2 to 4.8 of papers/003_4ba4febf91704f25.txt."""
+"""The spectral method against FedAvg: table 4.2 and figures 4.2 to 4.8 of Buttaci 2024."""
 
 import csv
 import math

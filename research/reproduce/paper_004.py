@@ -1,4 +1,4 @@
-"""Limits of FedAvg with different amounts of local work (papers/004_feb04975bfa13f8d.txt, section 5.1)."""
+"""Limits of FedAvg with different amounts of local work (004, section 5.1)."""
 
 from collections.abc import Mapping
 from pathlib import Path

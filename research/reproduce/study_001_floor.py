@@ -1,4 +1,4 @@
-"""What FedAvg leaves over (papers/001_ac80ece2e288b8ec.txt, theorems F.2 and F.4): is it what the theorems say it is?
+"""What FedAvg leaves over (001, theorems F.2 and F.4): is it what the theorems say it is?
 
 Theorem F.2 bounds E F(θ_R) − F*, F* the mean of the clients' minima, by 8ζ²/μ because clients differ and by
 16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ because gradients are noisy. `floor_measure` measures both on losses of which every

@@ -1,4 +1,4 @@
-"""Graphs of clients over a grid of imbalances: figures 3.3 to 3.5 of papers/003_4ba4febf91704f25.txt."""
+"""Graphs of clients over a grid of imbalances: figures 3.3 to 3.5 of Buttaci 2024."""
 
 import itertools
 import math

@@ -1,7 +1,7 @@
 """The optima behind asynchronous FedAvg's ends, for logistic regression (002, section 5.2.1).
 
 A scheme that gives client i's contributions the weight d_i and hears from it 1/τ_i times a second minimises the
-surrogate objective Σ q_i f_i, q_i ∝ d_i/τ_i, and not f = Σ p_i f_i unless q = p (papers/002_840aee1ee8a82ff9.txt,
+surrogate objective Σ q_i f_i, q_i ∝ d_i/τ_i, and not f = Σ p_i f_i unless q = p (Fraboni et al. 2023,
 eq. 10). How much worse f is at the surrogate's minimum is known without any run: the suboptimum that runs tend to.
 """
 

@@ -1,4 +1,4 @@
-"""Figures 2, 3 and 5 of papers/000_eaef941d18240f45.txt."""
+"""Figures 2, 3 and 5 of Dhasade, Kremer & Renard."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Asynchronous federated learning (papers/002_840aee1ee8a82ff9.txt, sections 3 and 4, appendix A).
+"""Asynchronous federated learning (Fraboni et al. 2023, sections 3 and 4, appendix A).
 
 Assumed: every L_i convex and L-smooth, unbiased gradients, K local steps of size η_l, aggregations n = 0..N−1
 with θ^{n+1} = θ^n + η_g Σ_{i∈S_n} d_i Δ_i, and E[ω_i ω_j] = α q_i q_j for the random weights ω_i(n) of mean q_i(n).

@@ -1,4 +1,4 @@
-"""FedAvg on convex losses (papers/000_eaef941d18240f45.txt, section 2 and appendix 2).
+"""FedAvg on convex losses (Dhasade, Kremer & Renard, section 2 and appendix 2).
 
 Assumed: every f_i convex and L-smooth, unbiased gradients of variance at most σ², ‖∇f_i − ∇f‖ ≤ ζ everywhere, all C
 clients in every round with p_i = 1/C, and τ local steps of the same size η. The *shadow sequence* x̄^(t,k) is the mean

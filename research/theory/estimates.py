@@ -52,13 +52,13 @@ def constants(
 
 
 def gamma(problem: Problem) -> float:
-    """Γ = f* − Σ p_i f_i* (papers/003_4ba4febf91704f25.txt, eq. 4.2)."""
+    """Γ = f* − Σ p_i f_i* (Buttaci 2024, eq. 4.2)."""
     own = [problem.values(w)[i] for i, w in enumerate(problem.minimisers())]
     return problem.value(problem.minimiser()) - float(problem.weights @ np.array(own))
 
 
 def dissimilarities(problem: Problem, w: Array) -> Array:
-    """‖∇f_i(w) − ∇f(w)‖² of every client, (C,); ζ² bounds them (papers/000_eaef941d18240f45.txt, eq. 3)."""
+    """‖∇f_i(w) − ∇f(w)‖² of every client, (C,); ζ² bounds them (Dhasade, Kremer & Renard, eq. 3)."""
     gradients = problem.gradients(w)
     squares: Array = np.sum((gradients - problem.weights @ gradients) ** 2, axis=1)
     return squares
@@ -93,7 +93,7 @@ def curvature_range(problem: Problem, w: Array, step: float = 1e-4) -> tuple[flo
 
 
 class Lojasiewicz(NamedTuple):
-    """‖∇f_c‖² ≥ μ (f_c − f_c*)^α at every point measured (papers/001_ac80ece2e288b8ec.txt, FL-2)."""
+    """‖∇f_c‖² ≥ μ (f_c − f_c*)^α at every point measured (001, FL-2)."""
 
     exponent: float
     mu: float

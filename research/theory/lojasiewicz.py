@@ -1,4 +1,4 @@
-"""FedAvg under a Łojasiewicz condition (papers/001_ac80ece2e288b8ec.txt, appendix F).
+"""FedAvg under a Łojasiewicz condition (001, appendix F).
 
 Assumed: every f_c L-smooth (FL-1); ‖∇f_c‖² ≥ μ (f_c − f_c*)^α with α in [1, 2] (FL-2); (1/C) Σ ‖∇f_c − ∇F‖² ≤ ζ²
 (FL-3); unbiased gradients of variance at most σ² (FL-4); all C clients in every round with p_c = 1/C and H local

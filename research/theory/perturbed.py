@@ -1,4 +1,4 @@
-"""FedProx and the spectral method: upper and lower bounds (papers/003_4ba4febf91704f25.txt, chapter 4).
+"""FedProx and the spectral method: upper and lower bounds (Buttaci 2024, chapter 4).
 
 Assumed (4.1 to 4.6): all clients in every round, E local steps each; unbiased gradients of variance at most σ², and
 E‖g_i‖² ≤ G² at every local iterate; every f_i L-smooth; strongly convex cases: every f_i μ-strongly convex, μ > 0;

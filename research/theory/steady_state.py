@@ -1,4 +1,4 @@
-"""Mean-square behaviour of FedAvg with unequal local work (papers/004_feb04975bfa13f8d.txt, chapter 5).
+"""Mean-square behaviour of FedAvg with unequal local work (004, chapter 5).
 
 Round i: L of K agents, drawn without replacement, take E_k local steps of size μ_k = μ/E_k (eq. 5.26), and their
 models are averaged with equal weights. Agent k's loss J_k is ν_k-convex and δ_k-smooth with minimiser w_k°, and its

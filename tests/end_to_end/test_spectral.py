@@ -114,7 +114,7 @@ def test_at_one_it_is_fedavg_with_adjacency_weights_bit_for_bit(in_process, opti
 
 
 def algorithm_2(clients: list[np.ndarray], beta: float) -> np.ndarray:
-    """Return the final model (10 × 65, the bias last), float64: papers/003_4ba4febf91704f25.txt, algorithm 2."""
+    """Return the final model (10 × 65, the bias last), float64: Buttaci 2024, algorithm 2."""
     digits = load_digits()
     data, labels = (
         np.append(digits.data / 16, np.ones((len(digits.data), 1)), axis=1),

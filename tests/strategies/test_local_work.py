@@ -1,6 +1,6 @@
 """Clients that take different numbers of steps: where every strategy ends, on quadratics J_k = a_k/2 (w − c_k)².
 
-papers/004_feb04975bfa13f8d.txt, eqs. 5.12 and 5.26. As μ → 0 the model goes to Σ p_k E_k a_k c_k / Σ p_k E_k a_k with
+004, eqs. 5.12 and 5.26. As μ → 0 the model goes to Σ p_k E_k a_k c_k / Σ p_k E_k a_k with
 a common step size, and with μ_k = μ / E_k to Σ p_k a_k c_k / Σ p_k a_k.
 """
 
