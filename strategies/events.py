@@ -98,7 +98,7 @@ class AsynchronousStrategy(Scheme):
         self._evaluate = self._train if evaluate_config is None else evaluate_config
         state = self._begin(initial_arrays)
         self._layout, self.ledger = Layout.of(initial_arrays), Ledger()
-        self._check, self._links_of_run = Check(self._layout), chain(*self._links())
+        self._check = Check(self._layout)
         self._take_model(self._layout.to_vector(self._result.arrays))
         working = self.aggregations < num_rounds
         if working:
@@ -220,7 +220,7 @@ class AsynchronousStrategy(Scheme):
             self._miss(member, str(error))
             return
         assert reply is not None
-        self._links_of_run(local)
+        chain(*self._links())(local)
         ledger.since.clipped += local.bounded
         if self.pace.learns:
             ledger.standing = None

@@ -68,7 +68,8 @@ def request(
     content = RecordDict({CONFIG: config})
     if arrays is not None:
         content[ARRAYS] = arrays
-    content.update(companions)
+    for name, record in companions.items():
+        content[name] = record
     return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
 
 
@@ -102,11 +103,8 @@ def whole(value: object) -> int | None:
 
 def beside_the_model(reply: Message) -> dict[str, ArrayRecord]:
     """Return the array records of a reply other than the model, by name."""
-    return {
-        name: record
-        for name, record in reply.content.items()
-        if name != ARRAYS and isinstance(record, ArrayRecord)
-    }
+    beside = {name: arrays_of(reply, name) for name in reply.content if name not in (ARRAYS, METRICS)}
+    return {name: record for name, record in beside.items() if record is not None}
 
 
 def num_bytes(arrays: ArrayRecord) -> int:

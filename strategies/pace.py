@@ -9,8 +9,7 @@ A loop asks its pace when a task is due, what happens next, what a client's time
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Message
@@ -32,28 +31,24 @@ SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for r
 NEVER = float("inf")
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """The reply to a task is there, or it is certain that none comes (None)."""
 
     task: Task
     reply: Message | None
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(NamedTuple):
     """A client that was dropped is to be asked again."""
 
     member: Member
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """An interval is over."""
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """It is time to look who is connected."""
 
 
