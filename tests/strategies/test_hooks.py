@@ -351,10 +351,11 @@ def test_a_vector_of_each_client() -> None:
 
 def test_the_scheme_of_the_readme_has_a_parameter_of_its_own(go: Make) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(from dataclasses import dataclass\n.*?)```", readme, re.S)
-    assert code is not None
+    (code,) = [
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "class Discount(" in block
+    ]
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(code[1], "README.md", "exec", dont_inherit=True), names)
+    exec(compile(code, "README.md", "exec", dont_inherit=True), names)
     # 0@.2: w = 1 + 1. 0@.4: 2 + .5. 0@.6: 2.5 + .25. 1@.6 of model 0: δ = 3, w = 2.75 + .5/4^discount.
     assert go(names["Discount"], 4, discount=1.0).values == [1.0, 2.0, 2.5, 2.75, 2.875]
     assert go(names["Discount"], 4).values == [1.0, 2.0, 2.5, 2.75, 3.0]
