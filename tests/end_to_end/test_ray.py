@@ -91,7 +91,7 @@ def test_every_strategy_learns_on_ray(base, simulate, strategy):
         config |= {"num-server-rounds": 10 * ROUNDS, "server-lr": 0.3, "buffer-size": 2, "eval-every": ROUNDS}
     run = simulate(config)
     assert run.returncode == 0, run.output
-    assert metrics_of(run)[-1]["accuracy"] > 0.6
+    assert metrics_of(run)[-1]["accuracy"] > 0.5  # after 4 rounds; guessing gives 0.1
     assert run.model != base.model
     assert run.model == simulate(config, engine="sequential").model
 
