@@ -32,7 +32,7 @@ def start(repository: Path, tmp_path: Path) -> Iterator[Start]:
         begun.append(
             subprocess.Popen(
                 command, cwd=repository, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=_heeds_interrupts,
             )
         )  # fmt: skip
         return begun[-1]
@@ -42,6 +42,11 @@ def start(repository: Path, tmp_path: Path) -> Iterator[Start]:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.wait(60)
+
+
+def _heeds_interrupts() -> None:
+    """A shell's background job, and all below it, ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def left_over(out: Path) -> list[str]:
