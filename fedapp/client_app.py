@@ -168,7 +168,11 @@ def local_task(
     )
     x, y, offset = tensors(config, data, device)
     model = _model(record, config, data, device)
-    neighbours = messages.arrays_of(message, messages.NEIGHBOURS)
+
+    def beside(name: str) -> Parameters | None:
+        arrays = messages.arrays_of(message, name)
+        return None if arrays is None else _parameters(model, state_of(arrays, device))
+
     return LocalTask(
         model,
         _parameters(model, state_of(_sent(message), device)),
@@ -178,7 +182,8 @@ def local_task(
         batches,
         lr / len(batches) if config.normalize_steps else lr,
         rule,
-        None if neighbours is None else _parameters(model, state_of(neighbours, device)),
+        beside(messages.NEIGHBOURS),
+        beside(messages.CONSTANT),
     )
 
 

@@ -1,0 +1,48 @@
+"""A constant vector that a strategy of one's own sends beside the model: clients add it to every gradient."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fedapp import server_app
+from fedapp.config import RunConfig
+from fedapp.engine.in_process import make_grid
+from strategies import REGISTRY, FedAvg, messages
+from strategies.arrays import Vector
+from strategies.roster import Client
+
+SHIFT = 0.25
+
+
+class Shifted(FedAvg):
+    """FedAvg whose clients add the same number to every entry of every gradient."""
+
+    def companions(self, clients: Sequence[Client]) -> Iterator[dict[str, Vector]]:
+        for _ in clients:
+            yield {messages.CONSTANT: np.full(len(self.model), SHIFT)}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_it_moves_every_parameter_by_the_step_size_times_it(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REGISTRY, "shifted", Shifted)
+    models = []
+    for strategy in ("fedavg", "shifted"):
+        # One full-batch step of size 0.1: the gradient itself is the same, so the models differ by 0.1 · 0.25.
+        values = {
+            "strategy": strategy,
+            "model": "logistic",
+            "batch-size": 0,
+            "local-epochs": 0,
+            "local-steps": 1,
+        }
+        values |= {"num-server-rounds": 1, "lr": 0.1, "results-dir": str(tmp_path), "run-name": strategy}
+        experiment = server_app.prepare(RunConfig.load(values), 3)
+        path = server_app.run(make_grid(engine, 3, workers=1), experiment).path
+        models.append(safetensors.numpy.load_file(path / "model.safetensors"))
+    for name, plain in models[0].items():
+        assert plain - models[1][name] == pytest.approx(0.1 * SHIFT, abs=1e-6)
