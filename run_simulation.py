@@ -10,22 +10,26 @@ The options and their syntax are those of ``flwr run``, and the result is the sa
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import RunConfig, read_run
 from fedapp.config.options import read_options
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
-from fedapp.results import RunDirectory
+from fedapp.server import Observer, RunDirectory
 from fedapp.training.choose import WAYS
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code: 0 finished, 1 bad input, 130 interrupted."""
+def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ()) -> int:
+    """Run the command line; return the exit code: 0 finished, 1 bad input, 130 interrupted.
+
+    ``observers`` are told of every aggregation beside the run's own.
+    """
     options = _parser().parse_args(arguments)
     if options.compare:
         from research.reproduce.command import compare
@@ -41,22 +45,22 @@ def main(arguments: list[str] | None = None) -> int:
             federation = {"num-supernodes": read_run(config.resume)[1], **federation}
         simulation = SimulationConfig.read(federation)
         simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")
-        experiment = server_app.prepare(config, simulation.num_supernodes)
+        experiment = server.prepare(config, simulation.num_supernodes)
         directory = RunDirectory(config)
-    except server_app.USER_ERRORS as error:
+    except server.USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with stop_on_interrupt() as stop:
         if options.engine != "ray":
             cores = simulation.init_args_num_cpus or 0
             grid = make_grid(options.engine, simulation.num_supernodes, cores, options.way)
-            server_app.run(grid, experiment, stop.is_set, directory)
+            server.run(grid, experiment, stop.is_set, directory, observers)
         else:
             app = ServerApp()
 
             @app.main()
             def run(grid: Grid, context: Context) -> None:
-                server_app.run(grid, experiment, stop.is_set, directory)
+                server.run(grid, experiment, stop.is_set, directory, observers)
 
             simulate(app, client_app.app, simulation)
         return 130 if stop.is_set() else 0

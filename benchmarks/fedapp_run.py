@@ -8,24 +8,20 @@ import tomli_w
 
 import run_simulation
 from benchmarks.job import Job, Log
-from fedapp import server_app
-from fedapp.recorder import Recorder
 from fedapp.report import read_metrics
-from strategies import Progress
+from fedapp.server import Entry, Observer
 
 
 def run(job: Job, engine: str) -> Log:
     """Run a job on an engine of ``run_simulation.py``."""
     log = Log()
 
-    class TimedRecorder(Recorder):
+    class Times(Observer):
         """Told of every aggregation, evaluated or not, when all that belongs to it is done."""
 
-        def __call__(self, progress: Progress) -> None:
-            super().__call__(progress)
+        def note(self, entry: Entry) -> None:
             log.mark()
 
-    server_app.Recorder = TimedRecorder  # type: ignore[attr-defined]
     with TemporaryDirectory() as folder:
         config = Path(folder, "run.toml")
         config.write_text(
@@ -33,7 +29,7 @@ def run(job: Job, engine: str) -> Log:
         )
         federation = f"num-supernodes={job.num_clients} client-resources-num-cpus=1"
         code = run_simulation.main(
-            ["--engine", engine, "--run-config", str(config), "--federation-config", federation]
+            ["--engine", engine, "--run-config", str(config), "--federation-config", federation], [Times()]
         )
         if code:
             sys.exit(code)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedapp.client_graph import graph_arrays
 from fedapp.config import ConfigError, RunConfig
 from fedapp.config.options import read_options
 from fedapp.data import DataError
 from fedapp.deploy.cli import app as deploy_app
+from fedapp.federation.graph import graph_arrays
 from strategies import graph
 
 app = typer.Typer(

@@ -1,86 +1,14 @@
-"""The ServerApp: config → data for evaluation, model, strategy; and the run directory."""
+"""The ServerApp: Flower's run config in, a run out."""
 
-import errno
-import logging
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import fields
-
-import torch
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import federation
-from fedapp.client_app import to_arrays
-from fedapp.config import (
-    ConfigError,
-    RunConfig,
-    Setting,
-    defaults,
-    in_keys,
-    read_run,
-    strategy_class,
-    unread_keys,
-)
-from fedapp.data import DataError
-from fedapp.models import ModelError
-from fedapp.privacy import check_privacy
-from fedapp.recorder import Experiment, Recorder
-from fedapp.results import RunDirectory
-from fedapp.trackers import check_tracker
-from fedapp.training import work as local_work
-from strategies import FederatedStrategy, Progress
-from strategies.clock import VirtualClock, WallClock
-from strategies.exchange import never
+from fedapp.config import RunConfig, defaults, read_run
+from fedapp.engine.name import DEPLOYMENT, engine_of
+from fedapp.server import prepare, run
 from strategies.roster import wait_for_nodes
-from strategies.time_scenario import TimeScenario
-
-log = logging.getLogger("flwr.fedapp")
 
 app = ServerApp()
-
-# What the user can mend by changing the config or the data.
-USER_ERRORS = (ConfigError, DataError, ModelError)
-
-# What writing to a disk that is full, broken or read-only raises.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-
-
-def prepare(config: RunConfig, num_clients: int) -> Experiment:
-    """Check the config against the data, the model and the number of clients, and load what the server needs.
-
-    Raises
-    ------
-    ConfigError, DataError, ModelError
-        With one clear message, before any client is started.
-    """
-    given = config
-    try:
-        work_of_clients(config, num_clients)
-        strategy = build_strategy(config)
-        strategy.check(num_clients)
-        if not strategy.has_rounds:
-            _check_asynchronous(config)
-        # What the strategy demands, such as the spectral method's weights, is what the run's record says.
-        resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
-        config = config.model_copy(update=resolved)
-        check_privacy(config)
-    except ValueError as error:
-        raise ConfigError(in_keys(error)) from None
-    if config.resume and (before := read_run(config.resume)[1]) != num_clients:
-        raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
-    if config.min_clients > num_clients:
-        raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
-    check_tracker(config)
-    device = _server_device(config)
-    config = config.model_copy(update={"data_path": federation.absolute(config.data_path)})
-    dataset = federation.dataset_of(config, num_clients)
-    partition = federation.partition_of(config, num_clients)
-    model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_classes)
-    if config.normalize:
-        dataset.inputs(partition.test_indices[:1], config.normalize)  # says so if that can't be
-    unread = unread_keys(Setting(given, strategy, dataset))
-    return Experiment(config, num_clients, dataset, partition, model, device, unread)
 
 
 @app.main()
@@ -91,124 +19,6 @@ def main(grid: Grid, context: Context) -> None:
         values = {key: value for key, value in values.items() if value != defaults().get(key)}
     config = RunConfig.load(values)
     num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout))
-    if config.resume and engine_of(grid) == "deployment":  # devices may be missing
+    if config.resume and engine_of(grid) == DEPLOYMENT:  # devices may be missing
         num_clients = read_run(config.resume)[1]
     run(grid, prepare(config, num_clients))
-
-
-def run(
-    grid: Grid,
-    experiment: Experiment,
-    stopped: Callable[[], bool] = never,
-    directory: RunDirectory | None = None,
-) -> RunDirectory:
-    """Run the federation and record it.
-
-    Parameters
-    ----------
-    directory : RunDirectory, optional
-        Where to; by default one is made as the config says.
-    stopped : callable
-        Asked at every poll; True ends the run after the last complete round, with a complete run directory.
-    """
-    config, engine = experiment.config, engine_of(grid)
-    if config.record_divergence and engine == "deployment":
-        raise ConfigError(
-            "record-divergence = true: only a simulation has all clients' data; allowed is false"
-        )
-    recorder = Recorder(experiment, engine, directory or RunDirectory(config))
-    strategy = recorder.strategy = build_strategy(config, recorder, stopped)
-    strategy.witness = recorder.measure if config.record_divergence else None
-    strategy.repeatable = engine != "deployment"
-    if experiment.unread:
-        values = ", ".join(f"{key} = {value!r}" for key, value in experiment.unread.items())
-        log.warning("not read by %s: %s", config.strategy, values)
-    recorder.begin()
-    status = "failed"
-    try:
-        strategy.start(
-            grid,
-            to_arrays(experiment.model.state_dict()),
-            num_rounds=config.num_server_rounds,
-            timeout=config.round_timeout,
-            train_config=task_config(experiment),
-            evaluate_fn=recorder.evaluate,
-        )
-        status = "interrupted" if stopped() else "finished"
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        raise ConfigError(
-            f"results-dir = {config.results_dir!r}: {recorder.directory.path} can't be written to any more "
-            f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
-        ) from None
-    finally:
-        # A full disk, which may be what ended the run, must not hide why.
-        with suppress(*((OSError,) if status == "failed" else ())):
-            recorder.end(status)
-        recorder.directory.close()
-    return recorder.directory
-
-
-def build_strategy(
-    config: RunConfig, observer: Callable[[Progress], None] | None = None, stopped: Callable[[], bool] = never
-) -> FederatedStrategy:
-    """Make the configured strategy: its config's fields are run-config keys."""
-    strategy = strategy_class(config.strategy)
-    values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
-    clock = WallClock() if config.clock == "wall" else VirtualClock()
-    return strategy(strategy.Config(**values), clock=clock, observer=observer, stopped=stopped)
-
-
-def _check_asynchronous(config: RunConfig) -> None:
-    """Refuse what needs rounds."""
-    if config.participation != "full":
-        raise ConfigError(
-            f"participation = {config.participation!r}: {config.strategy} works with every client; allowed is full"
-        )
-    if config.aggregation_rule != "mean":
-        raise ConfigError(
-            f"aggregation-rule = {config.aggregation_rule!r}: compares updates of one round, from one model; "
-            f"{config.strategy} has no rounds, allowed is mean"
-        )
-    if config.dp == "central":
-        raise ConfigError(
-            "dp = 'central': its account is of rounds in which each client counts once, with the same weight; "
-            f"{config.strategy} has no rounds, allowed are none, local"
-        )
-
-
-def task_config(experiment: Experiment) -> ConfigRecord:
-    """Return what every message to a client carries: the run config and the shape of the data.
-
-    Its ``step-heterogeneity`` is the list of all clients' work, so that a client needs nothing else to know its own.
-    """
-    config = experiment.config
-    work = local_work.to_text(work_of_clients(config, experiment.num_clients))
-    return ConfigRecord(
-        {
-            **config.flat(),
-            "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
-            **federation.schema_fields(experiment.dataset),
-        }
-    )
-
-
-def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
-    """Return E_k, the local epochs or local steps of every client, by index; ValueError if they can't be told."""
-    times = TimeScenario(config.time_scenario, num_clients, config.seed).means
-    usual = config.local_epochs or config.local_steps
-    return local_work.local_work(config.step_heterogeneity, usual, times, config.seed)
-
-
-def engine_of(grid: Grid) -> str:
-    """Name the engine behind a grid."""
-    names = {"InMemoryGrid": "ray", "SequentialGrid": "sequential", "VectorizedGrid": "vectorized"}
-    return names.get(type(grid).__name__, "deployment")
-
-
-def _server_device(config: RunConfig) -> torch.device:
-    if config.server_device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("server-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
-    use_gpu = config.server_device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if use_gpu else "cpu")

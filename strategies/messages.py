@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+
+from strategies.flower_internals import MESSAGE_UNAVAILABLE
 
 # Records of a message.
 ARRAYS: Final = "arrays"
@@ -88,7 +89,7 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def reason_of(reply: Message) -> str:
     """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
-    if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:  # its time to live is over
+    if reply.error.code == MESSAGE_UNAVAILABLE:  # its time to live is over
         return NO_REPLY
     lines = (reply.error.reason or "").strip().splitlines()
     return lines[-1][:500] if lines else f"error code {reply.error.code}"

@@ -16,50 +16,10 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from strategies import messages, streams
-
-RUN_ID = 1
-SERVER = 1  # the server's own node id, as Flower has it
-
-
-def be_the_server() -> None:
-    """Let this process send messages: their constructor asks who is sending."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER
-
-
-class LocalGrid(Grid):
-    """What every Grid without a network shares; a subclass pushes and pulls messages."""
-
-    def set_run(self, run: Run) -> None:
-        """Do nothing: there is only one run."""
-
-    @property
-    def run(self) -> Run:
-        """The run's record, with nothing in it but its id."""
-        return Run.create_empty(run_id=RUN_ID)
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse: Flower has deprecated this in favour of ``Message(...)``."""
-        raise NotImplementedError("use flwr.app.Message(...)")
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
-        waiting = set(self.push_messages(messages))
-        end = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (end is None or time.monotonic() < end):
-            pulled = list(self.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in pulled}
-            replies += pulled
-            if not pulled:
-                time.sleep(0.001)
-        return replies
+from strategies.flower_internals import RUN_ID, be_the_server, give_id, unavailable_reply
+from strategies.local_grid import LocalGrid
 
 
 @dataclass
@@ -186,7 +146,7 @@ class MemoryGrid(LocalGrid):
         """Let the nodes work on messages; return the ids of those that could be stored."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"{self._draw():016x}{self._draw():016x}"
+            give_id(message, f"{self._draw():016x}{self._draw():016x}")
             if message.metadata.reply_to_message_id or message.metadata.ttl <= 0:
                 raise ValueError("a message from the server is no reply, and has a time to live")
             node = self.nodes[message.metadata.dst_node_id]
@@ -213,10 +173,8 @@ class MemoryGrid(LocalGrid):
         return [pulled[place] for place in self.random.permutation(len(pulled))]
 
     def _work(self, message: Message, node: Node, how: str | None) -> list[Message]:
-        if how == "unavailable":  # what the SuperLink says in a node's place; the import takes a second
-            from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
-
-            return [create_message_error_unavailable_res_message(message.metadata, "node_unavail")]
+        if how == "unavailable":
+            return [unavailable_reply(message.metadata)]
         try:
             reply = self.app(deepcopy(message), node.context)
         except Exception as error:  # as flwr/server/superlink/fleet/vce/vce_api.py does

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -9,13 +10,14 @@ PACKAGES = ("strategies", "custom", "fedapp", "research", "benchmarks")
 
 
 def room_of(module: str) -> str | None:
-    """Name a module's room: a package, or a folder inside the app or the research."""
+    """Name a module's room: a package, or a folder or a file directly in the app or the research."""
     first, *rest = module.split(".")
     if first == "run_simulation":
         return first
     if first not in PACKAGES:
         return None
-    if first in ("fedapp", "research") and rest and (ROOT / first / rest[0]).is_dir():
+    inside = ROOT / first / rest[0] if rest else ROOT
+    if first in ("fedapp", "research") and rest and (inside.is_dir() or inside.with_suffix(".py").is_file()):
         return f"{first}.{rest[0]}"
     return first
 
@@ -50,5 +52,7 @@ def test_every_arrow_is_drawn_and_every_drawn_one_is_there() -> None:
 
 def test_no_arrow_leads_back_up() -> None:
     up = {"strategies": PACKAGES[1:], "fedapp": ("research", "benchmarks"), "custom": PACKAGES[2:]}
-    for room, names in imported().items():
+    arrows = imported()
+    for room, names in arrows.items():
         assert not {name.split(".")[0] for name in names} & set(up.get(room.split(".")[0], ()))
+    TopologicalSorter(arrows).prepare()  # raises on a cycle

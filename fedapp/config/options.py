@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from flwr.common.config import flatten_dict, parse_config_args
 
 from fedapp.config.values import ConfigError, Value
+from strategies.flower_internals import flatten_dict, read_pairs
 
 # Flower's own, which drops what doesn't match.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
@@ -43,7 +43,7 @@ def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
     if not is_file and (repeated := repeated_key(pairs)):
         raise ConfigError(f"{given}: {repeated}")
     try:
-        values: dict[str, Value] = parse_config_args(texts)
+        values: dict[str, Value] = read_pairs(texts)
     except (click.ClickException, ValueError) as error:
         message = error.message if isinstance(error, click.ClickException) else str(error)
         raise ConfigError(f"{given}: {(is_file and _repeated_in(texts[0])) or message}") from None

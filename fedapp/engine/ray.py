@@ -16,11 +16,11 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 import torch
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
 from pydantic import Field
 
 from fedapp.config import ConfigError, RunConfig, Schema
 from fedapp.config.values import Counting, Flag, NonNegative, Text
+from strategies import flower_internals
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -90,13 +90,12 @@ class SimulationConfig(Schema):
 
 def simulate(server_app: ServerApp, client_app: ClientApp, simulation: SimulationConfig) -> None:
     """Run the apps on Ray until the ServerApp returns; its exceptions are raised here."""
-    logging.getLogger("flwr").addFilter(_without_deprecation)
     # Ray announces that it may one day show GPUs to workers that were given none; they are hidden now.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        run_simulation(
+        flower_internals.simulate(
             server_app,
             client_app,
             num_supernodes=simulation.num_supernodes,
@@ -125,8 +124,3 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _without_deprecation(record: logging.LogRecord) -> bool:
-    # `flwr run` needs a SuperLink; this entry point is the way to simulate in one process.
-    return "run_simulation" not in record.getMessage()

@@ -7,14 +7,13 @@ debugger, for tests, and for runs too small to pay for Ray's start.
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from strategies.flower_internals import RUN_ID, be_the_server, give_id
+from strategies.local_grid import LocalGrid
 
 # Longest time that one call of pull_messages works (seconds), so that a run can be interrupted between clients.
 SLICE = 0.2
@@ -23,7 +22,7 @@ SLICE = 0.2
 CLIENT_APP_RAISED = 2
 
 
-class SequentialGrid(Grid):
+class SequentialGrid(LocalGrid):
     """A Grid whose nodes live in this process; a message is worked on when its reply is pulled.
 
     Parameters
@@ -34,12 +33,14 @@ class SequentialGrid(Grid):
         Number of nodes; node i + 1 has partition i, and its own ``Context``, which persists.
     """
 
+    engine = "sequential"
+
     def __init__(self, client_app: ClientApp, num_supernodes: int) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
+        be_the_server()
         self.client_app = client_app
         self.contexts = {
             partition + 1: Context(
-                run_id=1,
+                run_id=RUN_ID,
                 node_id=partition + 1,
                 node_config={"partition-id": partition, "num-partitions": num_supernodes},
                 state=RecordDict(),
@@ -50,18 +51,6 @@ class SequentialGrid(Grid):
         self._queue: deque[Message] = deque()
         self._replies: dict[str, Message] = {}
 
-    def set_run(self, run: Run) -> None:
-        """Do nothing: there is only one run."""
-
-    @property
-    def run(self) -> Run:
-        """The run's record, with nothing in it but its id."""
-        return Run.create_empty(run_id=1)
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse: Flower has deprecated this in favour of ``Message(...)``."""
-        raise NotImplementedError("use flwr.app.Message(...)")
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
         return list(self.contexts)
@@ -70,7 +59,7 @@ class SequentialGrid(Grid):
         """Queue messages; return their ids."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+            give_id(message, str(uuid4()))
             self._queue.append(message)
             ids.append(message.metadata.message_id)
         return ids
@@ -82,19 +71,6 @@ class SequentialGrid(Grid):
             message = self._queue.popleft()
             self._replies[message.metadata.message_id] = self._work(message)
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
-        waiting = set(self.push_messages(messages))
-        end = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (end is None or time.monotonic() < end):
-            pulled = list(self.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in pulled}
-            replies += pulled
-        return replies
 
     def _work(self, message: Message) -> Message:
         try:

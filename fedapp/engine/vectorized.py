@@ -16,15 +16,9 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedapp import federation
-from fedapp.client_app import (
-    CANNOT_TAKE_PART,
-    USER_ERRORS,
-    ClientData,
-    local_task,
-    own_tensors,
-    to_state,
-    trained_reply,
-)  # fmt: skip
+from fedapp.client.local_data import LocalData
+from fedapp.client.training import ClientTensors, local_task, own_tensors, trained_reply
+from fedapp.client_app import CANNOT_TAKE_PART, USER_ERRORS
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask
@@ -47,6 +41,8 @@ class VectorizedGrid(SequentialGrid):
     trainer : Trainer, optional
         Says how to train, and on how many threads.
     """
+
+    engine = "vectorized"
 
     def __init__(self, client_app: ClientApp, num_supernodes: int, trainer: Trainer | None = None) -> None:
         super().__init__(client_app, num_supernodes)
@@ -71,7 +67,7 @@ class VectorizedGrid(SequentialGrid):
 
         def state_of(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
             if id(arrays) not in states:
-                states[id(arrays)] = to_state(arrays, device)
+                states[id(arrays)] = federation.to_state(arrays, device)
             return states[id(arrays)]
 
         while self._queue and self._queue[0].metadata.message_type == messages.TRAIN and size < PULL_BUDGET:
@@ -97,7 +93,7 @@ class VectorizedGrid(SequentialGrid):
         self._replies[request.metadata.message_id] = reply
 
 
-def shared_tensors(config: RunConfig, data: ClientData, device: torch.device) -> tuple[Tensor, Tensor, int]:
+def shared_tensors(config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
     """Return the inputs and labels of all clients, and where this one's rows begin in them."""
     if data.partition_id is None or data.num_partitions is None:
         return own_tensors(config, data, device)

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from fedapp.results import PACKAGES
+from fedapp.server.run_directory import PACKAGES
 
 
 def circumstances() -> dict[str, object]:

@@ -31,7 +31,7 @@ from rich.progress import (
 )
 
 from fedapp.config import ConfigError, RunConfig
-from fedapp.results import RunDirectory
+from fedapp.server.run_directory import RunDirectory
 from research.reproduce.plan import PlannedRun
 from research.reproduce.store import folder_of, is_finished
 
@@ -98,7 +98,7 @@ def run_missing(
 
 def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
     """Make one run, or the rest of it; return why it failed, or nothing."""
-    from fedapp import server_app
+    from fedapp import server
     from fedapp.engine.in_process import make_grid
 
     with contextlib.redirect_stdout(io.StringIO()):
@@ -108,9 +108,9 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
             config = directory.config if directory else planned.config.model_copy(
                 update={"results_dir": str(folder), "run_name": path.name}
             )  # fmt: skip
-            experiment = server_app.prepare(config, planned.num_clients)
+            experiment = server.prepare(config, planned.num_clients)
             grid = make_grid(engine, planned.num_clients, workers=1)
-            server_app.run(grid, experiment, directory=directory or RunDirectory(config))
+            server.run(grid, experiment, directory=directory or RunDirectory(config))
         except Exception as error:  # one run that can't be made doesn't keep the others from it
             return f"{type(error).__name__}: {error}"
     return ""

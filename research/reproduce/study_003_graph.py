@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.client_graph import graph_arrays
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
+from fedapp.federation.graph import graph_arrays
 from fedapp.report.graph_figures import GraphPanel, draw_graph
 from research.reproduce.experiment import ABSENT, Numbers, Results
 from research.reproduce.plan import STORED, Plan

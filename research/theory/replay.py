@@ -15,11 +15,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedapp import client_app, server_app
-from fedapp.client_app import to_arrays, to_state
+from fedapp import client_app, server
 from fedapp.config import ConfigError
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.recorder import Experiment
+from fedapp.federation import to_arrays, to_state
+from fedapp.server import Experiment
 from research.theory.constants import Array
 from research.theory.problems import Problem
 from strategies import Progress, messages
@@ -105,13 +105,13 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     config = experiment.config
     witness = _Witness(problem, names, config.perturbation_beta)
     grid = SequentialGrid(_as_app(witness), experiment.num_clients)
-    strategy = server_app.build_strategy(config, observe)
+    strategy = server.build_strategy(config, observe)
     strategy.start(
         grid,
         to_arrays(experiment.model.state_dict()),
         num_rounds=config.num_server_rounds,
         timeout=config.round_timeout,
-        train_config=server_app.task_config(experiment),
+        train_config=server.task_config(experiment),
     )
     recorded = flat_model(safetensors.torch.load_file(run_dir / "model.safetensors"), names)
     difference = np.linalg.norm(models[-1] - recorded) if models[-1].shape == recorded.shape else np.inf

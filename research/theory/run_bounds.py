@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapp import server_app
+from fedapp import server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
-from fedapp.recorder import Experiment
+from fedapp.server import Experiment
 from research.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
 from research.theory.constants import Array, AssumptionError, Constants
 from research.theory.problems import ClientData, FrozenSlope, Logistic
@@ -97,7 +97,7 @@ def bounds_of_run(run_dir: Path, note: Callable[[int, int], None] = lambda done,
     config, num_clients = _read_config(run_dir)
     if obstacles := _obstacles(config) + _failures(run_dir):
         return RunBounds(obstacles)
-    experiment = server_app.prepare(config, num_clients)
+    experiment = server.prepare(config, num_clients)
     sizes = experiment.partition.sizes
     if obstacles := _uneven_work(config, sizes):
         return RunBounds(obstacles)

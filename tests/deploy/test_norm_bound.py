@@ -14,7 +14,7 @@ from fedapp.client_app import app
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report import read_metrics
-from fedapp.server_app import prepare, run
+from fedapp.server import prepare, run
 from strategies.arrays import clip_update
 
 VECTORS = hnp.arrays(np.float64, 5, elements=st.floats(-1e6, 1e6))

@@ -11,7 +11,7 @@ from flwr.common.serde import message_to_proto
 from fedapp.client_app import app
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.server_app import prepare, run
+from fedapp.server import prepare, run
 from strategies import REGISTRY, messages
 
 DEVICES, ROWS, WIDTH = 3, 40, 6

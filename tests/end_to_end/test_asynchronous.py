@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from sklearn.datasets import load_digits
 
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from tests.end_to_end.server_step import server_step
@@ -75,7 +75,7 @@ def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, op
         }
     )  # fmt: skip
     grid = SequentialGrid(client_app.app, CLIENTS)
-    path = server_app.run(grid, server_app.prepare(config, CLIENTS)).path
+    path = server.run(grid, server.prepare(config, CLIENTS)).path
 
     digits = load_digits()
     X, Y = np.c_[digits.data / 16, np.ones(len(digits.data))], np.eye(10)[digits.target]

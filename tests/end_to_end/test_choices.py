@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.sequential import SequentialGrid
 
@@ -21,8 +21,8 @@ def run_app(tmp_path: Path):
 
     def run(config: Mapping[str, Any], clients: int = CLIENTS) -> list[dict[str, Any]]:
         given = {"num-server-rounds": 2, "results-dir": str(tmp_path), "run-name": "run", **config}
-        experiment = server_app.prepare(RunConfig.load(given), clients)
-        directory = server_app.run(SequentialGrid(client_app.app, clients), experiment)
+        experiment = server.prepare(RunConfig.load(given), clients)
+        directory = server.run(SequentialGrid(client_app.app, clients), experiment)
         metrics = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()]
         assert metrics[-1]["failures"] == 0
         assert np.isfinite([m["loss"] for m in metrics]).all()

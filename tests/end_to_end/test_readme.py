@@ -4,7 +4,7 @@ import re
 import sys
 import types
 
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import RunConfig, defaults
 from fedapp.engine.sequential import SequentialGrid
 from strategies import REGISTRY
@@ -25,8 +25,8 @@ def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(repository, tmp_path, m
             "results-dir": str(tmp_path),
             "run-name": name,
         }
-        experiment = server_app.prepare(RunConfig.load(config), 4)
-        path = server_app.run(SequentialGrid(client_app.app, 4), experiment).path
+        experiment = server.prepare(RunConfig.load(config), 4)
+        path = server.run(SequentialGrid(client_app.app, 4), experiment).path
         return (path / "model.safetensors").read_bytes()
 
     assert run("mine", "mine") == run("custom", "custom.half_life:HalfLife")

@@ -14,7 +14,7 @@ import pytest
 import run_simulation
 from fedapp.config import RunConfig
 from fedapp.deploy.local import LocalDeployment
-from fedapp.results import RunDirectory
+from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY
 
 CLIENTS, ROUNDS = 4, 80

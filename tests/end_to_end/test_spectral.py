@@ -13,10 +13,10 @@ import torch
 from flwr.app import Message
 from sklearn.datasets import load_digits
 
-from fedapp import client_app, federation, server_app
+from fedapp import client_app, federation, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.recorder import Experiment
+from fedapp.server import Experiment
 from fedapp.training.autograd import cross_entropy, train
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.rule import LocalRule
@@ -53,9 +53,9 @@ class InProcess:
 
     def __init__(self, results: Path, config: Mapping[str, Any], clients: int) -> None:
         given = {"results-dir": str(results), **config}
-        self.experiment: Experiment = server_app.prepare(RunConfig.load(given), clients)
+        self.experiment: Experiment = server.prepare(RunConfig.load(given), clients)
         self.grid = RecordingGrid(clients)
-        self.path = server_app.run(self.grid, self.experiment).path
+        self.path = server.run(self.grid, self.experiment).path
         lines = (self.path / "metrics.jsonl").read_text().splitlines()
         self.metrics = [json.loads(line) for line in lines]
         assert self.metrics[-1]["failures"] == 0
@@ -168,7 +168,7 @@ def local_iterates(run: InProcess, request: Message, reply: Message, client: int
     experiment, config = run.experiment, run.experiment.config
     record = request.content.config_records["config"]
     w_bar, u = (
-        client_app.to_state(request.content.array_records[name], CPU) for name in ("arrays", "neighbours")
+        federation.to_state(request.content.array_records[name], CPU) for name in ("arrays", "neighbours")
     )
     rows = experiment.partition.client(client)
     x, y = federation.to_tensors(experiment.dataset, rows, config.normalize, CPU)
@@ -183,7 +183,7 @@ def local_iterates(run: InProcess, request: Message, reply: Message, client: int
         if batch is not None:
             rule = LocalRule(beta=beta, l2=config.l2)
             w, _ = train(cross_entropy(experiment.model), w, x, y, [batch], config.lr, rule, neighbours=u)
-    sent = client_app.to_state(reply.content.array_records["arrays"], CPU)
+    sent = federation.to_state(reply.content.array_records["arrays"], CPU)
     np.testing.assert_allclose(
         flat(w), flat(sent), atol=1e-6
     )  # float32, maybe by another form of the gradient

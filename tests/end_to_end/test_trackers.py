@@ -4,17 +4,15 @@ import json
 
 import pytest
 
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.trackers import find_spec
+from fedapp.server.trackers import find_spec
 
 
 def run(tmp_path, tracker):
     config = {"num-server-rounds": 2, "results-dir": str(tmp_path), "run-name": "run", "tracker": tracker}
-    return server_app.run(
-        SequentialGrid(client_app.app, 3), server_app.prepare(RunConfig.load(config), 3)
-    ).path
+    return server.run(SequentialGrid(client_app.app, 3), server.prepare(RunConfig.load(config), 3)).path
 
 
 def test_tensorboard_events_equal_metrics(tmp_path):

@@ -18,8 +18,7 @@ Configure = Callable[..., RunConfig]
 def fresh_process() -> Iterator[None]:
     """What a process keeps between calls doesn't leak from one test into the next."""
     threads = torch.get_num_threads()
-    for kept in (federation._dataset, federation._partition, federation._model, federation._training):
-        kept.cache_clear()
+    federation.forget()
     yield
     torch.set_num_threads(threads)
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp import checkpoint
-from fedapp.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedapp.config import RunConfig
-from fedapp.results import RunDirectory
+from fedapp.server import checkpoint
+from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from fedapp.server.run_directory import RunDirectory
 
 
 def of(number: int, size: int = 5) -> Checkpoint:
@@ -58,7 +58,7 @@ def test_arrays_and_values_come_back_as_they_were(tmp_path: Path, array: np.ndar
     found = read.strategy.pop("a")
     assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
     assert read.strategy == values
-    assert np.isnan(read.recorder["loss"])
+    assert np.isnan(read.observers["loss"])
 
 
 def test_there_is_none_at_first_and_only_the_newest_later(tmp_path: Path) -> None:

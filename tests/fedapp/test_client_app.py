@@ -10,11 +10,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedapp import client_app, federation
-from fedapp.client_app import CANNOT_TAKE_PART, app, to_arrays, to_state
+from fedapp import federation
+from fedapp.client import training
+from fedapp.client_app import CANNOT_TAKE_PART, app
 from fedapp.config import RunConfig
-from fedapp.recorder import Experiment
-from fedapp.server_app import prepare, task_config
+from fedapp.federation import to_arrays, to_state
+from fedapp.server import Experiment, prepare, task_config
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.evaluation import evaluate
 from fedapp.training.rule import LocalRule
@@ -34,7 +35,7 @@ def this_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message carries the identity of the process that builds it; and the client starts with an empty cache."""
     for name, value in (("_task_id", 1), ("_run_id", 2), ("_node_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(client_app, "_tensors", federation.TensorCache())
+    monkeypatch.setattr(training, "_tensors", federation.TensorCache())
 
 
 @pytest.fixture
@@ -252,9 +253,8 @@ def test_the_same_task_is_equal_bit_for_bit_and_another_is_not(experiment: Exper
 
 def test_the_same_task_is_equal_in_a_process_that_knows_nothing(experiment: Experiment) -> None:
     base = trained(ask(messages.TRAIN, experiment))
-    for kept in (federation._dataset, federation._partition, federation._model, federation._training):
-        kept.cache_clear()
-    client_app._tensors = federation.TensorCache()  # the fixture puts the old one back
+    federation.forget()
+    training._tensors = federation.TensorCache()  # the fixture puts the old one back
     assert same(trained(ask(messages.TRAIN, experiment)), base)
 
 

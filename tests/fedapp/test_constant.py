@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedapp import server_app
+from fedapp import server
 from fedapp.config import RunConfig
 from fedapp.engine.in_process import make_grid
 from strategies import REGISTRY, FedAvg, messages
@@ -41,8 +41,8 @@ def test_it_moves_every_parameter_by_the_step_size_times_it(
             "local-steps": 1,
         }
         values |= {"num-server-rounds": 1, "lr": 0.1, "results-dir": str(tmp_path), "run-name": strategy}
-        experiment = server_app.prepare(RunConfig.load(values), 3)
-        path = server_app.run(make_grid(engine, 3, workers=1), experiment).path
+        experiment = server.prepare(RunConfig.load(values), 3)
+        path = server.run(make_grid(engine, 3, workers=1), experiment).path
         models.append(safetensors.numpy.load_file(path / "model.safetensors"))
     for name, plain in models[0].items():
         assert plain - models[1][name] == pytest.approx(0.1 * SHIFT, abs=1e-6)

@@ -11,10 +11,10 @@ from scipy.special import expit
 
 from fedapp import client_app
 from fedapp.config import ConfigError, RunConfig
+from fedapp.engine.name import DEPLOYMENT
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.models import PERCEPTRON_SLOPE
-from fedapp.recorder import Experiment
-from fedapp.server_app import prepare, run
+from fedapp.server import Experiment, prepare, run
 from strategies import REGISTRY
 
 
@@ -98,6 +98,8 @@ def test_every_strategy_records_it_and_its_result_stays_the_same(
 def test_devices_keep_their_data_to_themselves(configure: Callable[..., RunConfig], tmp_path: Path) -> None:
     class SomewhereElse(SequentialGrid):
         """A grid that isn't one of the simulation engines."""
+
+        engine = DEPLOYMENT
 
     config = configure(record_divergence=True, results_dir=str(tmp_path / "results"))
     with pytest.raises(

@@ -19,8 +19,7 @@ CPU = torch.device("cpu")
 
 def forget() -> None:
     """Do as another process would: nothing is known yet."""
-    for kept in (federation._dataset, federation._partition, federation._model, federation._training):
-        kept.cache_clear()
+    federation.forget()
 
 
 @pytest.mark.parametrize(

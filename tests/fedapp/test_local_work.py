@@ -12,11 +12,10 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from fedapp import client_app
-from fedapp.client_app import to_arrays
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.recorder import Experiment
-from fedapp.server_app import prepare, run, task_config
+from fedapp.federation import to_arrays
+from fedapp.server import Experiment, prepare, run, task_config
 from strategies import messages
 
 # Doing -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.config.options import read_options
-from fedapp.results import RunDirectory
+from fedapp.server.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedapp.config.run_config as run_config
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import ConfigError, RunConfig, defaults
 from fedapp.config.document import document
 from fedapp.engine.sequential import SequentialGrid
@@ -26,8 +26,8 @@ def finish(values: dict[str, Any], tmp_path: Path, name: str = "run") -> Path:
         "run-name": name,
         **values,
     }
-    experiment = server_app.prepare(RunConfig.load(given), 3)
-    return server_app.run(SequentialGrid(client_app.app, 3), experiment).path
+    experiment = server.prepare(RunConfig.load(given), 3)
+    return server.run(SequentialGrid(client_app.app, 3), experiment).path
 
 
 def test_its_parameter_is_a_key_that_acts_and_is_recorded(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_run_of_it_goes_on(tmp_path: Path) -> None:
     values = {"strategy": HALF_LIFE, "half-life": 0.5, "checkpoint-every": 1}
     path = finish(values, tmp_path)
     again = RunConfig.load({"resume": str(path), "num-server-rounds": 6})
-    server_app.run(SequentialGrid(client_app.app, 3), server_app.prepare(again, 3))
+    server.run(SequentialGrid(client_app.app, 3), server.prepare(again, 3))
     whole = finish({**values, "num-server-rounds": 6}, tmp_path, "whole")
     assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 

@@ -16,8 +16,8 @@ from fedapp.data.message import gaussian_epsilon, gaussian_sigma
 from fedapp.engine.in_process import make_grid
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report import read_metrics
-from fedapp.results import RunDirectory
-from fedapp.server_app import prepare, run
+from fedapp.server import prepare, run
+from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, messages
 from strategies.arrays import Layout
 

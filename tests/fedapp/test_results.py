@@ -14,7 +14,7 @@ import torch
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Partition
-from fedapp.results import RunDirectory
+from fedapp.server.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import torch
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
+from fedapp.engine.name import engine_of
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.federation import records
 from fedapp.models import ModelError
-from fedapp.server_app import USER_ERRORS, build_strategy, engine_of, prepare, task_config
+from fedapp.server import USER_ERRORS, build_strategy, prepare, task_config
 from strategies import REGISTRY
 from strategies.clock import VirtualClock, WallClock
 
@@ -109,7 +110,7 @@ def test_a_server_without_the_gpu_it_is_to_use(configure: Callable[..., RunConfi
 def test_a_tracker_that_is_not_installed(
     tracker: str, configure: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedapp.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("fedapp.server.trackers.find_spec", lambda name: None)
     _, text = refusal(configure(tracker=tracker))
     assert text.startswith(f"tracker = {tracker!r}: it isn't installed")
 
@@ -144,8 +145,8 @@ def test_a_task_carries_the_whole_config_and_the_shape_of_the_data(
     config = configure(lr=0.3)
     record = dict(task_config(prepare(config, 5)))
     shape = {
-        federation.DATA_KIND: "image", federation.DATA_TYPE: "uint8",
-        federation.INPUT_SHAPE: [1, 8, 8], federation.NUM_CLASSES: 10,
+        records.DATA_KIND: "image", records.DATA_TYPE: "uint8",
+        records.INPUT_SHAPE: [1, 8, 8], records.NUM_CLASSES: 10,
     }  # fmt: skip
     assert record == {**config.flat(), **shape}
 

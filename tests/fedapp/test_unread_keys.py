@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp import client_app, server_app
+from fedapp import client_app, server
 from fedapp.config import RunConfig, defaults
 from fedapp.config.run_config import key_of
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.results import RunDirectory
+from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
 
 CLIENTS = 3
@@ -32,14 +32,14 @@ def go(tmp_path: Path) -> Go:
 
     def run(values: Values, name: str = "run") -> Path:
         given = {**COMMON, "results-dir": str(tmp_path), "run-name": name, **values}
-        experiment = server_app.prepare(RunConfig.load(given), CLIENTS)
-        return server_app.run(SequentialGrid(client_app.app, CLIENTS), experiment).path
+        experiment = server.prepare(RunConfig.load(given), CLIENTS)
+        return server.run(SequentialGrid(client_app.app, CLIENTS), experiment).path
 
     return run
 
 
 def unread(values: Values) -> dict[str, Any]:
-    return dict(server_app.prepare(RunConfig.load({**COMMON, **values}), CLIENTS).unread)
+    return dict(server.prepare(RunConfig.load({**COMMON, **values}), CLIENTS).unread)
 
 
 def summary(path: Path) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def test_a_resumed_run_lists_what_it_was_given(go: Go) -> None:
     path = go({"strategy": "spectral", "client-weights": "uniform", "proximal-mu": 0.5})
     again = RunConfig.load({"resume": str(path), "num-server-rounds": 3})
     assert again.client_weights == "adjacency"
-    server_app.run(SequentialGrid(client_app.app, CLIENTS), server_app.prepare(again, CLIENTS))
+    server.run(SequentialGrid(client_app.app, CLIENTS), server.prepare(again, CLIENTS))
     assert (summary(path)["aggregations"], summary(path)["unread-keys"]) == (
         3,
         ["client-weights", "proximal-mu"],

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 from flwr.app import ConfigRecord, Message
 
-from fedapp import client_app, server_app
+from fedapp import client_app, federation, server
 from fedapp.config import RunConfig
 from fedapp.engine import vectorized
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
@@ -59,8 +59,8 @@ def small(configure: Configure, tmp_path: Path) -> Configure:
 
 def run(grid: SequentialGrid, config: RunConfig, stopped: Callable[[], bool] | None = None) -> Path:
     """Run the app on a grid; return the run directory."""
-    experiment = server_app.prepare(config, len(grid.contexts))
-    return server_app.run(grid, experiment, *([stopped] if stopped else [])).path
+    experiment = server.prepare(config, len(grid.contexts))
+    return server.run(grid, experiment, *([stopped] if stopped else [])).path
 
 
 def vectorized_grid(clients: int = CLIENTS, way: Any = None, workers: int = 2) -> VectorizedGrid:
@@ -245,9 +245,9 @@ def test_failing_clients_reach_the_strategy_as_in_the_sequential_engine(
 
 def requests_of(config: RunConfig, grid: SequentialGrid) -> list[Message]:
     """Two of each: good ones, one to a node without data, one that makes the app raise, other kinds in between."""
-    experiment = server_app.prepare(config, CLIENTS)
-    fields = server_app.task_config(experiment)
-    arrays = client_app.to_arrays(experiment.model.state_dict())
+    experiment = server.prepare(config, CLIENTS)
+    fields = server.task_config(experiment)
+    arrays = federation.to_arrays(experiment.model.state_dict())
     del grid.contexts[2].node_config["partition-id"]
 
     def request(kind: str, node: int, record: ConfigRecord | None = None) -> Message:

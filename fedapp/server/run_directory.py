@@ -23,9 +23,9 @@ import safetensors.torch
 import tomli_w
 from torch import Tensor
 
-from fedapp.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from fedapp.config import ConfigError, RunConfig, read_run
 from fedapp.data import Partition
+from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 log = logging.getLogger("flwr.fedapp")
 

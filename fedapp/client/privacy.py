@@ -14,7 +14,6 @@ some clients each round makes it less, which isn't counted on.
 
 from flwr.app import ConfigRecord, Context, Error, Message
 
-from fedapp.config import ConfigError, RunConfig
 from strategies import messages, streams
 from strategies.arrays import ArraysMismatchError, Layout, clip_update
 
@@ -52,17 +51,3 @@ def privately(request: Message, context: Context, reply: Message) -> Message:
 def is_simulated(context: Context) -> bool:
     """Tell a simulated client, whose noise comes from the seed, from a node with data of its own."""
     return "data-path" not in context.node_config
-
-
-def check_privacy(config: RunConfig) -> None:
-    """Raise ConfigError if a client would tell more of its data than its models."""
-    if config.dp == "local" and config.client_weights == "adjacency" and not config.message_epsilon:
-        raise ConfigError(
-            "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
-            "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0"
-        )
-    if config.dp != "none" and config.client_evaluation:
-        raise ConfigError(
-            f"client-evaluation = true: with dp = {config.dp!r} clients' losses would be sent as they are; "
-            "allowed is false"
-        )

@@ -1,34 +1,14 @@
 """Experiment trackers beside the run directory: TensorBoard and Weights & Biases, each an extra of the package."""
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedapp.config import ConfigError, RunConfig
+from fedapp.server.record import Entry, Observer
 
 
-class Tracker(Protocol):
-    """Takes note of evaluations."""
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Note one line of metrics.jsonl."""
-
-    def close(self) -> None:
-        """Write what is pending."""
-
-
-class NoTracker:
-    """Notes nothing."""
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class TensorBoard:
+class TensorBoard(Observer):
     """Writes event files into the run directory: ``tensorboard --logdir RESULTS-DIR`` compares runs."""
 
     def __init__(self, path: Path) -> None:
@@ -36,17 +16,18 @@ class TensorBoard:
 
         self.writer: Any = SummaryWriter(str(path / "tensorboard"))
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Note the numbers of a record, by aggregation."""
-        for key, value in _numbers(record).items():
-            self.writer.add_scalar(key, value, record["aggregation"])
+    def note(self, entry: Entry) -> None:
+        """Note an evaluation's numbers, by aggregation."""
+        if entry.progress.evaluated:
+            for key, value in _numbers(entry).items():
+                self.writer.add_scalar(key, value, entry.progress.aggregation)
 
-    def close(self) -> None:
+    def end(self, status: str) -> None:
         """Flush and close the event file."""
         self.writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Observer):
     """Logs to a wandb run named as the run directory; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, config: RunConfig, path: Path) -> None:
@@ -54,11 +35,12 @@ class WeightsAndBiases:
 
         self.run = wandb.init(project="fedapp", name=path.name, dir=str(path), config=config.flat())
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Note the numbers of a record, by aggregation."""
-        self.run.log(_numbers(record), step=record["aggregation"])
+    def note(self, entry: Entry) -> None:
+        """Note an evaluation's numbers, by aggregation."""
+        if entry.progress.evaluated:
+            self.run.log(_numbers(entry), step=entry.progress.aggregation)
 
-    def close(self) -> None:
+    def end(self, status: str) -> None:
         """Finish the wandb run."""
         self.run.finish()
 
@@ -72,14 +54,15 @@ def check_tracker(config: RunConfig) -> None:
         )
 
 
-def make_tracker(config: RunConfig, path: Path) -> Tracker:
-    """Return the configured tracker, writing under the run directory ``path``."""
+def make_tracker(config: RunConfig, path: Path) -> Observer | None:
+    """Return the configured tracker, if any, writing under the run directory ``path``."""
     if config.tracker == "tensorboard":
         return TensorBoard(path)
     if config.tracker == "wandb":
         return WeightsAndBiases(config, path)
-    return NoTracker()
+    return None
 
 
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in record.items() if isinstance(v, int | float) and k != "aggregation"}
+def _numbers(entry: Entry) -> dict[str, float]:
+    numbers = {"time": entry.progress.time, **entry.metrics}
+    return {key: value for key, value in numbers.items() if isinstance(value, int | float)}

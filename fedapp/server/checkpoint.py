@@ -24,10 +24,10 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A strategy's state (``strategies.base.FederatedStrategy.state``), and what the recorder of the run adds."""
+    """A strategy's state (``strategies.base.FederatedStrategy.state``), and what those that watch the run add."""
 
     strategy: dict[str, Any]
-    recorder: dict[str, Any]
+    observers: dict[str, Any]
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -42,7 +42,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             with (temporary / f"{key}.npy").open("wb") as file:
                 np.save(file, array, allow_pickle=False)
                 os.fsync(file.fileno())
-        _write_json(temporary / STATE, {"strategy": rest, "recorder": checkpoint.recorder})
+        _write_json(temporary / STATE, {"strategy": rest, "observers": checkpoint.observers})
         _write_json(temporary / CHECKSUMS, {path.name: _checksum(path) for path in temporary.iterdir()})
         _flush(temporary)
         newest = max(_complete(folder), default=0) + 1
@@ -76,7 +76,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     arrays = {
         name.removesuffix(".npy"): _read_array(path / name) for name in checksums if name.endswith(".npy")
     }
-    return Checkpoint(content["strategy"] | arrays, content["recorder"])
+    return Checkpoint(content["strategy"] | arrays, content["observers"])
 
 
 def _complete(folder: Path) -> list[int]:

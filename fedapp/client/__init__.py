@@ -1,0 +1,1 @@
+"""A client's side: from a message to its reply."""

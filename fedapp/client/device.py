@@ -1,0 +1,30 @@
+"""The device that a client trains on."""
+
+import functools
+import sys
+
+import torch
+
+from fedapp.config import ConfigError, RunConfig
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Return the device that ``client-device`` asks for; ConfigError if this client has none."""
+    if config.client_device == "cpu" or (config.client_device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("client-device = 'cuda': this client has no GPU; allowed are auto, cpu")
+    _limit_gpu_share()
+    torch.backends.cudnn.deterministic = True
+    return torch.device("cuda")
+
+
+@functools.cache
+def _limit_gpu_share() -> None:
+    """Keep to the fraction of the GPU's memory that Ray gave this worker."""
+    if "ray" in sys.modules:
+        import ray
+
+        share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+        if 0 < share < 1:
+            torch.cuda.set_per_process_memory_fraction(share)

@@ -1,0 +1,61 @@
+"""Which rows are a client's: its share of a dataset that all know, or everything in a file of its own."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ConfigRecord, Context
+
+from fedapp import federation
+from fedapp.config import RunConfig
+from fedapp.data import DataError, Dataset
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """A client's rows of a dataset; ``partition_id`` is None where the node's own file is all its data."""
+
+    dataset: Dataset
+    rows: np.ndarray
+    partition_id: int | None
+    num_partitions: int | None
+    key: tuple[object, ...]
+
+
+def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> LocalData:
+    """Find this client's rows.
+
+    Raises
+    ------
+    DataError
+        If the node's config names none, or they aren't what the model expects.
+    """
+    own_path = context.node_config.get("data-path")
+    path = str(own_path) if own_path is not None else config.data_path
+    partition_id, num_partitions = (
+        node_number(context, "partition-id"),
+        node_number(context, "num-partitions"),
+    )
+    dataset = federation.schema_of(record).fit(federation.dataset_of(config, num_partitions or 0, path))
+    if partition_id is not None and num_partitions:
+        partition = federation.partition_of(config, num_partitions, path)
+        if not 0 <= partition_id < num_partitions:
+            raise DataError(f"partition-id = {partition_id}: must be 0 to {num_partitions - 1}")
+        rows = partition.client(partition_id)
+    elif own_path is not None:
+        rows = np.arange(dataset.num_train)
+    else:
+        raise DataError(
+            "node-config: needs partition-id and num-partitions, or a data-path of the node's own"
+        )
+    if len(rows) == 0:
+        raise DataError(f"client {partition_id}: it has no training examples")
+    key = (config.dataset, path, partition_id, num_partitions, federation.division_of(config))
+    return LocalData(dataset, rows, partition_id, num_partitions, key)
+
+
+def node_number(context: Context, key: str) -> int | None:
+    """Return a whole number of the node's config, None if it isn't there."""
+    value = context.node_config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise DataError(f"{key} = {value!r} in the node config: must be a whole number")
+    return value

@@ -1,0 +1,39 @@
+"""What a message asks of a client."""
+
+import functools
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from fedapp.config import RunConfig
+from strategies import messages
+
+# What torch would use by itself: on Ray, the worker's share of the cores.
+ALL_THREADS = torch.get_num_threads()
+
+
+def read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
+    """Return a message's config record and the run config in it, and let torch use the threads it says."""
+    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    values = dict(record.items())
+    config = _config_of(tuple([values.get(key) for key in RunConfig.key_names()]))
+    torch.set_num_threads(config.client_threads or ALL_THREADS)
+    return record, config
+
+
+@functools.lru_cache(maxsize=8)
+def _config_of(values: tuple[object, ...]) -> RunConfig:
+    """Check a config once, not with every message."""
+    given = zip(RunConfig.key_names(), values, strict=True)
+    return RunConfig.received({key: value for key, value in given if value is not None})
+
+
+def sent_model(message: Message) -> ArrayRecord:
+    """Return the model in a message."""
+    arrays: ArrayRecord = message.content[messages.ARRAYS]  # type: ignore[assignment]
+    return arrays
+
+
+def integer(record: ConfigRecord, key: str) -> int:
+    """Return a whole number of a config record."""
+    return int(record[key])  # type: ignore[arg-type]

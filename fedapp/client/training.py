@@ -1,0 +1,120 @@
+"""A training request as a task for ``fedapp.training``, and its answer."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+
+from fedapp import federation
+from fedapp.client.device import device_of
+from fedapp.client.local_data import LocalData, local_data
+from fedapp.client.privacy import privately
+from fedapp.client.request import integer, read_config, sent_model
+from fedapp.config import RunConfig
+from fedapp.training import work
+from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.rule import LocalRule
+from fedapp.training.schedule import scheduled_lr
+from fedapp.training.task import LocalTask
+from fedapp.training.vectors import Parameters
+from strategies import messages
+from strategies.arrays import pack
+
+# Inputs (n, ...), labels (n,), and where a client's rows begin in them.
+ClientTensors = tuple[Tensor, Tensor, int]
+
+_tensors = federation.TensorCache()
+
+
+def own_tensors(config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
+    """Return a client's inputs and labels, in tensors of its own."""
+    return *_tensors.get(data.key, data.dataset, data.rows, config.normalize, device), 0
+
+
+def model_of(record: ConfigRecord, config: RunConfig, data: LocalData, device: torch.device) -> nn.Module:
+    """Return the model that a client trains."""
+    classes = integer(record, federation.NUM_CLASSES)  # the server's: a device may lack the last ones
+    return federation.model_of(config, data.dataset.kind, data.dataset.input_shape, classes, device)
+
+
+def local_task(
+    message: Message,
+    context: Context,
+    tensors: Callable[[RunConfig, LocalData, torch.device], ClientTensors] = own_tensors,
+    state_of: Callable[[ArrayRecord, torch.device], dict[str, Tensor]] = federation.to_state,
+) -> LocalTask:
+    """Read a training request; an engine brings its own way to the client's ``tensors`` and the model's state."""
+    record, config = read_config(message)
+    data, device = local_data(config, record, context), device_of(config)
+    client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
+    epochs, steps = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
+    batches = plan_batches(
+        len(data.rows),
+        batch_size=config.batch_size,
+        epochs=epochs,
+        steps=steps,
+        rng=task_rng(config.seed, client, task),
+    )
+    lr = scheduled_lr(
+        config.lr, config.lr_schedule, integer(record, messages.SERVER_ROUND), config.num_server_rounds
+    )
+    rule = LocalRule(
+        alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
+        beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
+        momentum=config.momentum,
+        l2=config.l2,
+        clip_norm=config.clip_norm,
+    )
+    x, y, offset = tensors(config, data, device)
+    model = model_of(record, config, data, device)
+
+    def beside(name: str) -> Parameters | None:
+        arrays = messages.arrays_of(message, name)
+        return None if arrays is None else _parameters(model, state_of(arrays, device))
+
+    return LocalTask(
+        model,
+        _parameters(model, state_of(sent_model(message), device)),
+        x,
+        y,
+        offset,
+        batches,
+        lr / len(batches) if config.normalize_steps else lr,
+        rule,
+        beside(messages.NEIGHBOURS),
+        beside(messages.CONSTANT),
+    )
+
+
+def trained_reply(
+    message: Message, context: Context, task: LocalTask, trained: dict[str, np.ndarray], loss: float
+) -> Message:
+    """Answer a training request with the trained model; what isn't trained goes back as it came."""
+    metrics = MetricRecord(
+        {
+            messages.NUM_EXAMPLES: task.batches.num_examples,
+            messages.NUM_STEPS: len(task.batches),
+            messages.TRAIN_LOSS: loss,
+        }
+    )
+    arrays = ArrayRecord(
+        {
+            name: pack(trained[name]) if name in trained else array
+            for name, array in sent_model(message).items()
+        }
+    )
+    reply = Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
+    return privately(message, context, reply)
+
+
+def _parameters(model: nn.Module, state: dict[str, Tensor]) -> Parameters:
+    """Return what is trained of a model's state."""
+    return {name: state[name] for name in _parameter_names(model)}
+
+
+@functools.lru_cache(maxsize=8)
+def _parameter_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, _ in model.named_parameters())

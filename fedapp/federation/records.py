@@ -1,0 +1,60 @@
+"""What travels between server and clients: models as records, and what a model expects of data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from fedapp.data import Dataset
+from fedapp.data.schema import Schema
+from strategies.arrays import pack, unpack
+
+# What the server adds to the run config in a message, so that a client with data of its own can check them;
+# the last two only where there are names.
+DATA_KIND = "data-kind"
+INPUT_SHAPE = "input-shape"
+NUM_CLASSES = "num-classes"
+DATA_TYPE = "data-type"
+CLASS_NAMES = "class-names"
+COLUMNS = "columns"
+
+
+def to_arrays(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """Turn tensors into a record by state-dict name."""
+    return ArrayRecord({name: pack(value.detach().cpu().numpy()) for name, value in state.items()})
+
+
+def to_state(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
+    """Copy a record into tensors on ``device``.
+
+    A copy, not a view: torch's own memory is aligned alike in every process, and sums depend on alignment.
+    """
+    return {name: torch.tensor(unpack(array), device=device) for name, array in arrays.items()}
+
+
+def schema_fields(dataset: Dataset) -> dict[str, Any]:
+    """Return the fields of a message that tell clients what the model expects of their data."""
+    schema = Schema.of(dataset)
+    fields = {
+        DATA_KIND: schema.kind,
+        DATA_TYPE: schema.dtype,
+        INPUT_SHAPE: list(schema.shape),
+        NUM_CLASSES: schema.num_classes,
+        CLASS_NAMES: list(schema.classes),
+        COLUMNS: list(schema.columns),
+    }
+    return {key: value for key, value in fields.items() if value != []}
+
+
+def schema_of(record: Mapping[str, Any]) -> Schema:
+    """Read those fields back."""
+    return Schema(
+        record[DATA_KIND],
+        record[DATA_TYPE],
+        tuple(record[INPUT_SHAPE]),
+        record[NUM_CLASSES],
+        tuple(record.get(CLASS_NAMES, ())),
+        tuple(record.get(COLUMNS, ())),
+    )

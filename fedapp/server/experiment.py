@@ -1,0 +1,142 @@
+"""From a config to everything that a run needs, checked before a client starts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from flwr.app import ConfigRecord
+from torch import nn
+
+from fedapp import federation
+from fedapp.config import (
+    ConfigError,
+    RunConfig,
+    Setting,
+    Value,
+    in_keys,
+    read_run,
+    strategy_class,
+    unread_keys,
+)
+from fedapp.data import Dataset, Partition
+from fedapp.server.privacy import check_privacy
+from fedapp.server.trackers import check_tracker
+from fedapp.training import work as local_work
+from strategies import FederatedStrategy, Progress
+from strategies.clock import VirtualClock, WallClock
+from strategies.exchange import never
+from strategies.time_scenario import TimeScenario
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything of a run that is known before a client starts.
+
+    Attributes
+    ----------
+    unread : mapping of str to value
+        Keys that are given and that nothing in the run reads: see ``fedapp.config.unread``.
+    """
+
+    config: RunConfig
+    num_clients: int
+    dataset: Dataset
+    partition: Partition
+    model: nn.Module
+    device: torch.device
+    unread: Mapping[str, Value] = field(default_factory=dict)
+
+
+def prepare(config: RunConfig, num_clients: int) -> Experiment:
+    """Check the config against the data, the model and the number of clients, and load what the server needs.
+
+    Raises
+    ------
+    ConfigError, DataError, ModelError
+        With one clear message, before any client is started.
+    """
+    given = config
+    try:
+        work_of_clients(config, num_clients)
+        strategy = build_strategy(config)
+        strategy.check(num_clients)
+        if not strategy.has_rounds:
+            _check_asynchronous(config)
+        # What the strategy demands, such as the spectral method's weights, is what the run's record says.
+        resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
+        config = config.model_copy(update=resolved)
+        check_privacy(config)
+    except ValueError as error:
+        raise ConfigError(in_keys(error)) from None
+    if config.resume and (before := read_run(config.resume)[1]) != num_clients:
+        raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
+    if config.min_clients > num_clients:
+        raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
+    check_tracker(config)
+    device = _server_device(config)
+    config = config.model_copy(update={"data_path": federation.absolute(config.data_path)})
+    dataset = federation.dataset_of(config, num_clients)
+    partition = federation.partition_of(config, num_clients)
+    model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_classes)
+    if config.normalize:
+        dataset.inputs(partition.test_indices[:1], config.normalize)  # says so if that can't be
+    unread = unread_keys(Setting(given, strategy, dataset))
+    return Experiment(config, num_clients, dataset, partition, model, device, unread)
+
+
+def build_strategy(
+    config: RunConfig, observer: Callable[[Progress], None] | None = None, stopped: Callable[[], bool] = never
+) -> FederatedStrategy:
+    """Make the configured strategy: its config's fields are run-config keys."""
+    strategy = strategy_class(config.strategy)
+    values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
+    clock = WallClock() if config.clock == "wall" else VirtualClock()
+    return strategy(strategy.Config(**values), clock=clock, observer=observer, stopped=stopped)
+
+
+def _check_asynchronous(config: RunConfig) -> None:
+    """Refuse what needs rounds."""
+    if config.participation != "full":
+        raise ConfigError(
+            f"participation = {config.participation!r}: {config.strategy} works with every client; allowed is full"
+        )
+    if config.aggregation_rule != "mean":
+        raise ConfigError(
+            f"aggregation-rule = {config.aggregation_rule!r}: compares updates of one round, from one model; "
+            f"{config.strategy} has no rounds, allowed is mean"
+        )
+    if config.dp == "central":
+        raise ConfigError(
+            "dp = 'central': its account is of rounds in which each client counts once, with the same weight; "
+            f"{config.strategy} has no rounds, allowed are none, local"
+        )
+
+
+def task_config(experiment: Experiment) -> ConfigRecord:
+    """Return what every message to a client carries: the run config and the shape of the data.
+
+    Its ``step-heterogeneity`` is the list of all clients' work, so that a client needs nothing else to know its own.
+    """
+    config = experiment.config
+    work = local_work.to_text(work_of_clients(config, experiment.num_clients))
+    return ConfigRecord(
+        {
+            **config.flat(),
+            "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
+            **federation.schema_fields(experiment.dataset),
+        }
+    )
+
+
+def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
+    """Return E_k, the local epochs or local steps of every client, by index; ValueError if they can't be told."""
+    times = TimeScenario(config.time_scenario, num_clients, config.seed).means
+    usual = config.local_epochs or config.local_steps
+    return local_work.local_work(config.step_heterogeneity, usual, times, config.seed)
+
+
+def _server_device(config: RunConfig) -> torch.device:
+    if config.server_device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("server-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
+    use_gpu = config.server_device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if use_gpu else "cpu")

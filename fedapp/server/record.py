@@ -1,0 +1,108 @@
+"""What watches a run: observers, one concern a file, told of every aggregation."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedapp.server.checkpoint import Checkpoint
+from fedapp.server.saving import Saving
+from strategies import FederatedStrategy, Progress
+from strategies.arrays import Layout
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An aggregation as the run's record has it: ``metrics`` are what the strategy tells and observers measure."""
+
+    progress: Progress
+    metrics: dict[str, Any]
+
+    @classmethod
+    def of(cls, progress: Progress) -> "Entry":
+        """Begin with what the strategy tells."""
+        return cls(progress, dict(progress.metrics))
+
+    @classmethod
+    def resumed(cls, line: Mapping[str, Any], arrays: ArrayRecord) -> "Entry":
+        """Take back an evaluation's line of metrics.jsonl, and the model it is of."""
+        rest = {key: line[key] for key in line if key not in ("aggregation", "time", "clock", "clients")}
+        clients = line.get("clients", {})
+        return cls(Progress(line["aggregation"], line["time"], arrays, rest, True, clients), rest)
+
+    def line(self, clock: str) -> dict[str, Any]:
+        """Return the line of metrics.jsonl."""
+        progress = self.progress
+        head = {"aggregation": progress.aggregation, "time": progress.time, "clock": clock}
+        return head | self.metrics | ({"clients": progress.clients} if progress.clients else {})
+
+
+class Observer:
+    """One concern of a run. What a hook isn't overridden for does nothing."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned before; comes before ``begin``."""
+
+    def begin(self) -> None:
+        """Get ready: the first round is about to begin."""
+
+    def measure(self, entry: Entry) -> None:
+        """Add to an aggregation's metrics."""
+
+    def note(self, entry: Entry) -> None:
+        """Take note of an aggregation, when all have measured and what can be resumed from is on the disk."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what JSON holds and a resumed run needs, by keys that no other observer has."""
+        return {}
+
+    def end(self, status: str) -> None:
+        """Finish: the run is ``finished``, ``interrupted`` or ``failed``."""
+
+
+class Record:
+    """Tells a run's observers, in their order, and has it saved in between."""
+
+    def __init__(
+        self, strategy: FederatedStrategy, clock: str, observers: Iterable[Observer], saving: Saving
+    ) -> None:
+        self.strategy = strategy
+        self.clock = clock
+        self.observers = tuple(observers)
+        self.saving = saving
+
+    def begin(self, checkpoint: Checkpoint | None, layout: Layout) -> None:
+        """Begin a run; with a checkpoint, go on from it."""
+        if checkpoint is not None:
+            self.saving.last = checkpoint.strategy["aggregations"]
+            for observer in self.observers:
+                observer.restore(checkpoint.observers)
+        for observer in self.observers:
+            observer.begin()
+        if checkpoint is not None and (line := checkpoint.observers["line"]) is not None:
+            arrays = layout.to_record(np.array(checkpoint.strategy["model"], dtype=np.float64))
+            self._note(Entry.resumed(line, arrays))
+
+    def __call__(self, progress: Progress) -> None:
+        """Take note of an aggregation."""
+        entry = Entry.of(progress)
+        for observer in self.observers:
+            observer.measure(entry)
+        if self.saving.is_due(progress):
+            line = entry.line(self.clock) if progress.evaluated else None
+            kept = {"line": line}  # not in metrics.jsonl yet
+            for observer in self.observers:
+                kept |= observer.state()
+            self.saving.save(Checkpoint(self.strategy.state(), kept))
+        self._note(entry)
+
+    def _note(self, entry: Entry) -> None:
+        for observer in self.observers:
+            observer.note(entry)
+
+    def end(self, status: str) -> None:
+        """End a run."""
+        for observer in self.observers:
+            observer.end(status)

@@ -1,0 +1,128 @@
+"""A run: the strategy on a grid, and all that watches it."""
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from flwr.serverapp import Grid
+
+from fedapp import federation
+from fedapp.config import ConfigError
+from fedapp.engine.name import DEPLOYMENT, engine_of
+from fedapp.server.display import Display
+from fedapp.server.divergence import Divergence
+from fedapp.server.evaluation import Evaluation
+from fedapp.server.experiment import Experiment, build_strategy, task_config
+from fedapp.server.journal import Journal
+from fedapp.server.privacy import PrivacyAccount
+from fedapp.server.record import Observer, Record
+from fedapp.server.run_directory import RunDirectory
+from fedapp.server.saving import Saving
+from fedapp.server.summary import Summary
+from fedapp.server.totals import Totals
+from fedapp.server.trackers import make_tracker
+from strategies import FederatedStrategy
+from strategies.arrays import Layout
+from strategies.clock import WallClock
+from strategies.exchange import never
+
+log = logging.getLogger("flwr.fedapp")
+
+# What writing to a disk that is full, broken or read-only raises.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def run(
+    grid: Grid,
+    experiment: Experiment,
+    stopped: Callable[[], bool] = never,
+    directory: RunDirectory | None = None,
+    observers: Sequence[Observer] = (),
+) -> RunDirectory:
+    """Run the federation and record it.
+
+    Parameters
+    ----------
+    stopped : callable
+        Asked at every poll; True ends the run after the last complete round, with a complete run directory.
+    directory : RunDirectory, optional
+        Where to; by default one is made as the config says.
+    observers : sequence of Observer
+        Who else is told, after the run's own.
+
+    Raises
+    ------
+    ConfigError
+        If the config can't be on this engine, the checkpoint is another strategy's, or the disk is full.
+    """
+    config, engine = experiment.config, engine_of(grid)
+    if config.record_divergence and engine == DEPLOYMENT:
+        raise ConfigError(
+            "record-divergence = true: only a simulation has all clients' data; allowed is false"
+        )
+    directory = directory or RunDirectory(config)
+    strategy = build_strategy(config, stopped=stopped)
+    strategy.repeatable = engine != DEPLOYMENT
+    strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
+    if experiment.unread:
+        values = ", ".join(f"{key} = {value!r}" for key, value in experiment.unread.items())
+        log.warning("not read by %s: %s", config.strategy, values)
+    arrays = federation.to_arrays(experiment.model.state_dict())
+    if directory.checkpoint is not None:
+        try:
+            strategy.restore(directory.checkpoint.strategy)
+        except ValueError as error:
+            raise ConfigError(f"resume = {config.resume!r}: {error}") from None
+    record.begin(directory.checkpoint, Layout.of(arrays))
+    status = "failed"
+    try:
+        strategy.start(
+            grid,
+            arrays,
+            num_rounds=config.num_server_rounds,
+            timeout=config.round_timeout,
+            train_config=task_config(experiment),
+            evaluate_fn=Evaluation(
+                experiment, client_losses=not strategy.has_rounds and engine != DEPLOYMENT
+            ),
+        )
+        status = "interrupted" if stopped() else "finished"
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise ConfigError(
+            f"results-dir = {config.results_dir!r}: {directory.path} can't be written to any more "
+            f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
+        ) from None
+    finally:
+        # A full disk, which may be what ended the run, must not hide why.
+        with suppress(*((OSError,) if status == "failed" else ())):
+            record.end(status)
+        directory.close()
+    return directory
+
+
+def _record(
+    experiment: Experiment,
+    engine: str,
+    strategy: FederatedStrategy,
+    directory: RunDirectory,
+    others: Sequence[Observer],
+) -> Record:
+    """Put together who watches: those that measure before those that write, who end in this order."""
+    config, watch = experiment.config, WallClock()
+    summary = Summary(experiment, engine, directory, watch)
+    display = Display(config.num_server_rounds, summary)
+    tracker = make_tracker(config, directory.path)
+    observers = [
+        *([Divergence(experiment, strategy)] if config.record_divergence else []),
+        *([PrivacyAccount(config, strategy)] if config.dp != "none" else []),
+        Totals(),
+        *([] if tracker is None else [tracker]),
+        Journal(experiment, strategy, directory),
+        summary,
+        display,
+        *others,
+    ]
+    return Record(strategy, config.clock, observers, Saving(config, directory, watch, display.announces))

@@ -1,0 +1,28 @@
+"""What a run has cost so far: failures, and bytes up and down."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedapp.server.record import Entry, Observer
+from strategies import messages
+
+
+class Totals(Observer):
+    """Puts sums over the run in place of what an aggregation alone had."""
+
+    def __init__(self) -> None:
+        self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on adding up."""
+        self.totals = dict(state["totals"])
+
+    def measure(self, entry: Entry) -> None:
+        """Add an aggregation's."""
+        for key in self.totals:
+            self.totals[key] += int(entry.progress.metrics.get(key, 0))
+        entry.metrics.update(self.totals)
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {"totals": dict(self.totals)}

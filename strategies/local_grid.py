@@ -1,0 +1,41 @@
+"""What every Grid without a network shares."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from strategies.flower_internals import Run, empty_run
+
+
+class LocalGrid(Grid):
+    """What every Grid without a network shares; a subclass pushes and pulls messages."""
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """The run's record, with nothing in it but its id."""
+        return empty_run()
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse: Flower has deprecated this in favour of ``Message(...)``."""
+        raise NotImplementedError("use flwr.app.Message(...)")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
+        waiting = set(self.push_messages(messages))
+        end = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (end is None or time.monotonic() < end):
+            pulled = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in pulled}
+            replies += pulled
+            if not pulled:
+                time.sleep(0.001)
+        return replies
