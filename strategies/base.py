@@ -20,6 +20,7 @@ from strategies.graph import FLOOR
 from strategies.pace import Pace, make_pace
 from strategies.progress import Observer, Progress
 from strategies.roster import Client, Roster, sized_by_replies
+from strategies.safeguards import MODES, SafeguardsConfig, UsualNorm, capped_sizes
 from strategies.server_optimizer import make_optimizer
 from strategies.time_scenario import TimeScenario
 from strategies.weights import IMPORTANCES, Weights, importances, mean_and_spread
@@ -30,7 +31,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
-class StrategyConfig:
+class StrategyConfig(SafeguardsConfig):
     """What every strategy can be told.
 
     Parameters
@@ -50,11 +51,14 @@ class StrategyConfig:
     min_clients : int
         Clients to wait for before the first task.
     update_norm_bound : float
-        S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted; 0: no bound.
+        S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted, and none moves the model further
+        than S; 0: no bound.
     server_optimizer, server_lr : str, float
         How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``.
     message_floor, neighbours : float, int
         Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
+
+    The others are those of ``strategies.safeguards.SafeguardsConfig``.
     """
 
     client_weights: str = "samples"
@@ -116,6 +120,8 @@ class FederatedStrategy(Strategy):
         self.config = self._adapt(config or self.Config())
         if self.config.eval_every < 1:
             raise ValueError(f"eval_every = {self.config.eval_every}: must be 1 or more")
+        if self.config.safeguards not in MODES:
+            raise ValueError(f"safeguards = {self.config.safeguards!r}: allowed are {', '.join(MODES)}")
         if not self.config.time_scenario.startswith("trace:"):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
         if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
@@ -136,6 +142,13 @@ class FederatedStrategy(Strategy):
         self.aggregations = 0
         self._evaluated = 0  # the last aggregation that was
         self._resumed: State | None = None
+        self._said: set[str] = set()  # what the log was told once
+
+    @property
+    def guarded(self) -> bool:
+        """Whether what one device can do is bounded: see ``strategies.safeguards``."""
+        mode = self.config.safeguards
+        return mode == "on" or (mode == "auto" and self.pace.learns)
 
     @property
     def clock(self) -> Clock:
@@ -240,6 +253,7 @@ class FederatedStrategy(Strategy):
             "model": np.concatenate(values),
             **self.pace.state(),
             **self.optimizer.state(),
+            **self._usual.state(),
             **({} if self.graph is None else self.graph.state()),
         }
 
@@ -258,12 +272,14 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
         self._resumed = state
         self.optimizer.restore(state)
+        self._usual.restore(state)
         if self.graph is not None:
             self.graph.restore(state)
 
     def reset(self) -> None:
         """Drop what an earlier run left: a new one begins."""
         self.optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
+        self._usual = UsualNorm(self.config.norm_ratio_bound)
 
     def _begin(self, initial_arrays: ArrayRecord) -> State | None:
         """Start from the initial model, or from the state to resume, which is returned."""
@@ -367,13 +383,41 @@ class FederatedStrategy(Strategy):
         if any(size is None for size in sizes):
             # Sizes come with the replies; until then all count the same (strategies/roster.py).
             return importances("uniform", [1] * len(clients))
-        return importances(self.config.client_weights, [size or 0 for size in sizes])
+        return self._by_size(clients, [size or 0 for size in sizes])
+
+    def _by_size(self, clients: Sequence[Client], sizes: Sequence[int]) -> Weights:
+        """Return p_i (n,) of clients by the sizes that they tell."""
+        config = self.config
+        if config.client_weights != "samples" or not self.guarded:
+            return importances(config.client_weights, sizes)
+        capped = capped_sizes(sizes, config.size_ratio_bound, config.examples_bound)
+        for client, said, counts in zip(clients, sizes, capped.tolist(), strict=True):
+            if counts < said:
+                self._say_once(
+                    f"client {client.index} says it has {said} examples: it counts with {counts:g} "
+                    "(size_ratio_bound, examples_bound)"
+                )
+        return importances(config.client_weights, capped.tolist())
+
+    def _say_once(self, text: str) -> None:
+        """Log a warning that would otherwise come with every aggregation."""
+        key = text.partition(":")[0]
+        if key not in self._said:
+            self._said.add(key)
+            log.warning(text)
+
+    @property
+    def _learns_norms(self) -> bool:
+        """Whether updates are bounded by what is usual."""
+        config = self.config
+        return self.guarded and config.norm_ratio_bound > 0 and not config.update_norm_bound
 
     def _links(self) -> list[Link | None]:
         """Return what a local model goes through between the check and the sum."""
         bound, witness = self.config.update_norm_bound, self.witness
         return [
             Bound(bound) if bound else None,
+            self._usual if self._learns_norms else None,
             Tell(self.received),
             Tell(lambda client, model: witness(client.index, model)) if witness else None,
         ]

@@ -75,7 +75,19 @@ class Check:
             raise ArraysMismatchError(messages.reason_of(reply))
         if (arrays := messages.arrays_of(reply)) is None:
             raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
+        self._check_size(client, reply)
         return Local(client, self.layout.to_vector(arrays), base)
+
+    def _check_size(self, client: Client, reply: Message) -> None:
+        """What a client says of its size must be a size, and no more than it said before."""
+        try:
+            said = messages.examples_of(messages.metrics_of(reply))
+        except ValueError as error:
+            raise ArraysMismatchError(str(error)) from None
+        if said is not None and client.described and said > (client.num_examples or 0):
+            raise ArraysMismatchError(
+                f"{messages.NUM_EXAMPLES} = {said}: it described itself with {client.num_examples}"
+            )
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,12 @@ from strategies import messages
 from strategies.aggregation import WeightedSum
 from strategies.arrays import ArraysMismatchError, Layout, Vector
 from strategies.base import EvaluateFn, State
-from strategies.chain import Check, Contribution, chain
+from strategies.chain import Check, Contribution, Local, chain
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
-from strategies.pace import Arrival, Event, Look, Retry, Tick
+from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
 from strategies.roster import sized_by
+from strategies.safeguards import PATIENCE, bounded
 from strategies.scheme import Scheme
 
 log = logging.getLogger("flwr.strategies")
@@ -99,6 +100,8 @@ class AsynchronousStrategy(Scheme):
         state = self._begin(initial_arrays)
         self._layout, self.ledger = Layout.of(initial_arrays), Ledger()
         self._check = Check(self._layout)
+        self._held: list[tuple[Task, Local, Message]] = []
+        self._patient_until = NEVER
         self._take_model(self._layout.to_vector(self._result.arrays))
         working = self.aggregations < num_rounds
         if working:
@@ -137,6 +140,7 @@ class AsynchronousStrategy(Scheme):
 
     def _look(self) -> None:
         """Look who is there; hand the model to those who are new, or back."""
+        self._release()
         clients = self._take_part(self._mail.grid, self._train, wait=False)
         if clients is not self.clients:
             before = {client.index for client in self.clients}
@@ -152,12 +156,15 @@ class AsynchronousStrategy(Scheme):
         for client in self.clients:
             member = self.ledger.members.get(client.index)
             if member is None:
-                member = self.ledger.members[client.index] = Member(client)
+                # The aggregation under way began before it came.
+                since = self.aggregations and self.aggregations + 1
+                member = self.ledger.members[client.index] = Member(client, since=since)
             elif member.client.node_id == client.node_id:
                 continue
             elif member.dropped:
                 log.warning("client %d is back, as node %d", client.index, client.node_id)
-            member.client, member.misses, member.dropped = client, 0, False
+            member.client = client
+            member.count_again(self.aggregations)
             self.ledger.tasks.pop(member.task, None)  # its former node will not answer
             fresh.append(member)
         if fresh:
@@ -220,16 +227,49 @@ class AsynchronousStrategy(Scheme):
             self._miss(member, str(error))
             return
         assert reply is not None
-        chain(*self._links())(local)
-        ledger.since.clipped += local.bounded
         if self.pace.learns:
             ledger.standing = None
         if member.dropped:
             log.warning("client %d answers again and counts again", member.client.index)
             ledger.changed()
-        member.misses, member.dropped = 0, False
+        member.count_again(self.aggregations)
         member.seconds += self.pace.now() - task.sent
         member.answers += 1
+        now = self.pace.now()
+        if (
+            self._learns_norms
+            and not self._usual.knows_enough(len(ledger.counting))
+            and now < self._patient_until
+        ):
+            if not self._held:
+                self._patient_until = now + PATIENCE * (now - task.sent)
+            self._usual.see(local)
+            self._held.append((task, local, reply))
+            member.waiting += 1
+            self._release()
+        else:
+            self._take_in(task, local, reply)
+
+    def _release(self) -> None:
+        """Take in what was held back until it is known which norms are usual, or until that takes too long."""
+        if not self._held:
+            return
+        enough = self._usual.knows_enough(len(self.ledger.counting))
+        if enough or self.pace.now() >= self._patient_until:
+            if not enough:
+                log.warning("only %d clients have answered: which updates are too long isn't known yet",
+                            len(self._usual.norms))  # fmt: skip
+            held, self._held = self._held, []
+            for task, local, reply in held:
+                task.member.waiting -= 1
+                if self.aggregations < self.total:
+                    self._take_in(task, local, reply)
+
+    def _take_in(self, task: Task, local: Local, reply: Message) -> None:
+        """Let a valid local model go through the chain, and into the buffer."""
+        member, ledger = task.member, self.ledger
+        chain(*self._links())(local)
+        ledger.since.clipped += local.bounded
         contribution = Contribution.of(local, reply, task.version, self.aggregations - task.version)
         if member.client.num_examples is None:
             member.client, ledger.standing = sized_by(member.client, contribution.metrics), None
@@ -256,8 +296,9 @@ class AsynchronousStrategy(Scheme):
         if not member.dropped:
             log.warning("client %d is dropped after %d misses in a row, the others share its weight",
                         client.index, member.misses)  # fmt: skip
-            member.dropped = True
+            member.drop(self.aggregations)
             ledger.changed()
+            self._release()
             if not ledger.counting and not self.pace.waits:
                 raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
         pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
@@ -279,7 +320,7 @@ class AsynchronousStrategy(Scheme):
         present = {client.index: client for client in self.clients}
         self.clock.resume(state["time"])  # waiting for the clients didn't count
         books = cast(LedgerState, state)
-        self.ledger.restore(books, present)
+        self.ledger.restore(books, present, self.aggregations)
         companions = {key.removeprefix("sent-"): state[key] for key in state if key.startswith("sent-")}
         again: dict[int, dict[int, tuple[float, Mapping[str, Vector]]]] = {}
         for place, (version, index, sent) in enumerate(books["tasks-under-way"]):
@@ -307,9 +348,11 @@ class AsynchronousStrategy(Scheme):
             member.contributions += 1
         gathered = WeightedSum(len(self.model))
         weights = self.weigh(contributions)
+        most = self.config.arrival_weight_bound if self.guarded else 0.0
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
+            weight = min(weight, most) if most else weight
             member.weight += weight
-            gathered.add(weight, self.counted(contribution))
+            gathered.add(weight, bounded(weight, self.counted(contribution), self.config.update_norm_bound))
         if contributions:
             moved = self.optimizer.step(self.model, self.direction(gathered.total))
             self._result.arrays = self._layout.to_record(moved)

@@ -35,6 +35,18 @@ class Member:
     answers: int = 0  # number of tasks that were observed
     task: str = ""  # message id of its last task
     waiting: int = 0  # contributions of its that wait in the buffer
+    since: int = 0  # aggregations that came before it, or while it was dropped
+    gone: int = 0  # aggregations when it was dropped
+
+    def drop(self, aggregations: int) -> None:
+        """Let it count no longer."""
+        self.dropped, self.gone = True, aggregations
+
+    def count_again(self, aggregations: int) -> None:
+        """Forget its misses; what came while it was away isn't held against it."""
+        if self.dropped:
+            self.since += aggregations - self.gone
+        self.misses, self.dropped = 0, False
 
 
 @dataclass(frozen=True)
@@ -196,6 +208,8 @@ LedgerState = TypedDict(
         "weight": list[float],
         "seconds": list[float],
         "answers": list[int],
+        "there-since": list[int],
+        "gone": list[int],
         "since": TallyState,
         "retries": list[tuple[float, int]],  # clock seconds, and who is asked again then
         "tasks-under-way": list[tuple[int, int, float]],  # version, client, clock seconds when it was sent
@@ -299,6 +313,8 @@ class Ledger:
             "weight": [member.weight for member in members],
             "seconds": [member.seconds for member in members],
             "answers": [member.answers for member in members],
+            "there-since": [member.since for member in members],
+            "gone": [member.gone for member in members],
             "since": self.since.state(),
             "retries": [(due, item.client.index) for due, item in self.agenda if isinstance(item, Member)],
             "tasks-under-way": [(task.version, task.member.client.index, task.sent) for task in tasks],
@@ -306,7 +322,7 @@ class Ledger:
             "bases": np.array(list(bases.values())),
         }
 
-    def restore(self, state: LedgerState, present: Mapping[int, Client]) -> None:
+    def restore(self, state: LedgerState, present: Mapping[int, Client], aggregations: int) -> None:
         """Enter the members of an earlier run, dropped where they aren't ``present``; tasks are to be opened anew."""
         self.since = Tally.restored(state["since"])
         for place, index in enumerate(state["clients"]):
@@ -318,12 +334,16 @@ class Ledger:
                 client,
                 tasks=state["tasks"][place],
                 misses=state["misses"][place],
-                dropped=state["dropped"][place] or index not in present,
+                dropped=state["dropped"][place],
                 contributions=state["contributions"][place],
                 weight=state["weight"][place],
                 seconds=state["seconds"][place],
                 answers=state["answers"][place],
+                since=state["there-since"][place],
+                gone=state["gone"][place],
             )
             if index not in present:
+                if not self.members[index].dropped:
+                    self.members[index].drop(aggregations)
                 log.warning("client %d of the run so far isn't there: the others share its weight", index)
         self.changed()

@@ -55,6 +55,8 @@ DISCARDED: Final = "discarded-updates"
 # Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
+LARGEST: Final = 2**63 - 1  # what an integer of a message holds
+
 
 def request(
     message_type: str,
@@ -97,9 +99,24 @@ def reason_of(reply: Message) -> str:
 
 def whole(value: object) -> int | None:
     """Return a reported number of 0 or more as an int; None for anything else that a client may send."""
-    if isinstance(value, int | float) and 0 <= value < float("inf"):
+    if isinstance(value, int | float) and 0 <= value <= LARGEST:
         return int(value)
     return None
+
+
+def examples_of(metrics: MetricRecord) -> int | None:
+    """Return the number of examples in a description or a reply; None if there is none.
+
+    Raises
+    ------
+    ValueError
+        If it is no number that examples can have.
+    """
+    if (value := metrics.get(NUM_EXAMPLES)) is None:
+        return None
+    if isinstance(value, list) or (number := whole(value)) is None or number < 1:
+        raise ValueError(f"{NUM_EXAMPLES} = {str(value)[:40]}: must be a number of 1 or more")
+    return number
 
 
 def beside_the_model(reply: Message) -> dict[str, ArrayRecord]:

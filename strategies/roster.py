@@ -14,6 +14,7 @@ One that has no such handler still works: clients are then ordered by node id, a
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord, Message, MetricRecord
@@ -32,13 +33,18 @@ NODE_POLL = 0.1  # seconds between two looks at who is connected
 class Client:
     """A client that takes part: its node, its index in the federation and what it said of itself.
 
-    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``.
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells.
     """
 
     node_id: int
     index: int
     num_examples: int | None
     description: MetricRecord
+
+    @property
+    def described(self) -> bool:
+        """Whether it said of itself how many examples it has."""
+        return messages.NUM_EXAMPLES in self.description
 
 
 class Roster:
@@ -161,7 +167,7 @@ class Roster:
             for node_id in sorted(set(node_ids) - replies.keys()):
                 log.warning("node %d can't take part: no answer", node_id)
             return
-        described: list[tuple[int | None, int, MetricRecord]] = []
+        described: list[tuple[int | None, int, int | None, MetricRecord]] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
             if reply is None or reply.has_error():
@@ -169,10 +175,17 @@ class Roster:
                 log.warning("node %d can't take part: %s", node_id, reason)
                 continue
             metrics = messages.metrics_of(reply)
-            described.append((messages.whole(metrics.get(messages.PARTITION_ID)), node_id, metrics))
+            try:
+                num_examples = messages.examples_of(metrics)
+            except ValueError as error:
+                log.warning("node %d can't take part: %s", node_id, error)
+                continue
+            partition = messages.whole(metrics.get(messages.PARTITION_ID))
+            described.append((partition, node_id, num_examples, metrics))
         taken, asked = {client.index: client.node_id for client in self.clients}, set(node_ids)
         # Those without a partition id come last, so that they take nobody's place.
-        for partition, node_id, metrics in sorted(described, key=lambda e: (e[0] is None, e[0] or 0, e[1])):
+        order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
+        for partition, node_id, num_examples, metrics in order:
             index = self._free_index() if partition is None else partition
             if taken.get(index) in asked:
                 log.warning(
@@ -182,7 +195,6 @@ class Roster:
             if index in taken:  # restarted, while the SuperLink still takes its former self for online
                 log.warning("client %d is node %d now, no longer node %d", index, node_id, taken[index])
             taken[index] = node_id
-            num_examples = messages.whole(metrics.get(messages.NUM_EXAMPLES))
             self._by_node[node_id] = Client(node_id, index, num_examples, metrics)
 
     def _free_index(self) -> int:
@@ -190,10 +202,12 @@ class Roster:
 
 
 def sized_by(client: Client, metrics: MetricRecord) -> Client:
-    """Fill in the number of examples from a reply's metrics, where the handshake didn't tell."""
+    """Fill in the number of examples from a reply's metrics, where the handshake didn't tell and they do."""
     if client.num_examples is not None:
         return client
-    return replace(client, num_examples=messages.whole(metrics.get(messages.NUM_EXAMPLES)))
+    with suppress(ValueError):  # such a reply doesn't count: strategies/chain.py
+        return replace(client, num_examples=messages.examples_of(metrics))
+    return client
 
 
 def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message]) -> list[Client]:

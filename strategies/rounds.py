@@ -10,6 +10,7 @@ shared over the others. A round with no valid reply keeps the model, and the opt
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig
 from strategies.chain import Check, Clip, Contribution, Link, Noise, chain
 from strategies.exchange import arriving
 from strategies.roster import Client, sized_by_replies
+from strategies.safeguards import bounded
 from strategies.weights import Participation
 
 log = logging.getLogger("flwr.strategies")
@@ -185,7 +187,11 @@ class SynchronousStrategy(FederatedStrategy):
         current = self._round
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
-        streaming = self.streams and all(client.num_examples is not None for client in current.clients)
+        streaming = (
+            self.streams
+            and all(client.num_examples is not None for client in current.clients)
+            and not self._must_look_first
+        )
         if not streaming:
             replies = list(replies)
             if self.stopped():
@@ -292,7 +298,7 @@ class SynchronousStrategy(FederatedStrategy):
         by_client = zip(current.clients, _by_client(current.requests, replies), strict=True)
         by_node = {client.node_id: reply for client, reply in by_client if reply is not None}
         sizes = [client.num_examples or 0 for client in sized_by_replies(current.clients, by_node)]
-        return [size / sum(sizes) for size in sizes] if any(sizes) else current.weights
+        return self._by_size(current.clients, sizes).tolist() if any(sizes) else current.weights
 
     def _links(self) -> list[Link | None]:
         """Clip as the clients have done, if they are ours, before anybody sees the model."""
@@ -304,6 +310,9 @@ class SynchronousStrategy(FederatedStrategy):
     ) -> None:
         """Take the valid replies in, in the order of the clients; keep the reasons against the others."""
         check, links = Check(current.layout), chain(*self._links())
+        if self._must_look_first:
+            replies = list(replies)
+            self._look_at_norms(current, check, replies)
         in_order = _by_client(current.requests, replies)
         for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
             try:
@@ -314,12 +323,22 @@ class SynchronousStrategy(FederatedStrategy):
             assert reply is not None
             links(local)
             contribution = Contribution.of(local, reply, version=current.number - 1, staleness=0)
-            gathered.add(weight, self.counted(contribution))
+            gathered.add(weight, bounded(weight, self.counted(contribution), self.config.update_norm_bound))
             current.bounded += local.bounded
             current.bytes_up += contribution.num_bytes
             if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
                 current.loss += weight * loss
                 current.loss_weight += weight
+
+    @property
+    def _must_look_first(self) -> bool:
+        """Whether nobody knows yet what norms are usual: then all of the round are looked at before any counts."""
+        return self._learns_norms and not self._usual.knows_enough(len(self.clients))
+
+    def _look_at_norms(self, current: _Round, check: Check, replies: Iterable[Message]) -> None:
+        for client, reply in zip(current.clients, _by_client(current.requests, replies), strict=True):
+            with suppress(ArraysMismatchError):
+                self._usual.see(check(client, reply, current.model))
 
     def _metrics_of(self, current: _Round) -> MetricRecord:
         metrics = MetricRecord(
@@ -330,7 +349,7 @@ class SynchronousStrategy(FederatedStrategy):
                 messages.BYTES_UP: current.bytes_up,
             }
         )
-        if self.config.update_norm_bound:
+        if self.config.update_norm_bound or self._learns_norms:
             metrics[messages.CLIPPED] = current.bounded
         if current.loss_weight > 0:
             metrics[messages.TRAIN_LOSS] = current.loss / current.loss_weight

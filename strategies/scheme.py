@@ -16,7 +16,7 @@ from strategies.base import FederatedStrategy, StrategyConfig
 from strategies.chain import Contribution
 from strategies.ledger import Ledger, Member, Standing
 from strategies.pace import Times
-from strategies.weights import mean_and_spread
+from strategies.weights import Weights, mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
 
@@ -29,9 +29,12 @@ class AsynchronousConfig(StrategyConfig):
     ----------
     aggregation_weights : str
         ``time-based`` (unbiased) or ``identical``.
+    arrival_weight_bound : float
+        A safeguard: d_i is at most this, where the d_i of a synchronous round sum to 1; 0: no bound.
     """
 
     aggregation_weights: str = "time-based"
+    arrival_weight_bound: float = 2.0
 
     def __post_init__(self) -> None:
         if self.aggregation_weights not in ("time-based", "identical"):
@@ -95,10 +98,14 @@ class Scheme(FederatedStrategy):
     def periods(self, times: Times) -> Times:
         """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,).
 
-        By default as observed so far.
+        By default as observed since the client is there or, where that is less, together with one contribution at
+        the mean period of all: a newcomer's first is worth no more than one of those like it.
         """
-        counts = np.array([max(member.contributions, 1) for member in self.ledger.counting])
-        return np.asarray(max(self.aggregations + 1, 1) / counts)
+        counting = self.ledger.counting
+        there = np.array([max(self.aggregations + 1 - member.since, 1) for member in counting], np.float64)
+        counts = np.array([member.contributions for member in counting])
+        usual = there.sum() / max(counts.sum(), 1)
+        return np.asarray(np.minimum(there / np.maximum(counts, 1), (there + usual) / (counts + 1)))
 
     def expected_periods(self, times: Times) -> Times:
         """Return the P_i that really come about, where random task times make them differ from ``periods``."""
@@ -126,8 +133,21 @@ class Scheme(FederatedStrategy):
                 d = np.full(len(p), self.identical_weight(len(p)))
             else:
                 d = p * self.periods(self.pace.times(ledger.counting, ledger))
+            d = self._ceiling(d)
             ledger.standing = Standing(self._by_index(p), self._by_index(d))
         return ledger.standing
+
+    def _ceiling(self, weights: Weights) -> Weights:
+        """Return the weights d_i (C,) of the counting clients under ``arrival_weight_bound``."""
+        most = self.config.arrival_weight_bound if self.guarded else 0.0
+        if most and (worst := weights.max(initial=0.0)) > most:
+            index = self.ledger.counting[int(weights.argmax())].client.index
+            self._say_once(
+                f"client {index} is slow: its contributions would count {worst:.2f} times, and count {most:g} times "
+                "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one"
+            )
+            return np.minimum(weights, most)
+        return weights
 
     def _expected_share(self) -> dict[int, float]:
         """q̃_i by client index; worked out when it is asked for, at evaluations."""

@@ -142,7 +142,7 @@ class Participation:
         return expected
 
 
-def importances(kind: str, num_examples: Sequence[int]) -> Weights:
+def importances(kind: str, num_examples: Sequence[float]) -> Weights:
     """Return the importances p_i, shape (C,), summing to 1.
 
     Parameters

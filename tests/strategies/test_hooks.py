@@ -330,10 +330,11 @@ class AllArrivals(AsynchronousStrategy):
 
 
 def test_without_periods_they_are_those_observed(go: Make) -> None:
-    # 0@.2 0@.4 0@.6 1@.6: contributions (3, 1, 0), the last taken as 1: for the fifth, P = (5/3, 5, 5).
+    # 0@.2 0@.4 0@.6 1@.6: contributions (3, 1, 0), the last taken as 1: for the fifth (5/3, 5, 5) were observed. The
+    # mean period of all is 15/4, with which the second has (5 + 15/4) / 2 = 35/8, less than 5.
     run = go(AllArrivals, 4)
     assert run.seen[4].clients["participation"] == [3, 1, 0]
-    assert run.seen[4].clients["weight"] == pytest.approx([5 / 3 / 8, 5 * 2 / 8, 5 * 5 / 8])
+    assert run.seen[4].clients["weight"] == pytest.approx([5 / 3 / 8, 35 / 8 * 2 / 8, 5 * 5 / 8])
 
 
 def test_a_vector_of_each_client() -> None:
