@@ -2,17 +2,49 @@
 
 from typing import Annotated, Literal
 
-from fedapp.config.key import OWN, key, where
+from fedapp.config.key import OWN, if_, key, where
 from fedapp.config.values import Count, Inside, NonNegative, Positive, Schema
 from strategies.aggregation import MEAN, RULES
 
+GUARDED = if_("safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.guarded)
+_BY_SIZE = if_(
+    "client-weights = samples", lambda setting: setting.strategy.config.client_weights == "samples"
+)
 _PRIVATE = where("dp", "central", "local")
 
 
 class ProtectionKeys(Schema):
     """Bounds, robust rules and differential privacy."""
 
-    update_norm_bound: Annotated[NonNegative, key("a longer update is shortened to this; 0: none is")]
+    safeguards: Annotated[
+        Literal["auto", "on", "off"],
+        key(
+            "bounds on what one device can do to the model; auto: with clock = wall, where clients are devices"
+        ),
+    ]
+    size_ratio_bound: Annotated[
+        NonNegative,
+        key(
+            "a client's number of examples counts as at most so many times the median of all; 0: no bound",
+            GUARDED & _BY_SIZE,
+        ),
+    ]
+    examples_bound: Annotated[Count, key("… and as at most so many; 0: no bound", GUARDED & _BY_SIZE)]
+    arrival_weight_bound: Annotated[
+        NonNegative,
+        key("most that one contribution weighs, where those of a round sum to 1; 0: no bound", OWN & GUARDED),
+    ]
+    norm_ratio_bound: Annotated[
+        NonNegative,
+        key(
+            "an update is shortened to so many times the median of the clients' last norms; 0: none is",
+            GUARDED & where("update-norm-bound", 0.0),
+        ),
+    ]
+    update_norm_bound: Annotated[
+        NonNegative,
+        key("a longer update is shortened to this, and none moves the model further; 0: no bound"),
+    ]
     aggregation_rule: Annotated[
         Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "bulyan"],
         key("how a round's updates are put together", OWN),

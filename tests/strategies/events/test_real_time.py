@@ -299,7 +299,9 @@ def test_a_late_joiner_takes_part(federation: Make, start: Start, add_node: Make
         if progress.aggregation == 5:
             add_node(grid, 0, 3, 77, **{"num-examples": 8}).delay = 0.02
 
-    run = start("async", grid, 100_000, lr=0.01, clock=WallClock(), observe=observe, time_budget=2.0, limit=20)
+    run = start(
+        "async", grid, 100_000, lr=0.01, clock=WallClock(), observe=observe, time_budget=2.0, limit=20
+    )
     last = run.evaluations[-1].clients
     assert last["importance"] == [1 / 16, 2 / 16, 5 / 16, 8 / 16]
     assert last["participation"][3] > 2
