@@ -1,10 +1,10 @@
 """The graph of a federated network: clients are nodes, edges say how alike their data are.
 
-From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): message → misalignment → adjacency →
+From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): direction (its *message*) → misalignment → adjacency →
 Laplacian → homogeneity, the weights p_ij and p_i, and the lognormal model with its propositions. Pure functions
 in float64; C is the number of clients. A bad argument is a ValueError that names it.
 
-    A = sparsify(adjacency(misalignment(messages)), k=10)
+    A = sparsify(adjacency(misalignment(directions)), k=10)
     p = client_weights(A)                    # weights of the aggregation, (C,)
     U = neighbour_matrix(A) @ last_models    # u_i of every client, (C, C) @ (C, D)
 """
@@ -24,32 +24,32 @@ FLOOR = 1e-12
 _NEAR, _ROUNDS = 1e-3, 99
 
 
-def misalignment(messages: ArrayLike) -> Matrix:
+def misalignment(directions: ArrayLike) -> Matrix:
     """Return mis(i, j) = ¼‖m_i − m_j‖² = ½(1 − m_iᵀm_j) (003, definition 3.2, eq. 3.1), to 12 digits.
 
     1 − m·m loses its digits where clients are alike, and so does expanding the square about the origin. Here it is
-    expanded about the mean message, one matrix product, which is accurate unless two clients are much nearer to
+    expanded about the mean direction, one matrix product, which is accurate unless two clients are much nearer to
     each other than to the mean; then all differences are taken (3 s, not 0.4, for C = 2,000 and d = 3,072).
 
     Parameters
     ----------
-    messages : array (C, d)
-        One message per row, of norm 1 within 1e-6.
+    directions : array (C, d)
+        One direction per row, of norm 1 within 1e-6.
 
     Returns
     -------
     array (C, C)
-        In [0, 1], exactly symmetric, with a zero diagonal; at most ½ for messages without negative entries.
+        In [0, 1], exactly symmetric, with a zero diagonal; at most ½ for directions without negative entries.
     """
     from scipy.spatial.distance import pdist, squareform
 
-    m = np.asarray(messages, dtype=np.float64)
+    m = np.asarray(directions, dtype=np.float64)
     if m.ndim != 2 or m.size == 0 or not np.isfinite(m).all():
-        raise ValueError(f"messages: must be finite, of shape (clients, dimensions), is {m.shape}")
+        raise ValueError(f"directions: must be finite, of shape (clients, dimensions), is {m.shape}")
     norms = np.sqrt(np.einsum("id,id->i", m, m))
     if np.abs(norms - 1).max() > 1e-6:
         worst = np.abs(norms - 1).argmax()
-        raise ValueError(f"messages: must have norm 1, client {worst}'s has {norms[worst]:.9g}")
+        raise ValueError(f"directions: must have norm 1, client {worst}'s has {norms[worst]:.9g}")
     shifted = m - m.mean(axis=0)
     squares = np.einsum("id,id->i", shifted, shifted)
     mis: Matrix = shifted @ shifted.T
@@ -182,7 +182,7 @@ class Normality(NamedTuple):
 def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
     """Test whether ln mis is normal (003, the assumption in definition 3.3). Needs 6 clients.
 
-    The C(C−1)/2 pairs come from C messages only: taken as independent they would reject any model. So the clients
+    The C(C−1)/2 pairs come from C directions only: taken as independent they would reject any model. So the clients
     are paired off, each in one pair (⌊C/2⌋ pairs that share no client), and Shapiro–Wilk tests these; this is
     done for up to 99 of the C−1 rounds of a round robin. Twice the median of their p-values is a valid
     p-value however they depend on each other, a cautious one. All three are NaN where all pairs are equal.
