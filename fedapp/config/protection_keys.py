@@ -3,13 +3,13 @@
 from typing import Annotated, Literal
 
 from fedapp.config.key import OWN, key, where
-from fedapp.config.values import Count, Inside, NonNegative, Positive, Schema
+from fedapp.config.values import Count, Inside, Keys, NonNegative, Positive
 from strategies.aggregation import MEAN, RULES
 
 _PRIVATE = where("dp", "central", "local")
 
 
-class ProtectionKeys(Schema):
+class ProtectionKeys(Keys):
     """Bounds, robust rules and differential privacy."""
 
     update_norm_bound: Annotated[NonNegative, key("a longer update is shortened to this; 0: none is")]

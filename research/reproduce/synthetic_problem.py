@@ -52,7 +52,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SyntheticProblem:
     """The problem's data: inputs and labels of each client, and the test points."""
 
     clients: Sequence[tuple[Array, Array]]
@@ -60,7 +60,7 @@ class Problem:
     slope: tuple[float, float] = PERCEPTRON_SLOPE
 
     @classmethod
-    def of(cls, config: RunConfig, num_clients: int) -> "Problem":
+    def of(cls, config: RunConfig, num_clients: int) -> "SyntheticProblem":
         """Read the data of a run.
 
         Raises

@@ -17,7 +17,7 @@ from research.reproduce.plan import read_plan
 from research.reproduce.runner import perform
 from research.reproduce.runs import Runs
 from research.reproduce.store import FILE, read_stored
-from research.reproduce.synthetic_problem import Points, Problem
+from research.reproduce.synthetic_problem import Points, SyntheticProblem
 from tests.reproduce.made_up import check_figures, make_run, outcome, results_of
 
 PLAN = read_plan("000-synthetic")
@@ -33,11 +33,11 @@ def authors_data(repository: Path) -> Path:
 
 
 @pytest.fixture
-def two_clients() -> Problem:
+def two_clients() -> SyntheticProblem:
     """With slope (1, 1) the scores are −1, 1 (labels 0, 1), and 0, 3 for the outlier."""
     usual = np.array([[-1.0, 0.0], [1.0, 0.0]]), np.array([0.0, 1.0])
     outlier = np.array([[0.0, 0.0], [1.5, 1.5]]), np.array([0.0, 1.0])
-    return Problem([usual, outlier], usual, (1.0, 1.0))
+    return SyntheticProblem([usual, outlier], usual, (1.0, 1.0))
 
 
 def sigmoid(z: float) -> float:
@@ -55,7 +55,7 @@ def test_one_point_by_hand() -> None:
     assert point.loss([0.0, 1.0]).shape == (2,)
 
 
-def test_two_clients_by_hand(two_clients: Problem) -> None:
+def test_two_clients_by_hand(two_clients: SyntheticProblem) -> None:
     usual, outlier = two_clients.locals
     # By symmetry: σ(−1 + b) + σ(1 + b) = 1 at b = 0; σ(b) + σ(3 + b) = 1 at b = −1.5.
     assert usual.minimiser == pytest.approx(0, abs=1e-9)
@@ -83,7 +83,7 @@ def test_two_clients_by_hand(two_clients: Problem) -> None:
     assert two_clients.local_smoothness >= two_clients.smoothness
 
 
-def test_classes_by_hand(two_clients: Problem) -> None:
+def test_classes_by_hand(two_clients: SyntheticProblem) -> None:
     assert two_clients.classes() == [
         {"outlier": False, "label": 0, "mean": [-1.0, 0.0], "deviation": [0.0, 0.0]},
         {"outlier": False, "label": 1, "mean": [1.0, 0.0], "deviation": [0.0, 0.0]},
@@ -94,10 +94,10 @@ def test_classes_by_hand(two_clients: Problem) -> None:
 
 def test_the_authors_constants_are_those_of_the_diagonal_slope(authors_data: Path) -> None:
     planned = PLAN.runs(str(authors_data))[0]
-    problem = Problem.of(planned.config, planned.num_clients)
+    problem = SyntheticProblem.of(planned.config, planned.num_clients)
     assert [len(y) for _, y in problem.clients] == [100] * 20
     assert problem.slope == PERCEPTRON_SLOPE
-    diagonal = Problem(problem.clients, problem.test, tuple(PLAN.setting("diagonal")))
+    diagonal = SyntheticProblem(problem.clients, problem.test, tuple(PLAN.setting("diagonal")))
     assert diagonal.smoothness == pytest.approx(0.190, abs=0.002)
     assert diagonal.limit_divergence == pytest.approx(0.407, abs=0.002)
     assert problem.smoothness == pytest.approx(0.134, abs=0.001)
