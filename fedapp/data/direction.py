@@ -24,7 +24,7 @@ _BASIS = 12  # vectors of length d that ARPACK holds
 
 
 def principal_direction(x: Array, rows: IntArray | None = None, embed: Embed | None = None) -> Vector:
-    """Return the top right singular vector m, float64 (d,), ‖m‖ = 1, of a data matrix (003, below definition 3.2).
+    """Return the top right singular vector m, float64 (d,), ‖m‖ = 1, of a data matrix.
 
     By ARPACK on XᵀX, which is never formed, from a fixed start vector of positive entries: the same rows give the
     same m to about 1e-10, unless the two largest singular values nearly agree. X ≥ 0 has m ≥ 0.

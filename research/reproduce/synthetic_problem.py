@@ -1,6 +1,6 @@
-"""The synthetic problem of 000 as a function of its one parameter, and what theory wants to know of it.
+"""The synthetic problem of Dhasade et al. as a function of its one parameter, and what theory wants to know of it.
 
-Dhasade, Kremer & Renard, section 3.1: a perceptron with frozen slope v, of which only the bias b is trained.
+Section 3.1: a perceptron with frozen slope v, of which only the bias b is trained.
 """
 
 from collections.abc import Sequence

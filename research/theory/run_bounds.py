@@ -115,7 +115,8 @@ def bounds_of_run(run_dir: Path, note: Callable[[int, int], None] = lambda done,
     refusals, bounds, terms = [], [], {}
     if config.strategy in ASYNCHRONOUS:
         refusals.append(
-            "002 eqs. 38, 42: O(·) without constants, so their terms are listed and no bound is drawn"
+            "Fraboni et al. 2023, eqs. 38, 42: O(·) without constants, so their terms are listed and no bound is "
+            "drawn"
         )
         try:
             terms = _terms(problem, config, constants, len(gaps) - 1)
@@ -277,9 +278,11 @@ def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable
     lr, E = config.lr, _local_steps(config)
 
     def of_000() -> BoundCurve:
-        _check_even("000 theorem 2.1", c)
+        _check_even("Dhasade et al., theorem 2.1", c)
         values = convex.convex_bound(rounds[1:], c, lr=lr, local_steps=E)
-        return BoundCurve("convex, of the mean so far", "000 theorem 2.1", rounds[1:], values, of_mean=True)
+        return BoundCurve(
+            "convex, of the mean so far", "Dhasade et al., theorem 2.1", rounds[1:], values, of_mean=True
+        )
 
     def of_001() -> BoundCurve:
         _check_even("001 theorem F.2", c)
@@ -290,11 +293,11 @@ def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable
     def of_fedprox() -> BoundCurve:
         alpha = config.proximal_mu if config.strategy == "fedprox" else 0.0
         values = perturbed.fedprox_bound(rounds, c, lr=lr, local_steps=E, alpha=alpha)
-        return BoundCurve("strongly convex", "003 lemma B.2", rounds, values)
+        return BoundCurve("strongly convex", "Buttaci 2024, lemma B.2", rounds, values)
 
     def of_spectral() -> BoundCurve:
         values = perturbed.spectral_bound(rounds, c, lr=lr, local_steps=E, beta=config.perturbation_beta)
-        return BoundCurve("strongly convex, perturbed", "003 lemma C.2", rounds, values)
+        return BoundCurve("strongly convex, perturbed", "Buttaci 2024, lemma C.2", rounds, values)
 
     if config.strategy == "spectral":
         return [of_spectral]
@@ -312,7 +315,7 @@ def _check_even(theorem: str, c: Constants) -> None:
 def _terms(
     problem: Logistic | FrozenSlope, config: RunConfig, c: Constants, aggregations: int
 ) -> dict[str, float]:
-    _check_even("002 eqs. 38, 42", c)
+    _check_even("Fraboni et al. 2023, eqs. 38, 42", c)
     best = problem.minimiser()
     squares = np.sum(problem.gradients(best) ** 2, axis=1) + problem.sampling_variances(
         best, config.batch_size

@@ -209,7 +209,9 @@ def test_homogeneity_on_digits_falls_as_classes_get_imbalanced(data_imbalance: f
         assert max(mis.max() for mis in graphs) <= 0.5
         found.append(np.mean([homogeneity(adjacency(mis)) for mis in graphs]))
     assert (np.diff(found) < 0).all()
-    assert found[0] - found[2] > 4 * (found[2] - found[3])  # 003, figure 3.5: hardly any change over 10
+    assert found[0] - found[2] > 4 * (
+        found[2] - found[3]
+    )  # Buttaci 2024, figure 3.5: hardly any change over 10
 
 
 def test_noise_costs_homogeneity() -> None:

@@ -1,4 +1,4 @@
-"""The graph: a network computed by hand, every trap of formulas 4, invariants, and the propositions simulated."""
+"""The graph: a network computed by hand, every trap, invariants, and the propositions simulated."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The synthetic problem of 000: client drift where one client is an outlier and one parameter is trained.
+"""The synthetic problem of Dhasade et al.: client drift where one client is an outlier and one parameter is trained.
 
 Dhasade, Kremer & Renard, sections 3.1 and 4. A perceptron with frozen slope v of which only the bias b is
 trained, full batches, the outlier (the last client) and one other in each round. With one parameter, what the theory

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from research.reproduce import floor_losses, floor_measure
-from research.reproduce import study_001_floor as study
+from research.reproduce import floor_report as study
 from research.reproduce.experiment import Results
 from research.reproduce.floor_losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses
 from research.reproduce.plan import Plan, read_plan

@@ -1,4 +1,4 @@
-"""000's reports: what is worked out from the synthetic data, and verdicts on numbers made up so that they differ."""
+"""The reports on Dhasade et al.: what is worked out from the synthetic data, and verdicts on numbers made up."""
 
 import math
 import os
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedapp.models import PERCEPTRON_SLOPE
-from research.reproduce import paper_000
-from research.reproduce import paper_000_synthetic as synthetic
+from research.reproduce import femnist
+from research.reproduce import synthetic_report as synthetic
 from research.reproduce.experiment import Results, collect
 from research.reproduce.plan import read_plan
 from research.reproduce.runner import perform
@@ -243,13 +243,13 @@ def test_femnist_by_writer_is_slower_and_ends_lower(
         "shared, seed 0": {"training": 29_000, "test": 1},
     }
     plan = read_plan("000-femnist")
-    report = paper_000.femnist(results_of(runs, numbers=numbers), plan, tmp_path)
+    report = femnist.femnist(results_of(runs, numbers=numbers), plan, tmp_path)
     assert tuple(outcome(report, f"000-5-{part}") for part in ("slower", "ratio", "final")) == expected
     rows = {row.quantity: row.ours for row in report.rows}
     assert rows["by writer: training rows"] == [30_000]
     assert rows["both sides: test rows"] == [1]
     check_figures(report.figures)
-    report = paper_000.femnist(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
+    report = femnist.femnist(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} == {"not run"}
 
 
@@ -264,11 +264,11 @@ def test_the_rows_of_both_sides_are_counted(tmp_path: Path) -> None:
         )
         runs.append(replace(run, folder=folder))
     plan = read_plan("000-femnist")
-    numbers = paper_000.measure_femnist(plan, Runs(runs), {}, "")
+    numbers = femnist.measure_femnist(plan, Runs(runs), {}, "")
     assert numbers == {
         "iid, seed 0": {"clients": 2, "training": 4, "test": 1},
         "natural, seed 0": {"clients": 2, "training": 3, "test": 2},
         "shared, seed 0": {"training": 2, "test": 1},
     }
     gone = Runs(replace(run, folder=tmp_path / "gone") for run in runs)
-    assert paper_000.measure_femnist(plan, gone, numbers, "") == numbers
+    assert femnist.measure_femnist(plan, gone, numbers, "") == numbers
