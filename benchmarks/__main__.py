@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks import measure as measuring
 from benchmarks.measure import ContenderError, Measurement
 from benchmarks.report import draw, tables, write_results
-from benchmarks.results import Row, differences, report, rows_of
+from benchmarks.results import JsonObject, differences, report, rows_of
 from benchmarks.workloads import CONTENDERS, DEFAULT_CONTENDERS, SCALES, WORKLOADS, Data, Workload, scaled
 from fedapp.data.errors import DataError
 
@@ -70,8 +70,8 @@ def main(
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
     if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):
         raise typer.BadParameter(f"{contenders} can do none of {workloads}", param_hint="--contenders")
-    rows: list[Row] = []
-    scaling: list[Row] = []
+    rows: list[JsonObject] = []
+    scaling: list[JsonObject] = []
     problems: list[str] = []
     try:
         with TemporaryDirectory(prefix="fedapp-bench-") as folder:

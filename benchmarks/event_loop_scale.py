@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Device:
+class FleetDevice:
     """A simulated device: seconds of a task, and when it is there."""
 
     seconds: float
@@ -52,12 +52,13 @@ class Device:
 
 def make_fleet(
     num_devices: int, hours: float, seed: int, late: float = 0.1, leaving: float = 0.3
-) -> list[Device]:
+) -> list[FleetDevice]:
     """Draw devices: some arrive late, some leave for one to six hours, of which some more than once."""
     rng = streams.generator(seed, "presence-of-devices")
     seconds = MEDIAN_TASK * rng.lognormal(0.0, 0.5, num_devices)
     fleet = [
-        Device(float(s), int(n)) for s, n in zip(seconds, rng.integers(20, 500, num_devices), strict=True)
+        FleetDevice(float(s), int(n))
+        for s, n in zip(seconds, rng.integers(20, 500, num_devices), strict=True)
     ]
     newcomers = max(1, round(late * num_devices))
     slowest = max(device.seconds for device in fleet[:-newcomers])
@@ -79,7 +80,7 @@ class FleetGrid(LocalGrid):
 
     Parameters
     ----------
-    fleet : list of Device
+    fleet : list of FleetDevice
         Device i is partition i; it has a new node id each time it is back.
     clock : VirtualClock
         The run's.
@@ -87,7 +88,7 @@ class FleetGrid(LocalGrid):
         Share of the tasks that end in an error.
     """
 
-    def __init__(self, fleet: list[Device], clock: VirtualClock, failures: float, seed: int = 0) -> None:
+    def __init__(self, fleet: list[FleetDevice], clock: VirtualClock, failures: float, seed: int = 0) -> None:
         be_the_server()
         self.fleet, self.clock, self.failures = fleet, clock, failures
         self.rng = streams.generator(seed, "failures-of-devices")
@@ -154,7 +155,7 @@ class FleetGrid(LocalGrid):
 
 
 @dataclass
-class Report:
+class LoopReport:
     """What the server did."""
 
     strategy: str
@@ -197,7 +198,7 @@ def measure(
     failures: float = 0.02,
     seed: int = 0,
     **given: Any,
-) -> Report:
+) -> LoopReport:
     """Run a strategy over a fleet; the model has ``size`` float32 values, ``given`` are fields of the config."""
     fleet = make_fleet(num_devices, hours, seed)
     clock, end = VirtualClock(), hours * HOUR
@@ -238,7 +239,7 @@ def measure(
             if shares[-1] < 0.2:
                 starved.append(i)
     low, middle, high = np.percentile(shares, [1, 50, 99]).tolist()
-    return Report(
+    return LoopReport(
         name, num_devices, seconds, clock.now() / HOUR, aggregations, arrivals, grid.errors,
         1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, staleness / max(arrivals, 1), oldest, starved,
         (low, middle, high),

@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from benchmarks.results import REFERENCES, Row
+from benchmarks.results import REFERENCES, JsonObject
 from benchmarks.workloads import CONTENDERS
 
 HEADERS = ("seconds", "× stock", "× bare", "× our Ray", "start-up", "memory", "accuracy")
@@ -25,7 +25,7 @@ COLORS = {
 }
 
 
-def tables(report: Row) -> list[Table]:
+def tables(report: JsonObject) -> list[Table]:
     """Return a table of each workload, and one of the scaling in the number of clients."""
     shown = []
     for title, rows in _groups(report):
@@ -40,7 +40,7 @@ def tables(report: Row) -> list[Table]:
     return shown
 
 
-def markdown(report: Row) -> str:
+def markdown(report: JsonObject) -> str:
     """Return the same as Markdown, with date and machine."""
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
     lines = [f"Measured on {report['date']}: {machine}. Data: {report['data']}."]
@@ -56,7 +56,7 @@ def markdown(report: Row) -> str:
     return "\n".join([*lines, *(f"\n**Not comparable**: {problem}" for problem in report["problems"])])
 
 
-def write_results(report: Row, path: Path) -> None:
+def write_results(report: JsonObject, path: Path) -> None:
     """Put the Markdown into a file, between its markers; what else is in the file stays."""
     text = path.read_text("utf-8") if path.exists() else f"# How fast\n\n{BEGIN} -->\n<!-- {END}\n"
     before, begin, rest = text.partition(f"{BEGIN} -->\n")
@@ -66,7 +66,7 @@ def write_results(report: Row, path: Path) -> None:
     path.write_text(f"{before}{begin}\n{markdown(report)}\n\n{end}{after}", "utf-8")
 
 
-def draw(report: Row, path: Path) -> Path:
+def draw(report: JsonObject, path: Path) -> Path:
     """Draw the seconds of every workload as bars, and the scaling in the number of clients as curves."""
     from fedapp.report.figures import new_figure, save  # matplotlib is slow to import
 
@@ -87,7 +87,7 @@ def draw(report: Row, path: Path) -> Path:
     return save(figure, path)
 
 
-def _bars(axes: Any, rows: Sequence[Row]) -> None:
+def _bars(axes: Any, rows: Sequence[JsonObject]) -> None:
     from fedapp.report.figures import INK, style_axes
 
     style_axes(axes)
@@ -111,7 +111,9 @@ def _bars(axes: Any, rows: Sequence[Row]) -> None:
     )
 
 
-def _curves(axes: Any, rows: Sequence[Row], key: str, label: str, scale: float, *, named: bool) -> None:
+def _curves(
+    axes: Any, rows: Sequence[JsonObject], key: str, label: str, scale: float, *, named: bool
+) -> None:
     from fedapp.report.figures import style_axes
 
     style_axes(axes)
@@ -132,7 +134,7 @@ def _curves(axes: Any, rows: Sequence[Row], key: str, label: str, scale: float, 
         axes.legend(frameon=False, fontsize=8)
 
 
-def _groups(report: Row) -> list[tuple[str, list[Row]]]:
+def _groups(report: JsonObject) -> list[tuple[str, list[JsonObject]]]:
     groups = []
     for rows in _by_workload(report["rows"] + report["scaling"]):
         first = rows[0]
@@ -143,15 +145,15 @@ def _groups(report: Row) -> list[tuple[str, list[Row]]]:
     return groups
 
 
-def _by_workload(rows: Sequence[Row]) -> list[list[Row]]:
+def _by_workload(rows: Sequence[JsonObject]) -> list[list[JsonObject]]:
     return [list(group) for _, group in groupby(rows, key=lambda row: row["workload"])]
 
 
-def _name(row: Row) -> str:
+def _name(row: JsonObject) -> str:
     return CONTENDERS[row["contender"]][2]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: JsonObject) -> tuple[str, ...]:
     ratios = (f"{row['speedup'][name]:.2f}" if name in row["speedup"] else "-" for name in REFERENCES)
     return (
         f"{row['seconds']:.3f}",

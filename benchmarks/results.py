@@ -18,10 +18,10 @@ TOLERANCE = 0.01
 # Ratios are those to these contenders.
 REFERENCES = ("stock", "bare-1", "ray")
 
-Row = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def rows_of(workload: Workload, measured: Mapping[str, Sequence[Measurement]]) -> list[Row]:
+def rows_of(workload: Workload, measured: Mapping[str, Sequence[Measurement]]) -> list[JsonObject]:
     """Return a row for each contender: medians over its runs, and ratios to the references.
 
     ``seconds`` are per round or per 1,000 events, ``startup`` is in seconds, ``memory`` in bytes; ``speedup`` says
@@ -49,7 +49,7 @@ def rows_of(workload: Workload, measured: Mapping[str, Sequence[Measurement]]) -
     ]
 
 
-def differences(rows: Sequence[Row]) -> list[str]:
+def differences(rows: Sequence[JsonObject]) -> list[str]:
     """Return what is wrong with the accuracies of a workload: wherever several contenders evaluated the same
     aggregation, they must agree within a point.
     """
@@ -77,7 +77,9 @@ def machine() -> dict[str, str]:
     }
 
 
-def report(rows: Sequence[Row], scaling: Sequence[Row], problems: Sequence[str], data: str) -> Row:
+def report(
+    rows: Sequence[JsonObject], scaling: Sequence[JsonObject], problems: Sequence[str], data: str
+) -> JsonObject:
     """Return everything as one JSON object."""
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -31,7 +31,7 @@ LR = 0.1
 
 
 @dataclass(frozen=True)
-class Workload:
+class LocalWork:
     """What every client trains, and how much."""
 
     model: str
@@ -41,14 +41,14 @@ class Workload:
 
 
 WORKLOADS = {
-    "W1": Workload("logistic"),
-    "W2": Workload("mlp"),
-    "W3": Workload("cnn"),
-    "cifar10": Workload("logistic", (3, 32, 32), 256, 10),
+    "W1": LocalWork("logistic"),
+    "W2": LocalWork("mlp"),
+    "W3": LocalWork("cnn"),
+    "cifar10": LocalWork("logistic", (3, 32, 32), 256, 10),
 }
 
 
-def tasks_of(work: Workload, num_clients: int, samples: int, device: torch.device) -> list[LocalTask]:
+def tasks_of(work: LocalWork, num_clients: int, samples: int, device: torch.device) -> list[LocalTask]:
     """Return one task per client, on random images."""
     rng = streams.generator(0, "benchmark-rows")
     x = torch.from_numpy(rng.random((num_clients * samples, *work.shape), dtype=np.float32)).to(device)

@@ -48,7 +48,7 @@ def graph_command(
         "results/graph"
     ),
 ) -> None:
-    """Graphs of clients over a grid of class and data imbalance: figures 3.3 to 3.5 of 003.
+    """Graphs of clients over a grid of class and data imbalance: figures 3.3 to 3.5 of Buttaci 2024.
 
     Prints homogeneity and the fitted lognormal (θ, φ) of the misalignments, writes graph.npz for each setting and
     draws the misalignments, the Laplacian's spectrum and the homogeneity.

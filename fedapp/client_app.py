@@ -20,7 +20,7 @@ from fedapp.client.request import integer, read_config, sent_model
 from fedapp.client.training import local_task, model_of, own_tensors, trained_reply
 from fedapp.config import ConfigError
 from fedapp.data import DataError
-from fedapp.data.message import client_message, private_message
+from fedapp.data.direction import client_direction, private_direction
 from fedapp.models import ModelError
 from fedapp.training.evaluation import evaluate as score
 from fedapp.training.trainer import train_one
@@ -72,9 +72,9 @@ def describe(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
 
 
-@app.query("message")
+@app.query("direction")
 @answers_errors
-def graph_message(message: Message, context: Context) -> Message:
+def graph_direction(message: Message, context: Context) -> Message:
     """Send the principal direction of this client's data, which places it in the graph of clients.
 
     With ``message-epsilon`` > 0 it is made (ε, δ)-differentially private first. A node with data of its own draws
@@ -82,17 +82,17 @@ def graph_message(message: Message, context: Context) -> Message:
     """
     record, config = read_config(message)
     data = local_data(config, record, context)
-    direction = client_message(data.dataset, data.rows, config.normalize)
+    direction = client_direction(data.dataset, data.rows, config.normalize)
     if config.message_epsilon:
         client = integer(record, messages.CLIENT)
         rng = (
-            streams.generator(config.seed, "message-noise", client)
+            streams.generator(config.seed, "message-noise", client)  # the name is in the numbers, and stays
             if is_simulated(context)
             else streams.unpredictable()
         )
-        direction = private_message(direction, config.message_epsilon, config.message_delta, 1.0, rng)
-    arrays = ArrayRecord({messages.MESSAGE_RECORD: Array(direction)})
-    return Message(RecordDict({messages.MESSAGE_RECORD: arrays}), reply_to=message)
+        direction = private_direction(direction, config.message_epsilon, config.message_delta, 1.0, rng)
+    arrays = ArrayRecord({messages.DIRECTION: Array(direction)})
+    return Message(RecordDict({messages.DIRECTION: arrays}), reply_to=message)
 
 
 @app.train()

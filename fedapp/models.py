@@ -8,7 +8,7 @@ from strategies import streams
 MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
 INITS = ("default", "zeros")
 
-# The slope that 000's authors froze (formulas.md, section 7).
+# The slope that Dhasade et al. froze (section 3.1).
 PERCEPTRON_SLOPE = (2.700213, 0.7134238)
 
 

@@ -1,4 +1,4 @@
-"""The graph of the clients that are there: the handshake for their messages, and what follows from them.
+"""The graph of the clients that are there: the handshake for their directions, and what follows from them.
 
 Used by the spectral method and by any strategy whose clients are weighted by ``adjacency``.
 Source: Buttaci 2024, algorithm 2, lines 1-8; the maths is in strategies/graph.py.
@@ -22,7 +22,7 @@ log = logging.getLogger("flwr.strategies")
 
 
 class ClientGraph:
-    """Messages of the clients, and their graph; a client that sends no valid message takes no part.
+    """Directions of the clients, and their graph; a client that sends no valid direction takes no part.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class ClientGraph:
     ----------
     clients : tuple of int
         Indices of the C clients of the graph, ascending: the order of all arrays below.
-    messages : Matrix
+    directions : Matrix
         (C, d), unit vectors.
     misalignment, adjacency : Matrix
         (C, C).
@@ -52,7 +52,7 @@ class ClientGraph:
         self._silent: set[int] = set()
         self._nodes: tuple[int, ...] = ()
         self.clients: tuple[int, ...] = ()
-        self.messages = self.misalignment = self.adjacency = np.empty((0, 0))
+        self.directions = self.misalignment = self.adjacency = np.empty((0, 0))
 
     def refresh(
         self,
@@ -62,18 +62,18 @@ class ClientGraph:
         timeout: float,
         stopped: Callable[[], bool] = never,
     ) -> list[Client]:
-        """Ask the clients that are new for their messages; return those that are in the graph.
+        """Ask the clients that are new for their directions; return those that are in the graph.
 
         Raises
         ------
         RuntimeError
-            If no client sent a valid message.
+            If no client sent a valid direction.
         """
         new = [c for c in clients if c.node_id not in self._known and c.node_id not in self._silent]
         if new:
             requests = [
                 messages.request(
-                    messages.MESSAGE,
+                    messages.ASK_DIRECTION,
                     client.node_id,
                     ConfigRecord({**config, messages.CLIENT: client.index}),
                     ttl=timeout,
@@ -86,7 +86,9 @@ class ClientGraph:
             self._take([(client, replies.get(client.node_id)) for client in new])
         members = [client for client in clients if client.node_id in self._known]
         if not members:
-            raise RuntimeError("no client sent a message to place it in the graph; the log names the reasons")
+            raise RuntimeError(
+                "no client sent a direction to place it in the graph; the log names the reasons"
+            )
         if tuple(client.node_id for client in members) != self._nodes:
             self._nodes = tuple(client.node_id for client in members)
             vectors = np.stack([self._known[client.node_id] for client in members])
@@ -95,8 +97,8 @@ class ClientGraph:
         return members
 
     def build(self, clients: Sequence[int], vectors: graph.Matrix) -> None:
-        """Work the graph out for clients, by index, with these messages (C, d), unit vectors."""
-        self.clients, self.messages = tuple(clients), vectors
+        """Work the graph out for clients, by index, with these directions (C, d), unit vectors."""
+        self.clients, self.directions = tuple(clients), vectors
         self.misalignment = graph.misalignment(vectors)
         self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, self.floor), self.neighbours)
 
@@ -107,27 +109,30 @@ class ClientGraph:
         return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned from whom, for a run that goes on: the same nodes aren't asked again."""
+        """Return what was learned from whom, for a run that goes on: the same nodes aren't asked again.
+
+        In files directions are ``messages``, the paper's word, which earlier runs have written.
+        """
         known = list(self._known.values())
         return {"graph-nodes": list(self._known), "graph-messages": np.array(known)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the messages of an earlier run."""
+        """Take up the directions of an earlier run."""
         vectors = np.array(state["graph-messages"])
         self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return the graph's arrays by name, the Laplacian's eigenvalues among them."""
+        """Return the graph's arrays by the names they have in graph.npz, the Laplacian's eigenvalues among them."""
         return {
             "clients": np.array(self.clients),
-            "messages": self.messages,
+            "messages": self.directions,
             "misalignment": self.misalignment,
             "adjacency": self.adjacency,
             "eigenvalues": graph.eigenvalues(graph.laplacian(self.adjacency)),
         }
 
     def _take(self, replies: Sequence[tuple[Client, Message | None]]) -> None:
-        """Keep the valid messages, those of the shape that most have (the graph's, once there is one)."""
+        """Keep the valid directions, those of the shape that most have (the graph's, once there is one)."""
         read: dict[int, Vector | ValueError] = {}
         for client, reply in replies:
             try:
@@ -140,7 +145,7 @@ class ClientGraph:
             m = read[client.node_id]
             if isinstance(m, np.ndarray) and len(m) != size:
                 m = ValueError(
-                    f"its message must be a finite vector of shape ({size},), not zero; it has shape {m.shape}"
+                    f"its direction must be a finite vector of shape ({size},), not zero; it has shape {m.shape}"
                 )
             if isinstance(m, np.ndarray):
                 self._known[client.node_id] = m
@@ -150,18 +155,18 @@ class ClientGraph:
 
     def _read(self, reply: Message | None) -> Vector:
         if reply is None:
-            raise ValueError("it didn't answer the request for its message")
+            raise ValueError("it didn't answer the request for its direction")
         if reply.has_error():
             raise ValueError(messages.reason_of(reply))
-        record = messages.arrays_of(reply, messages.MESSAGE_RECORD)
+        record = messages.arrays_of(reply, messages.DIRECTION)
         if record is None or len(record) != 1:
-            raise ValueError(f"its reply needs a record {messages.MESSAGE_RECORD!r} of one array")
+            raise ValueError(f"its reply needs a record {messages.DIRECTION!r} of one array")
         try:
             vector = np.asarray(next(iter(record.values())).numpy(), dtype=np.float64)
         except Exception as error:  # whatever bytes a client sends must not stop the server
-            raise ValueError(f"its message can't be read: {error}") from error
+            raise ValueError(f"its direction can't be read: {error}") from error
         largest = np.abs(vector).max(initial=0.0)
         if vector.ndim != 1 or not (np.isfinite(largest) and largest > 0):
-            raise ValueError(f"its message must be a finite vector, not zero; it has shape {vector.shape}")
+            raise ValueError(f"its direction must be a finite vector, not zero; it has shape {vector.shape}")
         vector = vector / largest  # so that the squares neither overflow nor lose their digits
         return np.asarray(vector / np.linalg.norm(vector))

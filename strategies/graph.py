@@ -1,10 +1,10 @@
 """The graph of a federated network: clients are nodes, edges say how alike their data are.
 
-From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): message → misalignment → adjacency →
+From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): direction (its *message*) → misalignment → adjacency →
 Laplacian → homogeneity, the weights p_ij and p_i, and the lognormal model with its propositions. Pure functions
 in float64; C is the number of clients. A bad argument is a ValueError that names it.
 
-    A = sparsify(adjacency(misalignment(messages)), k=10)
+    A = sparsify(adjacency(misalignment(directions)), k=10)
     p = client_weights(A)                    # weights of the aggregation, (C,)
     U = neighbour_matrix(A) @ last_models    # u_i of every client, (C, C) @ (C, D)
 """
@@ -24,32 +24,32 @@ FLOOR = 1e-12
 _NEAR, _ROUNDS = 1e-3, 99
 
 
-def misalignment(messages: ArrayLike) -> Matrix:
-    """Return mis(i, j) = ¼‖m_i − m_j‖² = ½(1 − m_iᵀm_j) (003, definition 3.2, eq. 3.1), to 12 digits.
+def misalignment(directions: ArrayLike) -> Matrix:
+    """Return mis(i, j) = ¼‖m_i − m_j‖² = ½(1 − m_iᵀm_j) (definition 3.2, eq. 3.1), to 12 digits.
 
     1 − m·m loses its digits where clients are alike, and so does expanding the square about the origin. Here it is
-    expanded about the mean message, one matrix product, which is accurate unless two clients are much nearer to
+    expanded about the mean direction, one matrix product, which is accurate unless two clients are much nearer to
     each other than to the mean; then all differences are taken (3 s, not 0.4, for C = 2,000 and d = 3,072).
 
     Parameters
     ----------
-    messages : array (C, d)
-        One message per row, of norm 1 within 1e-6.
+    directions : array (C, d)
+        One direction per row, of norm 1 within 1e-6.
 
     Returns
     -------
     array (C, C)
-        In [0, 1], exactly symmetric, with a zero diagonal; at most ½ for messages without negative entries.
+        In [0, 1], exactly symmetric, with a zero diagonal; at most ½ for directions without negative entries.
     """
     from scipy.spatial.distance import pdist, squareform
 
-    m = np.asarray(messages, dtype=np.float64)
+    m = np.asarray(directions, dtype=np.float64)
     if m.ndim != 2 or m.size == 0 or not np.isfinite(m).all():
-        raise ValueError(f"messages: must be finite, of shape (clients, dimensions), is {m.shape}")
+        raise ValueError(f"directions: must be finite, of shape (clients, dimensions), is {m.shape}")
     norms = np.sqrt(np.einsum("id,id->i", m, m))
     if np.abs(norms - 1).max() > 1e-6:
         worst = np.abs(norms - 1).argmax()
-        raise ValueError(f"messages: must have norm 1, client {worst}'s has {norms[worst]:.9g}")
+        raise ValueError(f"directions: must have norm 1, client {worst}'s has {norms[worst]:.9g}")
     shifted = m - m.mean(axis=0)
     squares = np.einsum("id,id->i", shifted, shifted)
     mis: Matrix = shifted @ shifted.T
@@ -67,7 +67,7 @@ def misalignment(messages: ArrayLike) -> Matrix:
 
 
 def adjacency(mis: ArrayLike, floor: float = FLOOR) -> Matrix:
-    """Return A_ij = −ln max(mis(i, j), floor) for i ≠ j, A_ii = 0 (003, definition 3.4, eq. 3.4).
+    """Return A_ij = −ln max(mis(i, j), floor) for i ≠ j, A_ii = 0 (definition 3.4, eq. 3.4).
 
     ``mis`` has shape (C, C) and lies in [0, 1]; the floor ε in (0, 1) is there for equal data, whose mis is 0.
     """
@@ -91,12 +91,12 @@ def sparsify(A: ArrayLike, k: int) -> Matrix:
 
 
 def degrees(A: ArrayLike) -> Matrix:
-    """Return the diagonal of D, A 1 (003, below definition 3.4), shape (C,)."""
+    """Return the diagonal of D, A 1 (below definition 3.4), shape (C,)."""
     return np.asarray(_square("A", A).sum(axis=1), dtype=np.float64)
 
 
 def laplacian(A: ArrayLike) -> Matrix:
-    """Return L = D − A (003, below definition 3.4), shape (C, C): symmetric, positive semidefinite, L 1 = 0."""
+    """Return L = D − A (below definition 3.4), shape (C, C): symmetric, positive semidefinite, L 1 = 0."""
     L: Matrix = 0.0 - _square("A", A)
     np.fill_diagonal(L, degrees(A))
     return L
@@ -110,20 +110,20 @@ def eigenvalues(L: ArrayLike) -> Matrix:
 
 
 def homogeneity(A: ArrayLike) -> float:
-    """Return hom = trace(D) / (2 C (C−1)) (003, eqs. 3.2 and 3.5): half the mean of A_ij; NaN for one client."""
+    """Return hom = trace(D) / (2 C (C−1)) (eqs. 3.2 and 3.5): half the mean of A_ij; NaN for one client."""
     A = _square("A", A)
     return float(A.sum() / (2 * len(A) * (len(A) - 1))) if len(A) > 1 else math.nan
 
 
 def spectral_homogeneity(spectrum: ArrayLike) -> float:
-    """Return hom = Σ_{k≥2} λ_k / (2 C (C−1)) from all C eigenvalues of L (003, proposition 3.1, eq. 3.6)."""
+    """Return hom = Σ_{k≥2} λ_k / (2 C (C−1)) from all C eigenvalues of L (proposition 3.1, eq. 3.6)."""
     ascending = np.sort(np.asarray(spectrum, dtype=np.float64))
     C = len(ascending)
     return float(ascending[1:].sum() / (2 * C * (C - 1))) if C > 1 else math.nan
 
 
 def similarity_weights(A: ArrayLike) -> Matrix:
-    """Return p_ij = A_ij / (1ᵀ A 1) (003, Algorithm 2, line 7), shape (C, C), summing to 1.
+    """Return p_ij = A_ij / (1ᵀ A 1) (Algorithm 2, line 7), shape (C, C), summing to 1.
 
     Where that is 0 / 0 all pairs count alike, 1 / (C (C−1)), and a single client is its own neighbour.
     """
@@ -133,7 +133,7 @@ def similarity_weights(A: ArrayLike) -> Matrix:
 
 
 def client_weights(A: ArrayLike) -> Matrix:
-    """Return p_i = Σ_j p_ij (003, Algorithm 2, line 8), shape (C,), summing to 1; 1 / C if all A_ij are 0.
+    """Return p_i = Σ_j p_ij (Algorithm 2, line 8), shape (C,), summing to 1; 1 / C if all A_ij are 0.
 
     Lemma 4.3 needs these and ``neighbour_matrix`` from the same A, sparsified or not.
     """
@@ -142,7 +142,7 @@ def client_weights(A: ArrayLike) -> Matrix:
 
 
 def neighbour_matrix(A: ArrayLike) -> Matrix:
-    """Return p_ij / p_i, shape (C, C), rows summing to 1: times the C × D last models it gives u_i (003, eq. 4.6).
+    """Return p_ij / p_i, shape (C, C), rows summing to 1: times the C × D last models it gives u_i (eq. 4.6).
 
     A client tied to nobody (its mis with all others is 1, so that p_i = 0) averages all others alike; a
     single client is its own neighbour.
@@ -162,7 +162,7 @@ class Lognormal(NamedTuple):
 
 
 def fit_lognormal(mis: ArrayLike, floor: float = FLOOR) -> Lognormal:
-    """Fit (θ, φ) of definition 3.3 (003, eq. 3.3): θ = −mean and φ² = variance (over n) of ln mis, i < j.
+    """Fit (θ, φ) of definition 3.3 (eq. 3.3): θ = −mean and φ² = variance (over n) of ln mis, i < j.
 
     The maximum of the likelihood if pairs are independent; θ = 2 hom. Needs 2 clients.
     """
@@ -180,9 +180,9 @@ class Normality(NamedTuple):
 
 
 def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
-    """Test whether ln mis is normal (003, the assumption in definition 3.3). Needs 6 clients.
+    """Test whether ln mis is normal (the assumption in definition 3.3). Needs 6 clients.
 
-    The C(C−1)/2 pairs come from C messages only: taken as independent they would reject any model. So the clients
+    The C(C−1)/2 pairs come from C directions only: taken as independent they would reject any model. So the clients
     are paired off, each in one pair (⌊C/2⌋ pairs that share no client), and Shapiro–Wilk tests these; this is
     done for up to 99 of the C−1 rounds of a round robin. Twice the median of their p-values is a valid
     p-value however they depend on each other, a cautious one. All three are NaN where all pairs are equal.
@@ -204,7 +204,7 @@ def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
 
 
 def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> tuple[float, float]:
-    """Return mean and deviation of hom in a (θ, φ)-heterogeneous network (003, proof of proposition 3.2).
+    """Return mean and deviation of hom in a (θ, φ)-heterogeneous network (proof of proposition 3.2).
 
     ``corrected=False``, the *printed* form: N(θ/2, φ²/(4 C (C−1))). It counts the C(C−1) ordered pairs as
     independent, but mis is symmetric. ``corrected=True``, the *corrected* form, with C(C−1)/2 independent pairs:
@@ -216,7 +216,7 @@ def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> t
 
 
 def proposition_3_2(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> float:
-    """Return P(hom(altered) < hom), altered being (θ(1−ε), φ√(1+δ))-heterogeneous (003, proposition 3.2).
+    """Return P(hom(altered) < hom), altered being (θ(1−ε), φ√(1+δ))-heterogeneous (proposition 3.2).
 
     *Printed*: Φ((θε/φ) √(C(C−1)/(2+δ))). *Corrected* (see ``homogeneity_model``): the argument shrinks by √2;
     the Monte-Carlo test finds this one true. The two networks are drawn independently.
@@ -229,7 +229,7 @@ def proposition_3_2(theta: float, phi: float, C: int, eps: float, delta: float, 
 
 
 def proposition_3_3(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
-    """Bound the mean spectral deviation (1/(C−1)) Σ_{k≥2} E(λ̃_k − λ_k)² (003, proposition 3.3): lower, upper.
+    """Bound the mean spectral deviation (1/(C−1)) Σ_{k≥2} E(λ̃_k − λ_k)² (proposition 3.3): lower, upper.
 
     A C² < · ≤ A C² (C−1) with A = (2+δ) φ² / (C(C−1)) + ε²θ²; networks as in ``proposition_3_2``.
     The proof uses tr(X²) ≤ (tr X)² for L̃ − L, which isn't semidefinite, and in simulation the *printed* upper bound
@@ -242,7 +242,7 @@ def proposition_3_3(theta: float, phi: float, C: int, eps: float, delta: float, 
 
 
 def proposition_3_4(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
-    """Bound the mean absolute deviation (1/(C−1)) Σ_{k≥2} E|λ̃_k − λ_k| (003, proposition 3.4): lower, upper.
+    """Bound the mean absolute deviation (1/(C−1)) Σ_{k≥2} E|λ̃_k − λ_k| (proposition 3.4): lower, upper.
 
     εθC (2Φ(A) − 1) + 2φ √(C(2+δ)/(C−1)) Φ'(A) ≤ · ≤ (2−ε) θ C with A = (εθ/φ) √(C(C−1)/(2+δ)); networks as
     in ``proposition_3_2``. The upper bound takes all eigenvalues as ≥ 0, which a normal A_ij makes likely only.

@@ -19,13 +19,13 @@ CONFIG: Final = "config"
 METRICS: Final = "metrics"
 NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
 CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
-MESSAGE_RECORD: Final = "message"  # one array (d,): what places a client in the graph
+DIRECTION: Final = "direction"  # one array (d,): what places a client in the graph
 
 # Message types.
 TRAIN: Final = MessageType.TRAIN
 EVALUATE: Final = MessageType.EVALUATE
 DESCRIBE: Final = f"{MessageType.QUERY}.describe"
-MESSAGE: Final = f"{MessageType.QUERY}.message"
+ASK_DIRECTION: Final = f"{MessageType.QUERY}.direction"
 
 # Fields of `config`, from the server.
 SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1

@@ -8,8 +8,8 @@ With S the clipping norm and z the noise multiplier, both for one client's whole
     local     Δ_i is clipped to S and gets noise of deviation 2 z S before it leaves the client: other data in
               place of the client's move Δ_i by at most 2 S. Nobody needs to be trusted.
 
-T aggregations (local: T models sent) cost ``fedapp.data.message.gaussian_epsilon`` at δ = ``dp-delta``. Drawing only
-some clients each round makes it less, which isn't counted on.
+T aggregations (local: T models sent) cost ``fedapp.gaussian_mechanism.gaussian_epsilon`` at δ = ``dp-delta``. Drawing
+only some clients each round makes it less, which isn't counted on.
 """
 
 from flwr.app import ConfigRecord, Context, Error, Message

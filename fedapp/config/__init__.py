@@ -10,12 +10,12 @@ from fedapp.config.resume import read_run
 from fedapp.config.run_config import RunConfig, defaults, in_keys
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.unread import unread_keys
-from fedapp.config.values import ConfigError, Schema, Value
+from fedapp.config.values import ConfigError, Keys, Value
 
 __all__ = [
     "ConfigError",
+    "Keys",
     "RunConfig",
-    "Schema",
     "Setting",
     "Value",
     "defaults",

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedapp.config.key import Setting, if_, key, where
-from fedapp.config.values import Counting, Inside, NonNegative, Positive, Schema, Text
+from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text
 
 
 def _rows_are_split(setting: Setting) -> bool:
@@ -13,7 +13,7 @@ def _rows_are_split(setting: Setting) -> bool:
     return setting.config.test_on == "unseen-clients" or dataset.num_train == len(dataset.y)
 
 
-class DataKeys(Schema):
+class DataKeys(Keys):
     """What the clients train on."""
 
     dataset: Annotated[

@@ -1,7 +1,7 @@
 """`docs/config.md`, made from the keys' declarations."""
 
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of
-from fedapp.config.values import Schema
+from fedapp.config.values import Keys
 
 _INTRODUCTION = """# Keys of the run config
 
@@ -16,7 +16,7 @@ def document() -> str:
     return "\n\n".join([_INTRODUCTION, *(_section(section) for section in SECTIONS)]) + "\n"
 
 
-def _section(section: type[Schema]) -> str:
+def _section(section: type[Keys]) -> str:
     lines = [
         f"## {(section.__doc__ or '').strip().rstrip('.')}",
         "",

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from fedapp.config.key import OWN, if_, key, where
-from fedapp.config.values import Count, Inside, NonNegative, Positive, Schema
+from fedapp.config.values import Count, Inside, Keys, NonNegative, Positive
 from strategies.aggregation import MEAN, RULES
 
 GUARDED = if_("safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.guarded)
@@ -13,7 +13,7 @@ _BY_SIZE = if_(
 _PRIVATE = where("dp", "central", "local")
 
 
-class ProtectionKeys(Schema):
+class ProtectionKeys(Keys):
     """Bounds, robust rules and differential privacy."""
 
     safeguards: Annotated[

@@ -21,7 +21,7 @@ from fedapp.config.protection_keys import ProtectionKeys
 from fedapp.config.run_keys import RunKeys
 from fedapp.config.strategy_keys import StrategyKeys, strategy_class
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys, is_sensible
-from fedapp.config.values import ConfigError, Schema, Value
+from fedapp.config.values import ConfigError, Keys, Value
 from strategies import FederatedStrategy
 from strategies.weights import Participation
 
@@ -29,7 +29,7 @@ from strategies.weights import Participation
 OWN_DATA = {"npz": "an .npz file", "files": "a .npz, .csv or .parquet file or a folder of images by class"}
 
 # The sections of `docs/config.md`, in order.
-SECTIONS: tuple[type[Schema], ...] = (StrategyKeys, DataKeys, TrainingKeys, ProtectionKeys, RunKeys)
+SECTIONS: tuple[type[Keys], ...] = (StrategyKeys, DataKeys, TrainingKeys, ProtectionKeys, RunKeys)
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 

@@ -3,12 +3,12 @@
 from typing import Annotated, Literal
 
 from fedapp.config.key import key
-from fedapp.config.values import Count, Counting, Flag, NonNegative, Positive, Schema, Text, pattern
+from fedapp.config.values import Count, Counting, Flag, Keys, NonNegative, Positive, Text, pattern
 
-Device = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
-class RunKeys(Schema):
+class RunKeys(Keys):
     """What is the same for every method, data and model."""
 
     num_server_rounds: Annotated[Counting, key("rounds, or aggregations of an asynchronous strategy")]
@@ -23,8 +23,8 @@ class RunKeys(Schema):
     record_divergence: Annotated[
         Flag, key("add how unlike the clients' objectives are, and how far local models drift")
     ]
-    server_device: Annotated[Device, key("what the server evaluates on")]
-    client_device: Annotated[Device, key("what clients train on")]
+    server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
+    client_device: Annotated[DeviceChoice, key("what clients train on")]
     client_threads: Annotated[Count, key("threads of a client's training; 0: as many as PyTorch takes")]
     results_dir: Annotated[Text, key("where the run's folder goes")]
     tracker: Annotated[Literal["none", "tensorboard", "wandb"], key("where else metrics are logged")]

@@ -9,9 +9,9 @@ from fedapp.config.values import (
     Count,
     Counting,
     Inside,
+    Keys,
     NonNegative,
     Positive,
-    Schema,
     Share,
     Text,
     UnitInterval,
@@ -34,7 +34,7 @@ def _weights_count(setting: Setting) -> bool:
     return config.participation != "paired" or strategy.graph is not None or evaluated
 
 
-class StrategyKeys(Schema):
+class StrategyKeys(Keys):
     """What a strategy is told."""
 
     # Users may add to the registry: what is in it when a run starts counts.

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fedapp.config.key import Setting, if_, key
-from fedapp.config.values import BelowOne, Count, Flag, NonNegative, Positive, Schema, pattern
+from fedapp.config.values import BelowOne, Count, Flag, Keys, NonNegative, Positive, pattern
 from fedapp.models import INITS, MODELS
 from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
 from fedapp.training.work import PATTERN as STEP_HETEROGENEITY
@@ -17,7 +17,7 @@ def _epochs_are_counted(setting: Setting) -> bool:
     return setting.config.local_epochs == 0 or kind not in ("list", "range", "uniform")
 
 
-class TrainingKeys(Schema):
+class TrainingKeys(Keys):
     """What a client does with a model that it was sent."""
 
     model: Annotated[str, pattern(", ".join(MODELS), f"^({'|'.join(MODELS)})$"), key("what is trained")]

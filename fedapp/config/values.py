@@ -41,7 +41,7 @@ Flag = Annotated[bool, Field(description="true or false")]
 Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]
 
 
-class Schema(BaseModel):
+class Keys(BaseModel):
     """A flat config with kebab-case keys: key ``num-server-rounds`` is attribute ``num_server_rounds``."""
 
     model_config = ConfigDict(

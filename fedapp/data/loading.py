@@ -16,7 +16,7 @@ DATASETS = (
 )  # fmt: skip
 """Values of the run-config key `dataset`."""
 
-_SYNTHETIC_CLIENTS = 20  # 000 §3.1
+_SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
 
@@ -49,7 +49,7 @@ def load_dataset(
         - npz: a file (see `fedapp.data.npz`).
         - files: a file or folder in a common format (see `fedapp.data.own_files`).
     num_clients : int
-        Natural clients of the generated synthetic problem, 0 for 20 as in 000 §3.1; other datasets ignore it.
+        Natural clients of the generated synthetic problem, 0 for the paper's 20; other datasets ignore it.
     seed : int
         Seed of the generated synthetic problem; other datasets ignore it.
     cache_dir : Path, optional

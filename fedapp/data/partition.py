@@ -14,10 +14,24 @@ from fedapp.data.skew import label_quantity_skew
 from strategies import streams
 
 PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "shards", "natural")
-"""Values of the run-config key `partitioner`."""
+"""Values of the run-config key `partitioner`.
+
+- label-quantity-skew (Buttaci 2024, §3.4.1) and dirichlet (Fraboni et al. 2023, §5.1): one division, the latter with
+  the class imbalance 1 / `dirichlet_alpha`; see `fedapp.data.skew`.
+- iid.
+- shards: two per client of rows sorted by label; the fewer than 2 C rows that don't fill a shard go unused.
+- natural: one client per natural id. `num_clients` of those with at least `min_samples` training rows, drawn by the
+  seed, in order of their ids; the rest goes unused.
+"""
 
 TEST_ON = ("held-out", "unseen-clients")
-"""Values of the run-config key `test-on`."""
+"""Values of the run-config key `test-on`.
+
+- held-out: test rows are those the dataset ships, or a random `test_fraction` of all rows where it ships none.
+- unseen-clients (Buttaci 2024, §3.4.1): all rows are pooled and split at random, and both sides are divided over
+  `num_clients` clients by the same scheme; with natural the testing clients are other ids, as many (at most) as make
+  up `test_fraction` of all clients.
+"""
 
 Divide = Callable[[IntArray, int], list[IntArray]]
 """(rows, seed) → the rows of each client."""
@@ -84,11 +98,7 @@ def make_partition(
     num_clients : int
         C, the number of training clients.
     partitioner : str
-        "label-quantity-skew" (003 §3.4.1) and "dirichlet" (002 §5.1), which are one division with the class
-        imbalance 1 / `dirichlet_alpha`, see `fedapp.data.skew`; "iid"; "shards", two per client of rows sorted by
-        label (the fewer than 2 C rows that don't fill a shard go unused); "natural", one client per natural id:
-        `num_clients` of those with at least `min_samples` training rows, drawn by the seed, in order of their
-        ids; the rest goes unused.
+        One of `PARTITIONERS`.
     class_imbalance : float
         κ⁻¹ of label-quantity-skew.
     data_imbalance : float
@@ -99,10 +109,7 @@ def make_partition(
         Concentration of dirichlet: each client's classes are distributed by Dirichlet(α 1_K), as far as every
         sample landing once lets them.
     test_on : str
-        "held-out": test rows are those the dataset ships, or a random `test_fraction` of all rows where it
-        ships none. "unseen-clients" (003 §3.4.1): all rows are pooled and split at random, and both sides are
-        divided over `num_clients` clients by the same scheme; with "natural" the testing clients are other
-        ids, as many (at most) as make up `test_fraction` of all clients.
+        One of `TEST_ON`.
     test_fraction : float
         Share of the rows to test on, between 0 and 1.
     seed : int

@@ -24,7 +24,7 @@ def digits_data() -> RawData:
 
 
 def synthetic_data(num_clients: int, seed: int) -> RawData:
-    """Generate the synthetic problem of 000 §3.1: points in the plane, two classes, one unusual client.
+    """Generate the synthetic problem of Dhasade et al., §3.1: points in the plane, two classes, one unusual client.
 
     Per client and class 50 training points and 10 test points with standard deviation 0.25 in each
     coordinate, as in the authors' data (the text says variance 1/4). Class 0 is around (0, 0), class 1 around

@@ -1,13 +1,12 @@
-"""Label and quantity skew: the federated data generation of 003 §3.4.1, with both margins held.
+"""Label and quantity skew: the federated data generation of Buttaci 2024, §3.4.1, with both margins held.
 
 Class imbalance κ⁻¹ ≥ 0: class k's samples are split over the C clients by d_k ~ Dirichlet(κ 1_C); κ⁻¹ = 0 is
 even. Data imbalance φ² ≥ 0: client sizes s_i ~ lognormal of log-variance φ²; φ² = 0 is equal.
 
 Class k has N_k samples and client i gets s_i, so the table of counts is the one with these margins that iterative
 proportional fitting reaches from d_k(i) s_i. Fitting scales rows and columns, so only the table's cross-ratios
-count: those of independent Gamma(κ) variables. A Dirichlet(α 1_K) over the classes of each client (002 §5.1; T.-M. H.
-Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification", 2019) has
-the same ones, with κ = α: with both margins held the two divisions are one.
+count: those of independent Gamma(κ) variables. A Dirichlet(α 1_K) over the classes of each client (Hsu et al. 2019;
+Fraboni et al. 2023, §5.1) has the same ones, with κ = α: with both margins held the two divisions are one.
 """
 
 import math
@@ -31,7 +30,7 @@ _MAX_NEWTON, _MAX_HALVINGS = 100, 40
 def client_sizes(
     num_rows: int, num_clients: int, data_imbalance: float, min_samples: int, rng: np.random.Generator
 ) -> IntArray:
-    """Draw the clients' sizes s_i ~ lognormal with log-variance φ², rescaled to Σ s_i = N (003 §3.4.1).
+    """Draw the clients' sizes s_i ~ lognormal with log-variance φ², rescaled to Σ s_i = N (Buttaci 2024, §3.4.1).
 
     Parameters
     ----------
@@ -243,7 +242,7 @@ def label_quantity_skew(
     min_samples: int = 2,
     seed: int = 0,
 ) -> tuple[IntArray, IntArray]:
-    """Divide all samples over the clients with label and quantity skew (003 §3.4.1).
+    """Divide all samples over the clients with label and quantity skew (Buttaci 2024, §3.4.1).
 
     Parameters
     ----------

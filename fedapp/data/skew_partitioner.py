@@ -8,7 +8,7 @@ from fedapp.data.skew import label_quantity_skew
 
 
 class LabelQuantitySkewPartitioner(Partitioner):  # type: ignore[misc]  # untyped library
-    """Divide a dataset with label skew and quantity skew (003 §3.4.1; see `fedapp.data.skew`).
+    """Divide a dataset with label skew and quantity skew (Buttaci 2024, §3.4.1; see `fedapp.data.skew`).
 
     Parameters
     ----------

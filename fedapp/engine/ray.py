@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from pydantic import Field
 
-from fedapp.config import ConfigError, RunConfig, Schema
+from fedapp.config import ConfigError, Keys, RunConfig
 from fedapp.config.values import Counting, Flag, NonNegative, Text
 from strategies import flower_internals
 
@@ -29,7 +29,7 @@ log = logging.getLogger("flwr.fedapp")
 SWITCH_INTERVAL = 0.0005
 
 
-class SimulationConfig(Schema):
+class SimulationConfig(Keys):
     """Flower's federation config of a simulation.
 
     Attributes

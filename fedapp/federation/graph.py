@@ -4,16 +4,16 @@ import numpy as np
 
 from fedapp import federation
 from fedapp.config import RunConfig
-from fedapp.data.message import client_message
+from fedapp.data.direction import client_direction
 from strategies.client_graph import ClientGraph
 
 
 def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
-    """Return the graph of a partition, as a run would have it: messages (C, d), and (C, C) arrays from them."""
+    """Return the graph of a partition, as a run would have it: directions (C, d), and (C, C) arrays from them."""
     dataset = federation.dataset_of(config, num_clients)
     partition = federation.partition_of(config, num_clients)
     vectors = np.stack(
-        [client_message(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
+        [client_direction(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
     )
     clients = ClientGraph(config.message_floor, config.neighbours)
     clients.build(range(num_clients), vectors)

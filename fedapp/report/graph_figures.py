@@ -1,4 +1,4 @@
-"""The figures of the graph, over a grid of class and data imbalance: figures 3.3 to 3.5 of 003."""
+"""The figures of the graph, over a grid of class and data imbalance: figures 3.3 to 3.5 of Buttaci 2024."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class GraphPanel:
     Attributes
     ----------
     class_imbalance, data_imbalance : float
-        κ⁻¹ and φ² of the partition (003 §3.4.1).
+        κ⁻¹ and φ² of the partition (Buttaci 2024, §3.4.1).
     heat : array (n, n)
         mis(i, j) in [0, 1] of every ``every``-th client.
     every : int

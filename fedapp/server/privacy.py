@@ -1,7 +1,7 @@
 """What a run's differential privacy costs, and what it forbids."""
 
 from fedapp.config import ConfigError, RunConfig
-from fedapp.data.message import gaussian_epsilon
+from fedapp.gaussian_mechanism import gaussian_epsilon
 from fedapp.server.record import Entry, Observer
 from strategies import FederatedStrategy
 

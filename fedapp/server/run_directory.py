@@ -75,7 +75,7 @@ class RunDirectory:
         self._write_arrays("partition.npz", {name: getattr(partition, name) for name in names})
 
     def write_graph(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write graph.npz: messages, misalignment, adjacency, eigenvalues, and the clients they belong to."""
+        """Write graph.npz: directions (``messages``), misalignment, adjacency, eigenvalues, and whose they are."""
         self._write_arrays("graph.npz", arrays)
 
     def write_model(self, state: Mapping[str, Tensor]) -> None:

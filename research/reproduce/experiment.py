@@ -1,6 +1,6 @@
 """An experiment in two halves: what it measures, which needs runs and data, and its report, which needs neither.
 
-``report`` in the TOML file names a module of `research.reproduce` and a function in it: ``paper_002:figure_2``. A
+``report`` in the TOML file names a module of `research.reproduce` and a function in it: ``asynchronous:figure_2``. A
 study, which is no grid of runs, names a module alone, and its function is ``report``. The module defines
 
     report(results: Results, plan: Plan, folder: Path) -> Report

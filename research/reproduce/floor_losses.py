@@ -73,7 +73,7 @@ class Losses(ABC):
         return float(np.mean(np.sum((gradients - gradients.mean(axis=0)) ** 2, axis=1)))
 
 
-class Quadratics(Losses):
+class QuadraticLosses(Losses):
     """f_c(w) = ½ (w − c_c)ᵀ A_c (w − c_c): α = 1 and μ = 2 λ_min.
 
     Parameters
@@ -105,7 +105,7 @@ class Quadratics(Losses):
         return self.matrices
 
 
-class Logistic(Losses):
+class LogisticLosses(Losses):
     """f_c(w) = mean ln(1 + e^{−z·w}) + ½λ‖w‖² over a client's rows z = ±x: α = 1 and μ = 2λ.
 
     Parameters
@@ -168,7 +168,7 @@ class Logistic(Losses):
         return self.values(own.reshape(self.shape))
 
 
-class Powers(Losses):
+class PowerLosses(Losses):
     """f_c(w) = a_c ‖w − c_c‖^p / p with p > 2.
 
     With r = ‖w − c_c‖, ‖∇f_c‖² = a_c² r^(2p−2), and r^p = p f_c / a_c: so ‖∇f_c‖² = a_c^(2/p) p^α f_c^α with
@@ -241,7 +241,7 @@ def optima(
 
 
 def labelled_rows(rng: np.random.Generator, covariances: Array, directions: Array, num_rows: int) -> Array:
-    """Draw rows x ~ N(0, covariance of the client) of class 1 with probability σ(x·θ_c), signed as in ``Logistic``.
+    """Draw rows x ~ N(0, covariance of the client) of class 1 with probability σ(x·θ_c), signed.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from research.reproduce import floor_losses
-from research.reproduce.floor_losses import Logistic, Losses, Powers, Quadratics, sigmoid
+from research.reproduce.floor_losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses, sigmoid
 from research.theory.constants import Array, AssumptionError, Constants
 from research.theory.lojasiewicz import lojasiewicz_bound, pl_bound
 from strategies import streams
@@ -108,10 +108,10 @@ def problem(settings: Settings, kind: str, seed: int, num_clients: int, own: flo
     matrices = floor_losses.curvatures(rng, *shape, settings["condition"], own)
     points = floor_losses.optima(rng, shape, **way)
     if kind == "quadratics":
-        return Quadratics(matrices, points)
+        return QuadraticLosses(matrices, points)
     common = rng.normal(size=shape[1]) / shape[1] ** 0.5
     rows = floor_losses.labelled_rows(rng, 4 * matrices, common + points, settings["rows"])
-    return Logistic(rows, settings["l2"])
+    return LogisticLosses(rows, settings["l2"])
 
 
 def _floors(settings: Settings, kind: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _power_floors(settings: Settings, power: float) -> dict[str, Any]:
         points = floor_losses.optima(rng, shape, **way)
         # FedAvg starts at the minimiser of F and doesn't leave the hull of the clients' optima.
         reach = float(np.linalg.norm(points[:, None] - points, axis=2).max())
-        losses = Powers(power, scales, points, reach)
+        losses = PowerLosses(power, scales, points, reach)
         best = losses.minimiser()
         return [
             floor(losses, best, 1 / (18 * losses.L * H * (shape[0] if H > 1 else 1)), H)
@@ -227,7 +227,7 @@ def _noise_bound(losses: Losses, sigma2: float, lr: float, local_steps: int) -> 
     return _bound(losses, known, lr, local_steps)
 
 
-def quadratic_level(losses: Quadratics, lr: float, local_steps: int, sigma2: float) -> float:
+def quadratic_level(losses: QuadraticLosses, lr: float, local_steps: int, sigma2: float) -> float:
     """E F(θ_R) − F(θ_∞) on quadratics with Gaussian noise of variance σ²/D in each coordinate, in closed form.
 
     A round is linear, θ ↦ M θ + …, M = mean (1 − ηA_c)^H, with a noise of covariance
@@ -268,14 +268,14 @@ def _sampled_levels(settings: Settings, seed: int) -> dict[str, list[dict[str, l
 
 
 def sampled_level(
-    groups: Sequence[Logistic], limits: Sequence[Array], lr: float, local_steps: int, rounds: Sequence[float],
+    groups: Sequence[LogisticLosses], limits: Sequence[Array], lr: float, local_steps: int, rounds: Sequence[float],
     chains: int, rng: np.random.Generator,
 ) -> list[float]:  # fmt: skip
     """E F(θ_R) − F(θ_∞) by FedAvg with one row a step, drawn with replacement; one number per federation.
 
     Parameters
     ----------
-    groups : sequence of Logistic
+    groups : sequence of LogisticLosses
         Federations of any numbers of clients, with rows and parameters alike.
     limits : sequence of array (D,)
         θ_∞ of each, where it starts.
@@ -305,7 +305,7 @@ def sampled_level(
     return [float(level) for level in totals / _MOMENTS - lowest]
 
 
-def _mean_value(losses: Logistic, w: Array) -> float:
+def _mean_value(losses: LogisticLosses, w: Array) -> float:
     """Mean of F over models (R, D)."""
     margins = losses.signed.reshape(-1, losses.shape[1]) @ w.T
     return float(np.logaddexp(0, -margins).mean() + losses.l2 / 2 * np.sum(w**2, axis=1).mean())
@@ -321,8 +321,8 @@ def _power_noise(settings: Settings, power: float) -> dict[str, Any]:
     return {"level": _rounded(levels), "bound": _rounded(spread)}
 
 
-def _unit_powers(settings: Settings, power: float, num_clients: int) -> Powers:
-    return Powers(
+def _unit_powers(settings: Settings, power: float, num_clients: int) -> PowerLosses:
+    return PowerLosses(
         power, np.ones(num_clients), np.zeros((num_clients, int(settings["power-parameters"]))), 1.0
     )
 

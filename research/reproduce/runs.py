@@ -14,7 +14,7 @@ from research.reproduce.plan import PlannedRun
 
 Array = NDArray[np.float64]
 
-# The last part of a run over which a noisy curve is averaged, as 002 does (section 5.2.2).
+# The last part of a run over which a noisy curve is averaged, as Fraboni et al. 2023 do (section 5.2.2).
 TAIL = 0.05
 
 POINTS = 300  # of a curve over all runs

@@ -80,8 +80,8 @@ def is_finished(folder: Path) -> bool:
 def read_folder(planned: PlannedRun, folder: Path) -> Curves:
     """Read a finished run's folder.
 
-    Beside the scalar metrics there is ``hardware-loss``: 002's surrogate objective for identical weights, Σ q_i f_i
-    with q_i ∝ 1/τ_i, whatever weights the run has; and ``hardware-loss-std``, its spread over clients.
+    Beside the scalar metrics there is ``hardware-loss``: Fraboni et al.'s surrogate objective for identical weights,
+    Σ q_i f_i with q_i ∝ 1/τ_i, whatever weights the run has; and ``hardware-loss-std``, its spread over clients.
     """
     records = read_metrics(folder)
     keys = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The optima behind asynchronous FedAvg's ends, for logistic regression (002, section 5.2.1).
+"""The optima behind asynchronous FedAvg's ends, for logistic regression (Fraboni et al. 2023, section 5.2.1).
 
 A scheme that gives client i's contributions the weight d_i and hears from it 1/τ_i times a second minimises the
 surrogate objective Σ q_i f_i, q_i ∝ d_i/τ_i, and not f = Σ p_i f_i unless q = p (Fraboni et al. 2023,

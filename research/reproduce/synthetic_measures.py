@@ -1,4 +1,4 @@
-"""What the runs on the synthetic problem of 000 and their data say, one value per seed."""
+"""What the runs on the synthetic problem of Dhasade et al. and their data say, one value per seed."""
 
 from collections.abc import Mapping
 from typing import Any

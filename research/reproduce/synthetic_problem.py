@@ -1,6 +1,6 @@
-"""The synthetic problem of 000 as a function of its one parameter, and what theory wants to know of it.
+"""The synthetic problem of Dhasade et al. as a function of its one parameter, and what theory wants to know of it.
 
-Dhasade, Kremer & Renard, section 3.1: a perceptron with frozen slope v, of which only the bias b is trained.
+Section 3.1: a perceptron with frozen slope v, of which only the bias b is trained.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SyntheticProblem:
     """The problem's data: inputs and labels of each client, and the test points."""
 
     clients: Sequence[tuple[Array, Array]]
@@ -60,7 +60,7 @@ class Problem:
     slope: tuple[float, float] = PERCEPTRON_SLOPE
 
     @classmethod
-    def of(cls, config: RunConfig, num_clients: int) -> "Problem":
+    def of(cls, config: RunConfig, num_clients: int) -> "SyntheticProblem":
         """Read the data of a run.
 
         Raises

@@ -1,7 +1,8 @@
 """What theory predicts: convergence bounds as functions of named constants, and problems where these are known.
 
-One module per paper: ``convex`` (000), ``lojasiewicz`` (001), ``asynchronous`` (002), ``perturbed`` (003),
-``steady_state`` (004). ``problems`` has losses with known minima, ``newton`` finds them, and ``estimates`` measures
-constants. All these are pure functions in float64 that know neither Flower nor the app. ``run_bounds`` puts a
-finished run beside the bounds that apply to it: the command ``fedapp bounds``.
+One module per paper: ``convex`` (Dhasade et al.), ``lojasiewicz`` (001), ``asynchronous`` (Fraboni et al. 2023),
+``perturbed`` (Buttaci 2024), ``steady_state`` (004); docs/references.md cites them in full. ``problems`` has losses
+with known minima, ``newton`` finds them, and ``estimates`` measures constants. All these are pure functions in
+float64 that know neither Flower nor the app. ``run_bounds`` puts a finished run beside the bounds that apply to it:
+the command ``fedapp bounds``.
 """

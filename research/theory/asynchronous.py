@@ -63,7 +63,7 @@ def synchronous_terms(
     noise : float
         Σ = (1/M) Σ_i E‖∇L_i(θ*, ξ_i)‖² (eq. 32).
     """
-    N, root = _counts("002 eq. 33", aggregations, local_steps, noise, 0.0)
+    N, root = _counts("Fraboni et al. 2023, eq. 33", aggregations, local_steps, noise, 0.0)
     zero = np.zeros_like(N)
     return Terms(
         initial=constants.distance2 / root,
@@ -97,7 +97,7 @@ def asynchronous_terms(
     window : int
         W: see ``asynchronous_window``.
     """
-    theorem = "002 eq. 38"
+    theorem = "Fraboni et al. 2023, eq. 38"
     N, root = _counts(theorem, aggregations, local_steps, noise, residual)
     check(theorem, spread >= 1 and window >= 1, f"spread {spread} and window {window} must be 1 or more")
     level = residual + noise
@@ -129,7 +129,7 @@ def fedfix_terms(
     periods, window : int
         P ≥ 1; W: see ``fedfix_window``.
     """
-    theorem = "002 eq. 42"
+    theorem = "Fraboni et al. 2023, eq. 42"
     N, root = _counts(theorem, aggregations, local_steps, noise, residual)
     check(theorem, periods >= 1 and window >= 1, f"periods {periods} and window {window} must be 1 or more")
     level = residual + periods * noise / constants.num_clients
@@ -207,7 +207,7 @@ def explicit_bound(
     StepSizeError, AssumptionError
         Outside these ranges.
     """
-    theorem, L, K = "002 theorem 1", constants.L, local_steps
+    theorem, L, K = "Fraboni et al. 2023, theorem 1", constants.L, local_steps
     N, _ = _counts(theorem, aggregations, K, noise, residual)
     check(theorem, 0 <= alpha <= 1 and 0 <= beta <= 1, f"alpha {alpha} and beta {beta} must be in [0, 1]")
     check(theorem, delay >= 0 and server_lr > 0, "the delay must be 0 or more and server-lr above 0")
@@ -235,5 +235,9 @@ def _counts(
 
 
 def _fraction(time: float) -> Fraction:
-    check("002 eq. 35", math.isfinite(time) and time > 0, f"task times must be above 0, one is {time}")
+    check(
+        "Fraboni et al. 2023, eq. 35",
+        math.isfinite(time) and time > 0,
+        f"task times must be above 0, one is {time}",
+    )
     return Fraction(time).limit_denominator(_LARGEST_DENOMINATOR)

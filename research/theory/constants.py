@@ -38,13 +38,13 @@ class Constants:
     sigma2 : float
         σ² ≥ E‖g_i − ∇f_i‖², for every client.
     zeta2 : float
-        ζ² ≥ max_i ‖∇f_i − ∇f‖², wherever the iterates go (000, assumption 7).
+        ζ² ≥ max_i ‖∇f_i − ∇f‖², wherever the iterates go (Dhasade et al., assumption 7).
     mean_zeta2 : float
         ζ² ≥ Σ p_i ‖∇f_i − ∇f‖², at most the former (001, FL-3).
     G2 : float
-        G² ≥ E‖g_i‖² at every local iterate (003, assumption 4.3).
+        G² ≥ E‖g_i‖² at every local iterate (Buttaci 2024, assumption 4.3).
     Gamma : float
-        Γ = f* − Σ p_i f_i*, how far the clients' minima are apart (003, eq. 4.2).
+        Γ = f* − Σ p_i f_i*, how far the clients' minima are apart (Buttaci 2024, eq. 4.2).
     Delta : float
         Δ = f(w̄_0) − f*.
     distance2 : float

@@ -34,8 +34,8 @@ def convex_bound(rounds: ArrayLike, constants: Constants, *, lr: float, local_st
     StepSizeError, AssumptionError
         Outside these ranges.
     """
-    _check("000 theorem 2.1", constants, lr, local_steps)
-    T = as_rounds("000 theorem 2.1", rounds, first=1)
+    _check("Dhasade et al., theorem 2.1", constants, lr, local_steps)
+    T = as_rounds("Dhasade et al., theorem 2.1", rounds, first=1)
     noise = lr * constants.sigma2 / constants.num_clients
     floor = constants.L * drift_bound(constants, lr=lr, local_steps=local_steps)
     bound: Array = constants.distance2 / (2 * lr * local_steps * T) + noise + floor
@@ -47,7 +47,7 @@ def convex_floor(constants: Constants, *, lr: float, local_steps: int) -> float:
 
     Section 4.1 once prints it as "18τ² + η²Lζ²", which is a slip. Ranges as in ``convex_bound``.
     """
-    _check("000 eq. 2", constants, lr, local_steps)
+    _check("Dhasade et al., eq. 2", constants, lr, local_steps)
     return 18 * local_steps**2 * lr**2 * constants.L * constants.zeta2
 
 
@@ -56,7 +56,7 @@ def drift_bound(constants: Constants, *, lr: float, local_steps: int) -> float:
 
     Arguments and their ranges as in ``convex_bound``.
     """
-    _check("000 lemma 2.3", constants, lr, local_steps)
+    _check("Dhasade et al., lemma 2.3", constants, lr, local_steps)
     return lr**2 * (18 * local_steps**2 * constants.zeta2 + 4 * local_steps * constants.sigma2)
 
 

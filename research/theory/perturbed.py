@@ -28,8 +28,8 @@ def fixed_step(constants: Constants, local_steps: int, alpha: float = 0.0) -> fl
 
 def diminishing_steps(rounds: ArrayLike, constants: Constants, local_steps: int, alpha: float = 0.0) -> Array:
     """γ_t = 4/(μE(8L_α/μ + t)), the steps of theorems 4.1 II and, with α = 0, 4.4 II; t ≥ 0."""
-    check("003 theorems 4.1 II and 4.4 II", constants.mu > 0, "mu must be above 0")
-    t = as_rounds("003 theorems 4.1 II and 4.4 II", rounds)
+    check("Buttaci 2024, theorems 4.1 II and 4.4 II", constants.mu > 0, "mu must be above 0")
+    t = as_rounds("Buttaci 2024, theorems 4.1 II and 4.4 II", rounds)
     steps: Array = 4 / (constants.mu * local_steps * (8 * (constants.L + alpha) / constants.mu + t))
     return steps
 
@@ -38,7 +38,7 @@ def nonconvex_fixed_step(
     num_rounds: ArrayLike, constants: Constants, local_steps: int, alpha: float = 0.0
 ) -> Array:
     """γ = 1/(2 L_α √(TE)), the step of theorems 4.3 I and, with α = 0, 4.6 I."""
-    T = as_rounds("003 theorems 4.3 I and 4.6 I", num_rounds, first=1)
+    T = as_rounds("Buttaci 2024, theorems 4.3 I and 4.6 I", num_rounds, first=1)
     steps: Array = 1 / (2 * (constants.L + alpha) * np.sqrt(T * local_steps))
     return steps
 
@@ -47,7 +47,7 @@ def nonconvex_diminishing_steps(
     rounds: ArrayLike, constants: Constants, local_steps: int, alpha: float = 0.0
 ) -> Array:
     """γ_t = 1/(2 L_α √E (t+1)), the steps of theorems 4.3 II and, with α = 0, 4.6 II; t ≥ 0."""
-    t = as_rounds("003 theorems 4.3 II and 4.6 II", rounds)
+    t = as_rounds("Buttaci 2024, theorems 4.3 II and 4.6 II", rounds)
     steps: Array = 1 / (2 * (constants.L + alpha) * np.sqrt(local_steps) * (t + 1))
     return steps
 
@@ -83,7 +83,7 @@ def fedprox_bound(
     StepSizeError, AssumptionError
         Outside these ranges.
     """
-    lemma, c, E = "003 lemma B.2", constants, local_steps
+    lemma, c, E = "Buttaci 2024, lemma B.2", constants, local_steps
     t = as_rounds(lemma, rounds)
     _check_convex(lemma, c, E, alpha)
     check_step(lemma, lr, min(1 / (2 * c.L), 1 / (alpha + c.mu)), "min(1/(2L), 1/(α+μ))")
@@ -98,7 +98,7 @@ def fedprox_fixed_bound(
 
     (LΔ/μ)(1 − μ/(3L_α))^t + (L/L_α)[Sσ²/(4μ) + 3LΓ/(2μ) + 2E²G²/μ]; arguments as in ``fedprox_bound``.
     """
-    theorem, c, E = "003 theorem 4.1 I", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.1 I", constants, local_steps
     t = as_rounds(theorem, rounds)
     _check_convex(theorem, c, E, alpha)
     check_exact_step(theorem, lr, fixed_step(c, E, alpha), "1/(2(L+α)E)")
@@ -115,7 +115,7 @@ def fedprox_diminishing_bound(
 
     (L/μ) (8L_α/μ)/(8L_α/μ + t) [Δ + Sσ²/(L_αE) + 6LΓ/(L_αE) + 8EG²/L_α]
     """
-    theorem, c, E = "003 theorem 4.1 II", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.1 II", constants, local_steps
     t = as_rounds(theorem, rounds)
     _check_convex(theorem, c, E, alpha)
     La = c.L + alpha
@@ -131,7 +131,7 @@ def fedprox_nonconvex_fixed_bound(
 
     T^(−1/2) [8L_αΔ/√E + LSσ²/(L_α√E) + αE^(3/2)G²/L_α] + 2L²EG²/(L_α²T) + α²L√E G²/(16 L_α³ T^(3/2))
     """
-    theorem, c, E = "003 theorem 4.3 I", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.3 I", constants, local_steps
     T = as_rounds(theorem, num_rounds, first=1)
     _check_local(theorem, E, alpha)
     La = c.L + alpha
@@ -148,7 +148,7 @@ def fedprox_nonconvex_diminishing_bound(
 
     (1/ln(T+1)) [8L_αΔ/√E + 2LSσ²/(L_α√E) + G²(2αE^(3/2)/L_α + 3L²E/L_α² + α²L√E/(12L_α³))]
     """
-    theorem, c, E = "003 theorem 4.3 II", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.3 II", constants, local_steps
     T = as_rounds(theorem, num_rounds, first=1)
     _check_local(theorem, E, alpha)
     La = c.L + alpha
@@ -186,7 +186,7 @@ def fedprox_lower_bound(
     StepSizeError, AssumptionError
         Outside these ranges.
     """
-    theorem, c, E, mu = "003 theorem 4.2", constants, local_steps, constants.L
+    theorem, c, E, mu = "Buttaci 2024, theorem 4.2", constants, local_steps, constants.L
     t = as_rounds(theorem, rounds)
     _check_local(theorem, E, alpha, least=2)
     check_step(theorem, lr, 1 / (E * (alpha + mu)), "1/(E(α+μ))")
@@ -224,7 +224,7 @@ def spectral_bound(
     StepSizeError, AssumptionError
         Outside these ranges; γEβμ > 1 − (1−β)^(1/E) would make κ negative, where the lemma says nothing.
     """
-    lemma, c, E = "003 lemma C.2", constants, local_steps
+    lemma, c, E = "Buttaci 2024, lemma C.2", constants, local_steps
     t = as_rounds(lemma, rounds)
     _check_convex(lemma, c, E)
     _check_beta(lemma, beta)
@@ -243,7 +243,7 @@ def spectral_fixed_bound(
 
     (LΔ/μ)(1 − μ/((β+2)L))^t + Sσ²/(4μ) + 3LΓ/(2μ) + 2AE²G²/μ + β(1−β)EG²/(8L),  A = 4 + (1−β)² + 8(1 − 1/β)²
     """
-    theorem, c, E = "003 theorem 4.4 I", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.4 I", constants, local_steps
     t = as_rounds(theorem, rounds)
     _check_convex(theorem, c, E)
     _check_beta(theorem, beta)
@@ -261,7 +261,7 @@ def spectral_diminishing_bound(
 
     (L/μ) (8L/μ)/(8L/μ + t) [Δ + Sσ²/(LE) + 6Γ/E + 8AEG²/L + μβ(1−β)G²/(2L²)],  A = 4 + (1−β)² + 32(1 − 1/β)²
     """
-    theorem, c, E = "003 theorem 4.4 II", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.4 II", constants, local_steps
     t = as_rounds(theorem, rounds)
     _check_convex(theorem, c, E)
     _check_beta(theorem, beta)
@@ -278,7 +278,7 @@ def spectral_nonconvex_fixed_bound(
 
     T^(−1/2) [4LΔ/√E + Sσ²/(2√E)] + (EG²/T) [4 + (1−β)² + 8(1 − 1/β)²]
     """
-    theorem, E = "003 theorem 4.6 I", local_steps
+    theorem, E = "Buttaci 2024, theorem 4.6 I", local_steps
     T = as_rounds(theorem, num_rounds, first=1)
     _check_local(theorem, E)
     _check_beta(theorem, beta)
@@ -294,7 +294,7 @@ def spectral_nonconvex_diminishing_bound(
 
     (1/ln(T+1)) [4LΔ/√E + Sσ²/√E + (3EG²/2) [4 + (1−β)² + 32(1 − 1/β)²]]
     """
-    theorem, c, E = "003 theorem 4.6 II", constants, local_steps
+    theorem, c, E = "Buttaci 2024, theorem 4.6 II", constants, local_steps
     T = as_rounds(theorem, num_rounds, first=1)
     _check_local(theorem, E)
     _check_beta(theorem, beta)
@@ -308,7 +308,7 @@ def optimal_local_steps(num_rounds: ArrayLike, constants: Constants, *, beta: fl
 
     A = 4LΔ + Sσ²/2 and B = G²[4 + (1−β)² + 8(1 − 1/β)²]; the bound there is 3 · 2^(−2/3) A^(2/3) B^(1/3) T^(−2/3).
     """
-    theorem = "003 corollary 4.1"
+    theorem = "Buttaci 2024, corollary 4.1"
     T = as_rounds(theorem, num_rounds, first=1)
     _check_beta(theorem, beta)
     slow, fast = _nonconvex_rates(constants, beta)
@@ -326,7 +326,7 @@ def spectral_lower_bound(
     It holds where every client's neighbour average is the global model, u_t^i = w̄_{t,0}; γ ≤ 1/(μE). Other arguments
     as in ``fedprox_lower_bound``.
     """
-    theorem, c, E, mu = "003 theorem 4.5", constants, local_steps, constants.L
+    theorem, c, E, mu = "Buttaci 2024, theorem 4.5", constants, local_steps, constants.L
     t = as_rounds(theorem, rounds)
     _check_local(theorem, E, least=2)
     _check_beta(theorem, beta)

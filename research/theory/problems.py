@@ -156,7 +156,7 @@ def quadratics(
 
 
 def lower_bound_problem(mu: float, pull: float, num_clients: int, start: float) -> Quadratics:
-    """Return the problem on which 003's theorems 4.2 and 4.5 hold (Buttaci 2024, appendix B.4).
+    """Return the problem on which theorems 4.2 and 4.5 of Buttaci 2024 hold (appendix B.4).
 
     f_i(w) = ½Hw² + sGw for the first half of the clients and ½hw² − sGw for the others, with H = μ and h = μ/2; s is
     1 where the start isn't negative, else −1, which keeps the sign of the mean iterate. Its minimiser is 0.
@@ -406,7 +406,7 @@ class Logistic(Problem):
 
 
 class FrozenSlope(Problem):
-    """The perceptron of 000: logit v·x + b with v frozen and b the only parameter, as the app's ``perceptron``.
+    """The perceptron of Dhasade et al.: logit v·x + b, v frozen, b to be learned; the app's ``perceptron``.
 
     Parameters
     ----------

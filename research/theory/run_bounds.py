@@ -31,7 +31,7 @@ _NOISE_MODELS = 20
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundCurve:
     """An upper bound on f(w̄_t) − f*, or on its mean so far, after each of ``rounds``."""
 
     name: str
@@ -42,7 +42,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Row:
+class ConstantRow:
     """A constant: its symbol, its value, and how it was found."""
 
     symbol: str
@@ -58,19 +58,19 @@ class RunBounds:
     ----------
     refusals : list of str
         Why no bound applies, or why one theorem doesn't.
-    rows : list of Row
+    rows : list of ConstantRow
         The constants used; none where no bound applies.
     gaps : array (T + 1,)
         f(w̄_t) − f*, by aggregation; empty where no bound applies.
-    bounds : list of Bound
+    bounds : list of BoundCurve
     terms : dict of str to float
         Terms of an asynchronous bound at the last aggregation, which have no constants and aren't drawn.
     """
 
     refusals: list[str]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ConstantRow] = field(default_factory=list)
     gaps: Array = field(default_factory=lambda: np.empty(0))
-    bounds: list[Bound] = field(default_factory=list)
+    bounds: list[BoundCurve] = field(default_factory=list)
     terms: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -115,7 +115,8 @@ def bounds_of_run(run_dir: Path, note: Callable[[int, int], None] = lambda done,
     refusals, bounds, terms = [], [], {}
     if config.strategy in ASYNCHRONOUS:
         refusals.append(
-            "002 eqs. 38, 42: O(·) without constants, so their terms are listed and no bound is drawn"
+            "Fraboni et al. 2023, eqs. 38, 42: O(·) without constants, so their terms are listed and no bound is "
+            "drawn"
         )
         try:
             terms = _terms(problem, config, constants, len(gaps) - 1)
@@ -246,26 +247,26 @@ def _constants(problem: Logistic | FrozenSlope, run: Replay, config: RunConfig) 
     return estimates.constants(problem, run.models, sigma2=sigma2, G2=run.gradient2 + sigma2)
 
 
-def _rows(c: Constants, run: Replay, config: RunConfig) -> list[Row]:
+def _rows(c: Constants, run: Replay, config: RunConfig) -> list[ConstantRow]:
     measured = "largest over the run's models"
     whole = config.batch_size == 0
     rows = [
-        Row("C", c.num_clients, "clients"),
-        Row("L", c.L, "holds everywhere, from the data"),
-        Row("μ", c.mu, "l2"),
-        Row(
+        ConstantRow("C", c.num_clients, "clients"),
+        ConstantRow("L", c.L, "holds everywhere, from the data"),
+        ConstantRow("μ", c.mu, "l2"),
+        ConstantRow(
             "σ²",
             c.sigma2,
             "0: whole-data gradients" if whole else f"exact for batches of {config.batch_size}, {measured}",
         ),
-        Row("ζ²", c.zeta2, f"max over clients, {measured}"),
-        Row("ζ² (mean)", c.mean_zeta2, f"mean over clients, {measured}"),
-        Row("G²", c.G2, "largest at the ends of every local task, plus σ²"),
-        Row("Γ", c.Gamma, "minima by Newton's method"),
-        Row("Δ", c.Delta, "f(w̄₀) − f*"),
-        Row("D²", c.distance2, "‖w̄₀ − w*‖²"),
-        Row("S", c.S, "Σ p_i²"),
-        Row("drift²", run.drift2, "largest ‖w_i − w̄_t‖² of a local task"),
+        ConstantRow("ζ²", c.zeta2, f"max over clients, {measured}"),
+        ConstantRow("ζ² (mean)", c.mean_zeta2, f"mean over clients, {measured}"),
+        ConstantRow("G²", c.G2, "largest at the ends of every local task, plus σ²"),
+        ConstantRow("Γ", c.Gamma, "minima by Newton's method"),
+        ConstantRow("Δ", c.Delta, "f(w̄₀) − f*"),
+        ConstantRow("D²", c.distance2, "‖w̄₀ − w*‖²"),
+        ConstantRow("S", c.S, "Σ p_i²"),
+        ConstantRow("drift²", run.drift2, "largest ‖w_i − w̄_t‖² of a local task"),
     ]
     return [row for row in rows if math.isfinite(row.value)]
 
@@ -273,28 +274,30 @@ def _rows(c: Constants, run: Replay, config: RunConfig) -> list[Row]:
 # ---- Bounds ----------------------------------------------------------------------------------------------------
 
 
-def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable[[], Bound]]:
+def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable[[], BoundCurve]]:
     lr, E = config.lr, _local_steps(config)
 
-    def of_000() -> Bound:
-        _check_even("000 theorem 2.1", c)
+    def of_000() -> BoundCurve:
+        _check_even("Dhasade et al., theorem 2.1", c)
         values = convex.convex_bound(rounds[1:], c, lr=lr, local_steps=E)
-        return Bound("convex, of the mean so far", "000 theorem 2.1", rounds[1:], values, of_mean=True)
+        return BoundCurve(
+            "convex, of the mean so far", "Dhasade et al., theorem 2.1", rounds[1:], values, of_mean=True
+        )
 
-    def of_001() -> Bound:
+    def of_001() -> BoundCurve:
         _check_even("001 theorem F.2", c)
         # Its F* lies Γ below f*.
         values = lojasiewicz.pl_bound(rounds, c, mu=2 * c.mu, lr=lr, local_steps=E) - c.Gamma
-        return Bound("Polyak-Łojasiewicz", "001 theorem F.2", rounds, values)
+        return BoundCurve("Polyak-Łojasiewicz", "001 theorem F.2", rounds, values)
 
-    def of_fedprox() -> Bound:
+    def of_fedprox() -> BoundCurve:
         alpha = config.proximal_mu if config.strategy == "fedprox" else 0.0
         values = perturbed.fedprox_bound(rounds, c, lr=lr, local_steps=E, alpha=alpha)
-        return Bound("strongly convex", "003 lemma B.2", rounds, values)
+        return BoundCurve("strongly convex", "Buttaci 2024, lemma B.2", rounds, values)
 
-    def of_spectral() -> Bound:
+    def of_spectral() -> BoundCurve:
         values = perturbed.spectral_bound(rounds, c, lr=lr, local_steps=E, beta=config.perturbation_beta)
-        return Bound("strongly convex, perturbed", "003 lemma C.2", rounds, values)
+        return BoundCurve("strongly convex, perturbed", "Buttaci 2024, lemma C.2", rounds, values)
 
     if config.strategy == "spectral":
         return [of_spectral]
@@ -312,7 +315,7 @@ def _check_even(theorem: str, c: Constants) -> None:
 def _terms(
     problem: Logistic | FrozenSlope, config: RunConfig, c: Constants, aggregations: int
 ) -> dict[str, float]:
-    _check_even("002 eqs. 38, 42", c)
+    _check_even("Fraboni et al. 2023, eqs. 38, 42", c)
     best = problem.minimiser()
     squares = np.sum(problem.gradients(best) ** 2, axis=1) + problem.sampling_variances(
         best, config.batch_size

@@ -59,7 +59,7 @@ def paths(tmp_path: Path) -> list[str]:
     ("strategy", "client_weights"),
     [*((name, "samples") for name in sorted(REGISTRY)), ("fedbuff", "adjacency")],
 )
-def test_nothing_but_the_update_counts_and_the_message_leaves_a_device(
+def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
     strategy: str, client_weights: str, paths: list[str], tmp_path: Path
 ) -> None:
     config = RunConfig.load({
@@ -93,8 +93,8 @@ def test_nothing_but_the_update_counts_and_the_message_leaves_a_device(
             assert content.metric_records["metrics"]["num-examples"] == ROWS
             assert content.metric_records["metrics"]["label-histogram"] == [ROWS // 2] * 2
         else:  # one direction in the space of the inputs
-            assert kind == messages.MESSAGE
-            assert (arrays, metrics) == ({"message": {"message": 8 * WIDTH}}, {})
+            assert kind == messages.ASK_DIRECTION
+            assert (arrays, metrics) == ({"direction": {"direction": 8 * WIDTH}}, {})
         for values in content.metric_records.values():
             for key, value in values.items():
                 assert isinstance(value, int | float) or key == "label-histogram", key
@@ -103,7 +103,7 @@ def test_nothing_but_the_update_counts_and_the_message_leaves_a_device(
         assert len(sent) < sum(sum(sizes.values()) for sizes in arrays.values()) + 1500
     graph = client_weights == "adjacency" or strategy == "spectral"
     expected = {messages.DESCRIBE, messages.TRAIN, messages.EVALUATE} | (
-        {messages.MESSAGE} if graph else set()
+        {messages.ASK_DIRECTION} if graph else set()
     )
     assert seen == expected
 

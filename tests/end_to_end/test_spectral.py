@@ -275,7 +275,7 @@ def test_noise_lowers_homogeneity_and_can_be_repeated(in_process, convex):
 
 
 def test_another_seed_draws_other_noise(in_process):
-    def messages_of(seed: int) -> np.ndarray:  # without noise they would be alike, by IID division
+    def directions_of(seed: int) -> np.ndarray:  # without noise they would be alike, by IID division
         config = {
             **CONVEX,
             "num-server-rounds": 1,
@@ -285,7 +285,7 @@ def test_another_seed_draws_other_noise(in_process):
         }
         return in_process(config).graph["messages"]
 
-    one, two = messages_of(0), messages_of(1)
+    one, two = directions_of(0), directions_of(1)
     assert np.abs((one * two).sum(axis=1)).max() < 0.7
 
 

@@ -63,7 +63,7 @@ def ask(
             **(config or {}),
         }
     )
-    queried = kind in (messages.DESCRIBE, messages.MESSAGE)
+    queried = kind in (messages.DESCRIBE, messages.ASK_DIRECTION)
     arrays = None if queried else to_arrays(experiment.model.state_dict())
     companions = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
     request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
@@ -125,35 +125,37 @@ def test_a_reply_goes_back_to_who_asked(experiment: Experiment) -> None:
     assert reply.metadata.message_type == messages.DESCRIBE
 
 
-# Message ---------------------------------------------------------------------------------------------------
+# Direction -------------------------------------------------------------------------------------------------
 
 
 def direction(reply: Message) -> np.ndarray:
     assert reply.has_content(), reply.error.reason
-    (array,) = reply.content.array_records[messages.MESSAGE_RECORD].values()
+    (array,) = reply.content.array_records[messages.DIRECTION].values()
     return array.numpy()
 
 
-def test_the_message_is_the_principal_direction_of_the_clients_training_rows(experiment: Experiment) -> None:
+def test_the_direction_is_the_principal_direction_of_the_clients_training_rows(
+    experiment: Experiment,
+) -> None:
     rows = experiment.partition.client(2)
     pixels = np.asarray(experiment.dataset.x)[rows].reshape(len(rows), 64).astype(np.float64)
-    m = direction(ask(messages.MESSAGE, experiment))
+    m = direction(ask(messages.ASK_DIRECTION, experiment))
     assert (m.shape, m.dtype) == ((64,), np.float64)
     first = np.linalg.svd(pixels)[2][0]
     np.testing.assert_allclose(m, first * np.sign(first.sum()), atol=1e-10)
-    other = direction(ask(messages.MESSAGE, experiment, {"partition-id": 3, "num-partitions": CLIENTS}))
+    other = direction(ask(messages.ASK_DIRECTION, experiment, {"partition-id": 3, "num-partitions": CLIENTS}))
     assert np.linalg.norm(m - other) > 0.01
 
 
-def test_the_noise_of_a_message_can_be_repeated_and_is_each_clients_own(experiment: Experiment) -> None:
-    clean = direction(ask(messages.MESSAGE, experiment))
-    noisy = direction(ask(messages.MESSAGE, experiment, message_epsilon=8.0))
+def test_the_noise_of_a_direction_can_be_repeated_and_is_each_clients_own(experiment: Experiment) -> None:
+    clean = direction(ask(messages.ASK_DIRECTION, experiment))
+    noisy = direction(ask(messages.ASK_DIRECTION, experiment, message_epsilon=8.0))
     assert np.linalg.norm(noisy) == pytest.approx(1, abs=1e-12)
-    # σ = .97 for (8, 1e-5) and sensitivity 2: in 64 dimensions noise of length about 8 drowns the message of length 1
+    # σ = .97 for (8, 1e-5) and sensitivity 2: in 64 dimensions noise of length about 8 drowns one of length 1
     assert np.linalg.norm(noisy - clean) > 0.5
-    assert np.array_equal(direction(ask(messages.MESSAGE, experiment, message_epsilon=8.0)), noisy)
+    assert np.array_equal(direction(ask(messages.ASK_DIRECTION, experiment, message_epsilon=8.0)), noisy)
     for other in ({"seed": 1}, {"client": 3}, {"message_delta": 1e-9}, {"message_epsilon": 7.0}):
-        reply = ask(messages.MESSAGE, experiment, **{"message_epsilon": 8.0, **other})
+        reply = ask(messages.ASK_DIRECTION, experiment, **{"message_epsilon": 8.0, **other})
         assert not np.array_equal(direction(reply), noisy)
 
 
@@ -161,8 +163,10 @@ def test_a_node_of_its_own_draws_noise_that_the_server_cannot_repeat(
     npz_experiment: Experiment, save_npz: Callable[..., str]
 ) -> None:
     node = {"data-path": save_npz("node.npz")}
-    assert np.array_equal(*(direction(ask(messages.MESSAGE, npz_experiment, node)) for _ in "ab"))
-    one, two = (direction(ask(messages.MESSAGE, npz_experiment, node, message_epsilon=8.0)) for _ in "ab")
+    assert np.array_equal(*(direction(ask(messages.ASK_DIRECTION, npz_experiment, node)) for _ in "ab"))
+    one, two = (
+        direction(ask(messages.ASK_DIRECTION, npz_experiment, node, message_epsilon=8.0)) for _ in "ab"
+    )
     assert not np.array_equal(one, two)
 
 
@@ -355,7 +359,7 @@ def test_a_file_of_its_own_can_be_divided_too(
 
 # Errors are replies ----------------------------------------------------------------------------------------
 
-KINDS = (messages.DESCRIBE, messages.MESSAGE, messages.TRAIN, messages.EVALUATE)
+KINDS = (messages.DESCRIBE, messages.ASK_DIRECTION, messages.TRAIN, messages.EVALUATE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -166,7 +166,7 @@ def test_the_perceptron_trains_the_intercept_only() -> None:
     model = build("perceptron", DATA["synthetic"], seed=9)
     assert [name for name, _ in model.named_parameters()] == ["bias"]
     assert model.bias.tolist() == [0.0]
-    assert PERCEPTRON_SLOPE == (2.700213, 0.7134238)  # formulas.md, section 7
+    assert PERCEPTRON_SLOPE == (2.700213, 0.7134238)  # Dhasade et al., section 3.1
     assert model.slope.tolist() == pytest.approx([2.700213, 0.7134238], rel=1e-6)
     assert not model.slope.requires_grad
     # zeros sets the parameters, not the frozen slope

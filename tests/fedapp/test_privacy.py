@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedapp.client_app import app
 from fedapp.config import ConfigError, RunConfig
-from fedapp.data.message import gaussian_epsilon, gaussian_sigma
 from fedapp.engine.in_process import make_grid
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.gaussian_mechanism import gaussian_epsilon, gaussian_sigma
 from fedapp.report import read_metrics
 from fedapp.server import prepare, run
 from fedapp.server.run_directory import RunDirectory

@@ -59,11 +59,11 @@ def client_app(*, describes: bool = True) -> ClientApp:
             _misbehave(client.get("fault-evaluate"), RecordDict({"metrics": metrics})), reply_to=message
         )
 
-    @app.query("message")
-    def graph_message(message: Message, context: Context) -> Message:
+    @app.query("direction")
+    def graph_direction(message: Message, context: Context) -> Message:
         client = context.node_config
         direction = np.array(client.get("direction", [1.0, client["centre"]]))
-        content = _spoilt_message(client.get("fault-message"), direction / np.linalg.norm(direction))
+        content = _spoilt_direction(client.get("fault-direction"), direction / np.linalg.norm(direction))
         return Message(content, reply_to=message)
 
     if describes:
@@ -123,8 +123,8 @@ def _misbehave(fault: str | None, content: RecordDict) -> RecordDict:
     return content
 
 
-def _spoilt_message(fault: str | None, direction: np.ndarray) -> RecordDict:
-    """Return the reply with a client's message, spoilt in the way that ``fault`` names."""
+def _spoilt_direction(fault: str | None, direction: np.ndarray) -> RecordDict:
+    """Return the reply with a client's direction, spoilt in the way that ``fault`` names."""
     good, bad = (
         Array(direction),
         {
@@ -152,8 +152,8 @@ def _spoilt_message(fault: str | None, direction: np.ndarray) -> RecordDict:
         "stype": ArrayRecord({"m": Array(good.dtype, good.shape, "pickle", good.data)}),
     }
     if fault in records:
-        return RecordDict({"message": records[fault]})
-    return RecordDict({"message": ArrayRecord({"m": Array(bad[fault]) if fault else good})})
+        return RecordDict({"direction": records[fault]})
+    return RecordDict({"direction": ArrayRecord({"m": Array(bad[fault]) if fault else good})})
 
 
 # ---- The grid ---------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def federation() -> Federation:
 
 @pytest.fixture
 def tied() -> list[list[float]]:
-    """Messages of three clients, whose graph has whole numbers.
+    """Directions of three clients, whose graph has whole numbers.
 
     Their products are 0, 1/2, 3/4, so mis = 1/2, 1/4, 1/8 and A = ln 2 · (1, 2, 3) for the pairs 01, 02, 12. The
     degrees are ln 2 · (3, 4, 5), hence p = (3, 4, 5) / 12, and p_ij / p_i has the rows (0, 1/3, 2/3), (1/4, 0, 3/4)

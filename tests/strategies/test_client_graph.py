@@ -1,4 +1,4 @@
-"""The handshake for the clients' messages: who is in the graph, who isn't and why, and the weights that follow."""
+"""The handshake for directions: who is in the graph, who isn't and why, and the weights that follow."""
 
 import logging
 import math
@@ -49,7 +49,7 @@ def test_three_clients_by_hand(federation: Make, tied: Directions) -> None:
     handshake = Handshake(federation(directions=tied))
     clients = handshake()
     assert indices(clients) == [0, 1, 2]
-    np.testing.assert_allclose(handshake.graph.messages, tied, rtol=1e-15)
+    np.testing.assert_allclose(handshake.graph.directions, tied, rtol=1e-15)
     # mis = ½ (1 − (0, 1/2, 3/4)) = 1/2, 1/4, 1/8; −ln of it = ln 2 · (1, 2, 3)
     A = math.log(2) * np.array([[0, 1, 2], [1, 0, 3], [2, 3, 0]])
     np.testing.assert_allclose(handshake.graph.adjacency, A, rtol=1e-14)
@@ -93,12 +93,12 @@ def test_neighbours_and_floor_reach_the_graph(federation: Make, tied: Directions
     np.testing.assert_allclose(twins.graph.weights(clients), [2 / 12, 5 / 12, 5 / 12], rtol=1e-14)
 
 
-def test_a_message_is_scaled_to_a_unit_vector(federation: Make, tied: Directions) -> None:
+def test_a_direction_is_scaled_to_a_unit_vector(federation: Make, tied: Directions) -> None:
     grid = federation(directions=tied)
-    grid.spoil(1, "long", "message")
+    grid.spoil(1, "long", "direction")
     handshake = Handshake(grid)
     assert indices(handshake()) == [0, 1, 2]
-    np.testing.assert_allclose(handshake.graph.messages, tied, rtol=1e-15)
+    np.testing.assert_allclose(handshake.graph.directions, tied, rtol=1e-15)
 
 
 def test_one_client_is_its_own_graph(federation: Make) -> None:
@@ -114,7 +114,7 @@ def test_a_node_is_asked_once_in_a_run(federation: Make, model: Make, train_conf
     grid = federation()
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
-    assert grid.asked(messages.MESSAGE) == [0, 1, 2]
+    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2]
     assert grid.asked("train", 3) == [0, 1, 2]
 
 
@@ -122,25 +122,25 @@ def test_nobody_is_asked_where_no_graph_is_needed(federation: Make, model: Make,
     grid, strategy = federation(), FedAvg()
     strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
     assert strategy.graph is None
-    assert grid.asked(messages.MESSAGE) == []
+    assert grid.asked(messages.ASK_DIRECTION) == []
 
 
 def test_the_question_carries_the_config_and_who_is_asked(federation: Make) -> None:
     grid = federation(node_ids=[30, 10, 20])
     Handshake(grid)(dataset="digits", lr=0.5)
     asked = [(m.metadata.dst_node_id, dict(m.content.config_records["config"]), list(m.content))
-             for m in grid.requests(messages.MESSAGE)]  # fmt: skip
+             for m in grid.requests(messages.ASK_DIRECTION)]  # fmt: skip
     assert asked == [
         (node_id, {"dataset": "digits", "lr": 0.5, "client": index}, ["config"])
         for index, node_id in enumerate([30, 10, 20])
     ]
 
 
-READ, VECTOR = "its message can't be read: ", "its message must be a finite vector"
+READ, VECTOR = "its direction can't be read: ", "its direction must be a finite vector"
 REASONS = {
     "raise": "no data",
-    "drop": "it didn't answer the request for its message",
-    "unstorable": "it didn't answer the request for its message",
+    "drop": "it didn't answer the request for its direction",
+    "unstorable": "it didn't answer the request for its direction",
     "unavailable": "Node Unavailable",
     "shape": VECTOR + " of shape (3,), not zero; it has shape (4,)",
     "matrix": "it has shape (1, 3)",
@@ -149,9 +149,9 @@ REASONS = {
     "zeros": VECTOR,
     "nan": VECTOR,
     "inf": VECTOR,
-    "no-record": "needs a record 'message' of one array",
-    "no-array": "needs a record 'message' of one array",
-    "two-arrays": "needs a record 'message' of one array",
+    "no-record": "needs a record 'direction' of one array",
+    "no-array": "needs a record 'direction' of one array",
+    "two-arrays": "needs a record 'direction' of one array",
     "bytes": READ,
     "npz": READ,
     "stype": READ,
@@ -159,16 +159,16 @@ REASONS = {
 }
 
 
-def break_message(grid: Any, partition: int, fault: str) -> None:
+def break_direction(grid: Any, partition: int, fault: str) -> None:
     if fault in ("drop", "unstorable", "unavailable"):
-        grid.lose(partition, fault, messages.MESSAGE)
+        grid.lose(partition, fault, messages.ASK_DIRECTION)
     else:
-        grid.spoil(partition, fault, "message")
+        grid.spoil(partition, fault, "direction")
 
 
 @pytest.mark.parametrize("fault", REASONS)
 @pytest.mark.parametrize("broken", [0, 1])
-def test_without_a_valid_message_a_client_takes_no_part_and_the_others_go_on(
+def test_without_a_valid_direction_a_client_takes_no_part_and_the_others_go_on(
     federation: Make,
     model: Make,
     train_config: Make,
@@ -178,13 +178,13 @@ def test_without_a_valid_message_a_client_takes_no_part_and_the_others_go_on(
     fault: str,
 ) -> None:
     grid = federation(directions=tied)
-    break_message(grid, broken, fault)
+    break_direction(grid, broken, fault)
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     with caplog.at_level(logging.WARNING, LOGGER):
         result = strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config())
     others = [i for i in range(3) if i != broken]
     assert [grid.asked("train", r) for r in (1, 2)] == [others, others]
-    assert grid.asked(messages.MESSAGE).count(broken) <= 1  # and isn't asked again
+    assert grid.asked(messages.ASK_DIRECTION).count(broken) <= 1  # and isn't asked again
     assert strategy.graph.clients == tuple(others)
     assert strategy.graph.weights(strategy.clients).tolist() == [0.5, 0.5]  # two clients have one edge
     metrics = result.train_metrics_clientapp[2]
@@ -196,30 +196,30 @@ def test_without_a_valid_message_a_client_takes_no_part_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_message_too_small_to_be_squared_does_not_stop_the_server(
+def test_a_direction_too_small_to_be_squared_does_not_stop_the_server(
     federation: Make, tied: Directions, broken: int
 ) -> None:
-    # 1e-161² is below the least normal double: the norm of such a message has two digits.
+    # 1e-161² is below the least normal double: the norm of such a direction has two digits.
     grid = federation(directions=tied)
-    grid.spoil(broken, "tiny", "message")
+    grid.spoil(broken, "tiny", "direction")
     handshake = Handshake(grid)
     clients = handshake()
     assert {0, 1, 2} - {broken} <= set(indices(clients))
-    norms = np.linalg.norm(handshake.graph.messages, axis=1)
+    norms = np.linalg.norm(handshake.graph.directions, axis=1)
     np.testing.assert_allclose(norms, 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("fault", ["raise", "drop"])
-def test_if_nobody_sends_a_message_the_run_ends_with_the_reason(
+def test_if_nobody_sends_a_direction_the_run_ends_with_the_reason(
     federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     grid = federation()
     for partition in range(3):
-        break_message(grid, partition, fault)
+        break_direction(grid, partition, fault)
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     with (
         caplog.at_level(logging.WARNING, LOGGER),
-        pytest.raises(RuntimeError, match=r"no client sent a message .* the log names the reasons"),
+        pytest.raises(RuntimeError, match=r"no client sent a direction .* the log names the reasons"),
     ):
         strategy.start(grid, model(1.0), num_rounds=1, timeout=0.1, train_config=train_config())
     assert grid.asked("train") == []
@@ -232,9 +232,9 @@ def test_a_stop_ends_the_handshake_at_once(
     federation: Make, model: Make, train_config: Make, same_bytes: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid, initial = federation(), model(1.0)
-    grid.lose(1, "drop", messages.MESSAGE)
+    grid.lose(1, "drop", messages.ASK_DIRECTION)
     strategy = FedAvg(
-        FedAvg.Config(client_weights="adjacency"), stopped=lambda: bool(grid.asked(messages.MESSAGE))
+        FedAvg.Config(client_weights="adjacency"), stopped=lambda: bool(grid.asked(messages.ASK_DIRECTION))
     )
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -253,7 +253,7 @@ def test_after_a_stop_those_that_had_no_time_to_answer_are_asked_again(
     handshake = Handshake(grid)
     assert handshake(stopped=lambda: True) == []
     assert indices(handshake()) == [0, 1, 2]
-    assert grid.asked(messages.MESSAGE) == [0, 1, 2] * 2
+    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2] * 2
 
 
 # ---- Clients that come and go -----------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_late_joiner_is_asked_and_the_graph_built_anew(
     add_node(grid, like=0, partition=3, node_id=99)
     clients = handshake()
     assert indices(clients) == [0, 1, 2, 3]
-    assert grid.asked(messages.MESSAGE) == [0, 1, 2, 3]
+    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2, 3]
     assert handshake.graph.clients == (0, 1, 2, 3)
     assert handshake.graph.adjacency.shape == (4, 4)
     # degrees in ln 2: x = 12 ln 10 / ln 2 = 39.863: 3 + x, 1 + 3 + 1, 2 + 3 + 2, 3 + x
@@ -278,7 +278,7 @@ def test_a_late_joiner_is_asked_and_the_graph_built_anew(
     np.testing.assert_allclose(handshake.graph.weights(clients), expected, rtol=1e-13)
 
 
-def test_a_late_joiner_with_a_bad_message_leaves_the_graph_as_it_is(
+def test_a_late_joiner_with_a_bad_direction_leaves_the_graph_as_it_is(
     federation: Make, add_node: Make, tied: Directions, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = federation(directions=tied)
@@ -307,7 +307,7 @@ def test_a_node_that_leaves_drops_out_of_the_graph_until_it_is_back(
     assert handshake.graph.weights(clients).tolist() == [0.5, 0.5]
     grid.node(0).present = True
     np.testing.assert_allclose(handshake.graph.weights(handshake()), [3 / 12, 4 / 12, 5 / 12], rtol=1e-14)
-    assert grid.asked(messages.MESSAGE) == [0, 1, 2]
+    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2]
 
 
 def test_a_node_in_anothers_place_has_its_own_message(
@@ -320,10 +320,10 @@ def test_a_node_in_anothers_place_has_its_own_message(
     grid.nodes[20].present = False
     new = add_node(grid, like=1, partition=1, node_id=99, direction=[0.0, 0.0, 1.0])
     assert indices(handshake()) == [0, 1, 2]
-    np.testing.assert_allclose(handshake.graph.messages[1], [0, 0, 1])
+    np.testing.assert_allclose(handshake.graph.directions[1], [0, 0, 1])
     new.present, grid.nodes[20].present = False, True
     assert [client.node_id for client in handshake()] == [10, 20, 30]
-    np.testing.assert_allclose(handshake.graph.messages[1], [0, 1, 0])
+    np.testing.assert_allclose(handshake.graph.directions[1], [0, 1, 0])
 
 
 # ---- Adjacency weights of the baselines -------------------------------------------------------------------------

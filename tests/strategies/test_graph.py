@@ -1,4 +1,4 @@
-"""The graph: a network computed by hand, every trap of formulas 4, invariants, and the propositions simulated."""
+"""The graph: a network computed by hand, every trap, invariants, and the propositions simulated."""
 
 import math
 from fractions import Fraction
@@ -39,7 +39,7 @@ def unit(rows: Array) -> Array:
 
 @st.composite
 def networks(draw: st.DrawFn, least: int = 2, signed: bool = True) -> Array:
-    """Messages of clients in a few clusters, spread from 1 down to nothing (equal messages)."""
+    """Directions of clients in a few clusters, spread from 1 down to nothing (equal directions)."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     clients, dimensions = draw(st.integers(least, 20)), draw(st.integers(1, 12))
     centres = rng.normal(size=(draw(st.integers(1, 4)), dimensions))
@@ -49,9 +49,9 @@ def networks(draw: st.DrawFn, least: int = 2, signed: bool = True) -> Array:
     return unit(rows if signed else np.abs(rows) + 1e-300)
 
 
-def exact_misalignment(messages: Array) -> Array:
+def exact_misalignment(directions: Array) -> Array:
     """¼‖m_i − m_j‖² of these very numbers, in fractions."""
-    rows = [[Fraction(float(value)) for value in row] for row in messages]
+    rows = [[Fraction(float(value)) for value in row] for row in directions]
     mis = np.zeros((len(rows), len(rows)))
     for i, a in enumerate(rows):
         for j, b in enumerate(rows[:i]):
@@ -65,7 +65,7 @@ def symmetric_normal(rng: np.random.Generator, networks: int, C: int, mean: floa
     return upper + upper.transpose(0, 2, 1)
 
 
-# By hand. Messages (1, 0), (0, 1), (3/5, 4/5): products 0, 3/5, 4/5; mis = ½(1 − ·) = 1/2, 1/5, 1/10; A = −ln mis.
+# By hand. Directions (1, 0), (0, 1), (3/5, 4/5): products 0, 3/5, 4/5; mis = ½(1 − ·) = 1/2, 1/5, 1/10; A = −ln mis.
 HAND = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
 A01, A02, A12 = math.log(2), math.log(5), math.log(10)
 
@@ -121,7 +121,7 @@ def test_trap_digits_survive_between_clients_that_are_alike(distance: float, dim
     assert np.abs(0.5 * (1 - (single @ single.T)).ravel()[nearest] / exact.ravel()[nearest] - 1) > 1e-3
 
 
-def test_trap_messages_that_differ_little_from_a_common_one() -> None:
+def test_trap_directions_that_differ_little_from_a_common_one() -> None:
     m = unit(np.ones((30, 50)) + 1e-6 * np.random.default_rng(1).normal(size=(30, 50)))
     off = ~np.eye(30, dtype=bool)
     assert np.abs(misalignment(m)[off] / exact_misalignment(m)[off] - 1).max() < 1e-11
@@ -140,14 +140,14 @@ def test_trap_equal_data_are_tied_by_the_floor() -> None:
 
 
 def test_trap_sign_turns_alike_into_opposite() -> None:
-    # Whoever sends −m looks like the opposite: that is why the message's sign is fixed.
+    # Whoever sends −m looks like the opposite: that is why the direction's sign is fixed.
     m = unit(np.array([[1.0, 2.0], [1.0, 2.1]]))
     assert misalignment(m)[0, 1] < 1e-3
     assert misalignment(m * [[1], [-1]])[0, 1] > 0.999
 
 
 def test_no_similarity_at_all_counts_all_alike() -> None:
-    # Opposite messages: mis = 1, −ln 1 = 0.
+    # Opposite directions: mis = 1, −ln 1 = 0.
     A = adjacency(misalignment([[1.0, 0.0], [-1.0, 0.0]]))
     assert not np.signbit(A).any()
     np.testing.assert_array_equal(A, np.zeros((2, 2)))
@@ -190,7 +190,7 @@ def test_misalignment_of_any_network(m: Array) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(networks(signed=False))
-def test_misalignment_of_non_negative_messages_is_at_most_half(m: Array) -> None:
+def test_misalignment_of_non_negative_directions_is_at_most_half(m: Array) -> None:
     assert misalignment(m).max() <= 0.5 + 1e-15
 
 
@@ -387,14 +387,14 @@ def test_proposition_3_2_needs_a_positive_epsilon() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", [[1.0, 0.0], np.zeros((0, 3)), [[np.nan, 1.0]], [[1.0, 1.0]], [[0.0, 0.0]], [[1 + 1e-5]]]
+    "directions", [[1.0, 0.0], np.zeros((0, 3)), [[np.nan, 1.0]], [[1.0, 1.0]], [[0.0, 0.0]], [[1 + 1e-5]]]
 )
-def test_bad_messages(messages: Array) -> None:
-    with pytest.raises(ValueError, match="messages: must"):
-        misalignment(messages)
+def test_bad_directions(directions: Array) -> None:
+    with pytest.raises(ValueError, match="directions: must"):
+        misalignment(directions)
 
 
-def test_messages_in_float32_are_accepted() -> None:
+def test_directions_in_float32_are_accepted() -> None:
     m = unit(np.random.default_rng(9).normal(size=(5, 3072))).astype(np.float32)
     np.testing.assert_allclose(misalignment(m), exact_misalignment(m), rtol=1e-11)
 

@@ -16,7 +16,7 @@ A = np.array([1.0, 2.0, 0.5])
 C = np.array([3.0, 2.0, -1.0])
 E = np.array([1, 2, 7])
 UNIFORM = np.full(3, 1 / 3)
-# Of the fixture `tied`, the messages that the spectral method's weights come from.
+# Of the fixture `tied`, the directions that the spectral method's weights come from.
 TIED = np.array([3, 4, 5]) / 12
 
 

@@ -79,7 +79,7 @@ def test_approaches_the_minimum_of_the_federated_objective(
     name: str, federation: Make, train_config: Make
 ) -> None:
     # Σ p_i (w − c_i) = 0 at c̄ = Σ p_i c_i, for the p_i that the strategy weighs by; equal curvatures, so no method is
-    # led astray. By samples it is (1·3 + 2·2 − 5·1) / 8 = .25. By the graph of the messages (1, 3), (1, 2), (1, −1):
+    # led astray. By samples it is (1·3 + 2·2 − 5·1) / 8 = .25. By the graph of directions (1, 3), (1, 2), (1, −1):
     # m_iᵀ m_j = 7/√50, −2/√20, −1/√10; A = 5.293, .323, .418; p = (.465, .473, .062), and c̄ = 2.28095.
     # An asynchronous strategy takes small steps to it, and circles it as closely as they are small.
     asynchronous = issubclass(REGISTRY[name], AsynchronousStrategy)

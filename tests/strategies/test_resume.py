@@ -311,12 +311,12 @@ def test_a_client_that_is_gone_after_the_resume_is_named_and_the_run_goes_on(
 # ---- Parts -------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_whose_message_is_known_are_not_asked_for_it_again(go: Go, federation: Make) -> None:
+def test_nodes_whose_direction_is_known_are_not_asked_for_it_again(go: Go, federation: Make) -> None:
     ids = [11, 12, 13, 14, 15]
     state = go("spectral", grid=federation(CENTRES, SIZES, node_ids=ids)).states[3]
     grid = federation(CENTRES, SIZES, node_ids=[*ids[:4], 99])
     go("spectral", state=state, grid=grid)
-    assert grid.asked("query.message") == [4]  # only the node that is new
+    assert grid.asked("query.direction") == [4]  # only the node that is new
 
 
 def test_a_state_of_another_strategy_or_model_is_refused(go: Go, federation: Make, model: Make) -> None:

@@ -228,7 +228,7 @@ def test_without_descriptions_a_client_with_a_senseless_size_is_left_out(
 def test_without_descriptions_paired_clients_still_count_half_each(
     federation: Make, model: Model, values_of: Values, train_config: Make
 ) -> None:
-    # 000, section 3.2: the mean of the two, whatever their sizes. Node order is partition order here.
+    # Dhasade et al., section 3.2: the mean of the two, whatever their sizes. Node order is partition order here.
     grid = federation(centres=(3.0, -1.0), sizes=(1, 5), node_ids=[10, 20], describes=False)
     strategy = FedAvg(FedAvg.Config(participation="paired"))
     result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())

@@ -41,7 +41,7 @@ def random_directions(number: int) -> Directions:
 
 
 def graph_of(directions: Iterable[Iterable[float]], k: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return p_i and p_ij / p_i, by formulas 4 and loops."""
+    """Return p_i and p_ij / p_i, by their definitions and loops."""
     m = [np.array(d) / np.sqrt(np.sum(np.square(d))) for d in directions]
     C = len(m)
     A = np.array(

@@ -1,4 +1,4 @@
-"""Task times of the scenarios F-X and exponential (002, section 5.1), and of trace files."""
+"""Task times of the scenarios F-X and exponential (Fraboni et al. 2023, section 5.1), and of trace files."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -25,7 +25,7 @@ SCHEMES = {
 
 
 def every_draw(participation: Participation, p: np.ndarray) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Enumerate (probability, drawn clients) of a scheme, from its definition in formulas.md, section 1."""
+    """Enumerate (probability, drawn clients) of a scheme, from its definition."""
     C, L = len(p), participation.sample_size(len(p))
     if participation.scheme == "full":
         yield 1.0, tuple(range(C))

@@ -1,4 +1,4 @@
-"""002: terms and windows by hand, and asynchronous FedAvg and FedFix below theorem 1 with its proof's numbers."""
+"""Fraboni et al.: terms and windows by hand, and async FedAvg and FedFix below theorem 1 in its proof's numbers."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,9 @@ def test_windows_by_hand() -> None:
     assert asynchronous.asynchronous_window([1 / 3, 0.5]) == 5
     assert asynchronous.asynchronous_window([0.2, 0.6, 1.0]) == 23  # 1, 3, 5 fifths: lcm 15: 15 + 5 + 3
     assert asynchronous.fedfix_window([1, 2, 3]) == 6
-    with pytest.raises(AssumptionError, match=r"002 eq\. 35: task times must be above 0, one is 0"):
+    with pytest.raises(
+        AssumptionError, match=r"Fraboni et al\. 2023, eq\. 35: task times must be above 0, one is 0"
+    ):
         asynchronous.asynchronous_window([1, 0])
 
 
@@ -62,13 +64,17 @@ def test_the_explicit_bound_by_hand() -> None:
 
 def test_ranges() -> None:
     # min(1, 1/(3·4·1·3))/(48·2·2) = 1/6912
-    with pytest.raises(StepSizeError, match=r"002 theorem 1: .*0\.0002 .*= 0\.000144676\]"):
+    with pytest.raises(StepSizeError, match=r"Fraboni et al. 2023, theorem 1: .*0\.0002 .*= 0\.000144676\]"):
         asynchronous.explicit_bound(
             1, BY_HAND, lr=2e-4, local_steps=2, delay=2, residual=0, noise=0, squared_noise=0, weight=2.0
         )
-    with pytest.raises(AssumptionError, match=r"002 eq\. 38: spread 0\.5 and window 1 must be 1 or more"):
+    with pytest.raises(
+        AssumptionError, match=r"Fraboni et al\. 2023, eq\. 38: spread 0\.5 and window 1 must be 1 or more"
+    ):
         asynchronous.asynchronous_terms(1, BY_HAND, local_steps=1, noise=0, residual=0, spread=0.5, window=1)
-    with pytest.raises(AssumptionError, match=r"002 eq\. 42: noise and residual must be 0 or more"):
+    with pytest.raises(
+        AssumptionError, match=r"Fraboni et al\. 2023, eq\. 42: noise and residual must be 0 or more"
+    ):
         asynchronous.fedfix_terms(1, BY_HAND, local_steps=1, noise=-1, residual=0, periods=1, window=1)
 
 

@@ -1,4 +1,4 @@
-"""000: the bound, its floor and the drift; by hand, and above what FedAvg does on convex quadratics."""
+"""Dhasade et al.: the bound, its floor and the drift; by hand, and above what FedAvg does on convex quadratics."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,9 @@ def test_the_floor_of_the_paper() -> None:
 
 @pytest.mark.parametrize("lr", [0.0, -0.1, 0.126, float("nan")])
 def test_a_step_outside_the_range_names_theorem_value_and_range(lr: float) -> None:
-    with pytest.raises(StepSizeError, match=rf"000 theorem 2.1.*step size {lr:.6g}.*\(0, 1/\(4L\) = 0.125\]"):
+    with pytest.raises(
+        StepSizeError, match=rf"Dhasade et al., theorem 2.1.*step size {lr:.6g}.*\(0, 1/\(4L\) = 0.125\]"
+    ):
         convex_bound(1, replace(BY_HAND), lr=lr, local_steps=1)
 
 

@@ -1,4 +1,4 @@
-"""003: the bounds by hand, their lemmas' recursions, and FedProx and the spectral method between them."""
+"""Buttaci 2024: the bounds by hand, their lemmas' recursions, and FedProx and the spectral method between them."""
 
 from collections.abc import Callable
 
@@ -147,7 +147,9 @@ def test_steps_out_of_range(call: Callable[[], object], text: str) -> None:
 
 def test_other_values_out_of_range() -> None:
     flat = Constants(num_clients=2, L=2.0)
-    with pytest.raises(AssumptionError, match=r"003 lemma B\.2: losses must be strongly convex, mu is 0"):
+    with pytest.raises(
+        AssumptionError, match=r"Buttaci 2024, lemma B\.2: losses must be strongly convex, mu is 0"
+    ):
         perturbed.fedprox_bound(1, flat, lr=0.1, local_steps=1)
     with pytest.raises(AssumptionError, match=r"theorem 4.4 I: beta must be in \(0, 1\), is 1"):
         perturbed.spectral_fixed_bound(1, BY_HAND, lr=0.25, local_steps=1, beta=1.0)

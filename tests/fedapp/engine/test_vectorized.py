@@ -253,7 +253,7 @@ def requests_of(config: RunConfig, grid: SequentialGrid) -> list[Message]:
     def request(kind: str, node: int, record: ConfigRecord | None = None) -> Message:
         own = {messages.CLIENT: node - 1, messages.TASK: 1, messages.SERVER_ROUND: 1}
         record = ConfigRecord({**fields, **own}) if record is None else record
-        queried = kind in (messages.DESCRIBE, messages.MESSAGE)
+        queried = kind in (messages.DESCRIBE, messages.ASK_DIRECTION)
         return messages.request(kind, node, record, ttl=60.0, arrays=None if queried else arrays)
 
     return [
@@ -262,7 +262,7 @@ def requests_of(config: RunConfig, grid: SequentialGrid) -> list[Message]:
         request(messages.EVALUATE, 3),
         request(messages.TRAIN, 4, ConfigRecord({"lr": 0.1})),
         request(messages.DESCRIBE, 1),
-        request(messages.MESSAGE, 5),
+        request(messages.ASK_DIRECTION, 5),
         request(messages.TRAIN, 5),
         request(messages.TRAIN, 1, ConfigRecord({**fields, messages.CLIENT: 0, "lr": -1.0})),
     ]
@@ -288,7 +288,7 @@ def test_replies_are_those_of_the_sequential_engine(small: Configure) -> None:
         assert list(metrics) == list(others)
         for key, value in metrics.items():
             assert value == pytest.approx(others[key], rel=1e-5)
-        for key in (messages.ARRAYS, messages.MESSAGE_RECORD):
+        for key in (messages.ARRAYS, messages.DIRECTION):
             arrays, other = (messages.arrays_of(message, key) for message in (reply, expected))
             assert (arrays is None) == (other is None)
             for name in arrays or {}:

@@ -1,4 +1,4 @@
-"""The synthetic problem of 000: client drift where one client is an outlier and one parameter is trained.
+"""The synthetic problem of Dhasade et al.: client drift where one client is an outlier and one parameter is trained.
 
 Dhasade, Kremer & Renard, sections 3.1 and 4. A perceptron with frozen slope v of which only the bias b is
 trained, full batches, the outlier (the last client) and one other in each round. With one parameter, what the theory
@@ -19,7 +19,7 @@ from research.reproduce.plan import Plan, PlannedRun
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Runs, mean
 from research.reproduce.synthetic_measures import Measured, problem_name
-from research.reproduce.synthetic_problem import Problem
+from research.reproduce.synthetic_problem import SyntheticProblem
 
 
 def measure_synthetic(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
@@ -41,8 +41,8 @@ def measure_synthetic(plan: Plan, runs: Runs, known: Numbers, data_path: str) ->
 
 
 def _problem(planned: PlannedRun, plan: Plan) -> Numbers:
-    problem = Problem.of(planned.config, planned.num_clients)
-    diagonal = Problem(problem.clients, problem.test, tuple(plan.setting("diagonal")))
+    problem = SyntheticProblem.of(planned.config, planned.num_clients)
+    diagonal = SyntheticProblem(problem.clients, problem.test, tuple(plan.setting("diagonal")))
     test, objective = problem.points(problem.test), problem.objective
     return {
         "smoothness": problem.smoothness,

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from research.reproduce import floor_losses, floor_measure
-from research.reproduce import study_001_floor as study
+from research.reproduce import floor_report as study
 from research.reproduce.experiment import Results
-from research.reproduce.floor_losses import Logistic, Losses, Powers, Quadratics
+from research.reproduce.floor_losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses
 from research.reproduce.plan import Plan, read_plan
 from research.reproduce.report import Report
 from research.reproduce.runs import Runs
@@ -26,10 +26,10 @@ def some_losses(kind: str, num_clients: int = 3, num_parameters: int = 2) -> Los
     matrices = floor_losses.curvatures(rng, *shape, 10.0, 0.7)
     points = floor_losses.optima(rng, shape, spread=1.0)
     if kind == "quadratics":
-        return Quadratics(matrices, points)
+        return QuadraticLosses(matrices, points)
     if kind == "logistic":
-        return Logistic(floor_losses.labelled_rows(rng, 4 * matrices, points, 30), 0.1)
-    return Powers(4.0, np.array([1.0, 0.5, 0.2])[:num_clients], points, 6.0)
+        return LogisticLosses(floor_losses.labelled_rows(rng, 4 * matrices, points, 30), 0.1)
+    return PowerLosses(4.0, np.array([1.0, 0.5, 0.2])[:num_clients], points, 6.0)
 
 
 def averaged(losses: Losses, w: np.ndarray, rounds: int, lr: float, steps: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_the_papers_assumptions_hold_with_the_constants(kind: str) -> None:
 @pytest.mark.parametrize("power", [3.0, 4.0, 6.0])
 def test_the_exponent_of_powers_is_sharp(power: float) -> None:
     # f = ‖w‖^p/p at r: ‖∇f‖² = r^(2p−2), f^α = (r^p/p)^(2−2/p) = r^(2p−2)/p^α; μ = p^α leaves nothing over, at any r.
-    losses = Powers(power, np.ones(1), np.zeros((1, 1)), 1.0)
+    losses = PowerLosses(power, np.ones(1), np.zeros((1, 1)), 1.0)
     assert losses.exponent == pytest.approx({3.0: 4 / 3, 4.0: 3 / 2, 6.0: 5 / 3}[power])
     for r in (0.01, 1.0):
         w = np.full((1, 1), r)
@@ -120,7 +120,7 @@ def test_the_limit_is_where_fedavg_ends(kind: str, steps: int) -> None:
 def test_a_floor_by_hand() -> None:
     # f_1 = ½(w−1)², f_2 = ¼(w+1)², η = ½, H = 2. Locally w → c + (1−ηa)²(w−c): ¼(w−1) + 1 and 9/16 (w+1) − 1, whose
     # mean is w for w = ½(13/16 w + 5/16): w = 5/19. F' = ½[(w−1) + ½(w+1)] = 0 at w = 1/3.
-    losses = Quadratics(np.array([[[1.0]], [[0.5]]]), np.array([[1.0], [-1.0]]))
+    losses = QuadraticLosses(np.array([[[1.0]], [[0.5]]]), np.array([[1.0], [-1.0]]))
     best = losses.minimiser()
     assert best == pytest.approx([1 / 3])
     end = floor_measure.limit(losses, 0.5, 2, best)
@@ -147,7 +147,7 @@ def test_a_limit_that_is_not_there_says_so() -> None:
 
 def test_the_level_on_quadratics_by_hand_and_by_fedavg() -> None:
     # One client, one step: variance s = (1 − ηa)² s + η²σ², level ½ a s.
-    one = Quadratics(np.array([[[0.5]]]), np.zeros((1, 1)))
+    one = QuadraticLosses(np.array([[[0.5]]]), np.zeros((1, 1)))
     expected = 0.5 / 2 * 0.01 * 2.0 / (1 - 0.95**2)
     assert floor_measure.quadratic_level(one, 0.1, 1, 2.0) == pytest.approx(expected)
     losses, lr, steps, chains = some_losses("quadratics"), 0.2, 3, 4000
@@ -166,8 +166,8 @@ def test_the_level_on_quadratics_by_hand_and_by_fedavg() -> None:
 
 def test_the_sampled_level_is_fedavgs() -> None:
     small, large = some_losses("logistic", 2), some_losses("logistic", 5)
-    assert isinstance(small, Logistic)
-    assert isinstance(large, Logistic)
+    assert isinstance(small, LogisticLosses)
+    assert isinstance(large, LogisticLosses)
     lr, steps = 0.1, 2
     limits = [floor_measure.limit(losses, lr, steps, losses.minimiser()) for losses in (small, large)]
     ours = floor_measure.sampled_level(
@@ -189,11 +189,11 @@ def test_the_sampled_level_is_fedavgs() -> None:
 
 def test_row_variance_is_that_of_all_rows() -> None:
     losses = some_losses("logistic", 2)
-    assert isinstance(losses, Logistic)
+    assert isinstance(losses, LogisticLosses)
     w = np.array([0.3, -0.2])
     exact = losses.gradients(losses.at(w))
     rows = [
-        np.array([Logistic(z[None, None], 0.1).gradients(w[None])[0] for z in client])
+        np.array([LogisticLosses(z[None, None], 0.1).gradients(w[None])[0] for z in client])
         for client in losses.signed
     ]
     expected = max(np.mean(np.sum((own - f) ** 2, axis=1)) for own, f in zip(rows, exact, strict=True))

@@ -1,11 +1,11 @@
-"""Verdicts and figures of 002's reports, on numbers made up so that a claim holds, or doesn't."""
+"""Verdicts and figures on Fraboni et al. 2023, on numbers made up so that a claim holds, or doesn't."""
 
 import math
 
 import pytest
 
 from fedapp.data import DataError
-from research.reproduce import paper_002, surrogate_optima
+from research.reproduce import asynchronous, surrogate_optima
 from research.reproduce.runs import Runs
 from tests.reproduce.made_up import check_figures, evidence, make_run, outcome, plan_with, results_of
 
@@ -48,7 +48,7 @@ def optima(shard_gap, gap=0.1):
     [([0.8, 0.9], "holds"), ([1.2, 1.1], "doesn't hold"), ([0.8, 1.1], "not decided")],
 )
 def test_figure_2_judges_each_problem_over_seeds(tmp_path, time_based, expected):
-    report = paper_002.figure_2(results_of(figure_2_runs(time_based)), FIGURE_2, tmp_path)
+    report = asynchronous.figure_2(results_of(figure_2_runs(time_based)), FIGURE_2, tmp_path)
     assert outcome(report, "002-1-mnist") == outcome(report, "002-1-mnist-shard") == expected
     if expected == "not decided":
         assert "federated loss 1.0000 → 0.9500 (lower in 1 of 2 seeds)" in evidence(report, "002-1-mnist")
@@ -60,7 +60,7 @@ def test_figure_2_judges_each_problem_over_seeds(tmp_path, time_based, expected)
 
 def test_a_problem_with_runs_missing_is_not_judged(tmp_path):
     runs = figure_2_runs([0.8, 0.9])
-    report = paper_002.figure_2(results_of(runs[1:], lack=runs[:1]), FIGURE_2, tmp_path)
+    report = asynchronous.figure_2(results_of(runs[1:], lack=runs[:1]), FIGURE_2, tmp_path)
     assert outcome(report, "002-1-mnist") == "not run"
     assert evidence(report, "002-1-mnist") == "1 of 8 runs aren't there"
     assert outcome(report, "002-1-mnist-shard") == "holds"
@@ -72,7 +72,7 @@ def test_a_problem_with_runs_missing_is_not_judged(tmp_path):
 )
 def test_the_ratio_of_the_optima_is_judged_as_a_ratio(tmp_path, shard_gap, ratio, suboptimum):
     results = results_of(figure_2_runs([0.8, 0.9]), numbers=optima(shard_gap))
-    report = paper_002.figure_2(results, FIGURE_2, tmp_path)
+    report = asynchronous.figure_2(results, FIGURE_2, tmp_path)
     assert outcome(report, "002-2-ratio") == ratio
     assert outcome(report, "002-2-suboptimum") == suboptimum
     assert f"ratio {shard_gap / 0.1:.2f}" in evidence(report, "002-2-ratio")
@@ -92,11 +92,11 @@ def test_optima_are_worked_out_once_per_problem_and_seed(monkeypatch):
     monkeypatch.setattr(surrogate_optima, "optima", worked_out)
     runs = Runs(figure_2_runs([0.8, 0.9]))
     known = {"optima: MNIST, seed 0": {"identical": 3.0}}
-    numbers = paper_002.measure_figure_2(FIGURE_2, runs, known, "")
+    numbers = asynchronous.measure_figure_2(FIGURE_2, runs, known, "")
     assert asked == [(0, 2)]
     assert numbers["optima: MNIST, seed 0"] == {"identical": 3.0}
     assert numbers["optima: MNIST-shard, seed 0"] == {"identical": 2.0}
-    assert paper_002.measure_figure_2(FIGURE_2.as_quick(), runs, {}, "") == {}
+    assert asynchronous.measure_figure_2(FIGURE_2.as_quick(), runs, {}, "") == {}
     assert numbers["absent"] == {f"optima: {problem}, seed 1": "no such file" for problem in PROBLEMS}
 
 
@@ -119,7 +119,7 @@ def test_figure_3_has_a_verdict_for_each_part(tmp_path, last, scale, mean, varia
             runs.append(
                 make_run(labels, {"federated-loss": [3.0] * 38 + [level - spread, level + spread]}, lr=0.02)
             )
-    report = paper_002.figure_3(results_of(runs), plan_with("002-figure-3"), tmp_path)
+    report = asynchronous.figure_3(results_of(runs), plan_with("002-figure-3"), tmp_path)
     found = [outcome(report, f"002-3-{part}") for part in ("mean", "variance", "sensitive")]
     assert found == [mean, variance, sensitive]
     check_figures(report.figures)
@@ -143,7 +143,7 @@ def test_figure_4_compares_methods_at_their_best_rates(tmp_path, fedfix, expecte
     parts = ("002-4-fedfix-sync", "002-4-fedfix-async", "002-4-sync-async")
     changed = {"problems": ["X"], "scenarios": ["F0"]}
     plan = plan_with("002-figure-4", dict.fromkeys(parts, changed))
-    report = paper_002.figure_4(results_of(runs), plan, tmp_path)
+    report = asynchronous.figure_4(results_of(runs), plan, tmp_path)
     assert outcome(report, "002-4-fedfix-sync") == expected
     assert outcome(report, "002-4-sync-async") == "holds"
     assert [row.ours for row in report.rows][:2] == [pytest.approx([1.1, 1.1]), pytest.approx([2.2, 2.2])]
@@ -152,7 +152,7 @@ def test_figure_4_compares_methods_at_their_best_rates(tmp_path, fedfix, expecte
     assert "| 4, F0 | async | 1 to 1 | 40 | 0.25 | 0 | 1 | – | 4 |" in report.extra[0]
     assert "| 4, F0 | FedFix-0.5 | 0.5 to 0.5 | 20 | 0.5 | 1 | 0 | – | 2 |" in report.extra[0]
     check_figures(report.figures)
-    report = paper_002.figure_4(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
+    report = asynchronous.figure_4(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
     assert outcome(report, "002-4-fedfix-sync") == expected  # FedBuff's run isn't needed
-    report = paper_002.figure_4(results_of(runs[1:], lack=runs[:1]), plan, tmp_path)
+    report = asynchronous.figure_4(results_of(runs[1:], lack=runs[:1]), plan, tmp_path)
     assert outcome(report, "002-4-fedfix-sync") == "not run"

@@ -1,7 +1,7 @@
 """What a client tells the server of its data: one unit vector, and the noise that hides it.
 
-The message of Buttaci 2024 (definition 3.2 and below) is the first principal direction of the
-client's data matrix X (n × d), neither centred nor scaled: its top right singular vector. Needs numpy and scipy.
+The direction of Buttaci 2024 (definition 3.2 and below; its word is *message*) is the first principal direction of
+the client's data matrix X (n × d), neither centred nor scaled: its top right singular vector. Needs numpy and scipy.
 """
 
 import math
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedapp.data.dataset import Array, Dataset, IntArray, Normalize
 from fedapp.data.errors import DataError
+from fedapp.gaussian_mechanism import gaussian_sigma
 from strategies import streams
 
 Vector = NDArray[np.float64]
@@ -23,7 +24,7 @@ _BASIS = 12  # vectors of length d that ARPACK holds
 
 
 def principal_direction(x: Array, rows: IntArray | None = None, embed: Embed | None = None) -> Vector:
-    """Return the top right singular vector m, float64 (d,), ‖m‖ = 1, of a data matrix (003, below definition 3.2).
+    """Return the top right singular vector m, float64 (d,), ‖m‖ = 1, of a data matrix.
 
     By ARPACK on XᵀX, which is never formed, from a fixed start vector of positive entries: the same rows give the
     same m to about 1e-10, unless the two largest singular values nearly agree. X ≥ 0 has m ≥ 0.
@@ -44,7 +45,7 @@ def principal_direction(x: Array, rows: IntArray | None = None, embed: Embed | N
     """
     num_rows, size = len(x if rows is None else rows), math.prod(x.shape[1:])
     if num_rows == 0 or size == 0:
-        raise DataError(f"a client's message needs data: there are {num_rows} rows of shape {x.shape[1:]}")
+        raise DataError(f"a client's direction needs data: there are {num_rows} rows of shape {x.shape[1:]}")
     block = max(1, _BLOCK // size)
 
     def blocks() -> Iterator[Array]:
@@ -77,12 +78,12 @@ def _top_eigenvector(multiply: Callable[[Vector], Vector], dimensions: int) -> V
     def checked(v: Vector) -> Vector:
         product = np.asarray(multiply(v.ravel()))
         if not np.isfinite(product).all():
-            raise DataError("a client's message needs finite data, and not too large to be squared")
+            raise DataError("a client's direction needs finite data, and not too large to be squared")
         return product
 
     start = 1 + streams.generator(0, "arpack-start").random(dimensions)
     if not checked(start).any():
-        raise DataError("a client's message needs data: all values are zero")
+        raise DataError("a client's direction needs data: all values are zero")
     if dimensions == 1:
         return np.ones(1)
     operator = LinearOperator((dimensions, dimensions), matvec=checked, dtype=np.float64)
@@ -91,8 +92,8 @@ def _top_eigenvector(multiply: Callable[[Vector], Vector], dimensions: int) -> V
     return m
 
 
-def client_message(dataset: Dataset, rows: IntArray, normalize: Normalize = False) -> Vector:
-    """Return the message of the client with these rows of a dataset, float64 (d,), labels not used.
+def client_direction(dataset: Dataset, rows: IntArray, normalize: Normalize = False) -> Vector:
+    """Return the direction of the client with these rows of a dataset, float64 (d,), labels not used.
 
     Images and vectors: the principal direction of the inputs as the model sees them, after ``normalize``: a shift of
     the data, such as that to [-1, 1], moves the direction (their scale doesn't). Text: that of each window's
@@ -111,66 +112,21 @@ def client_message(dataset: Dataset, rows: IntArray, normalize: Normalize = Fals
     return principal_direction(dataset.x, np.asarray(rows), embed)
 
 
-def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Return the least standard deviation of Gaussian noise that is (ε, δ)-differentially private.
-
-    The analytic Gaussian mechanism (Balle and Wang, ICML 2018, theorem 8), for every ε > 0: with s = σ / sensitivity,
-    Φ(1/(2s) − εs) − e^ε Φ(−1/(2s) − εs) = δ. The sensitivity is the largest Euclidean distance between the
-    vectors of two neighbouring inputs. ValueError unless ε > 0, 0 < δ < 1 and sensitivity > 0.
-    """
-    if not (0 < epsilon < math.inf and 0 < delta < 1 and 0 < sensitivity < math.inf):
-        given = f"has {epsilon}, {delta} and {sensitivity}"
-        raise ValueError(f"needs epsilon > 0, 0 < delta < 1, sensitivity (2 clip) > 0; {given}")
-    return _least(lambda s: _gaussian_delta(epsilon, s) / delta - 1) * sensitivity
-
-
-def gaussian_epsilon(noise_multiplier: float, delta: float, releases: int = 1) -> float:
-    """Return the least ε for which so many Gaussian releases together are (ε, δ)-differentially private.
-
-    Each has noise of deviation z times its sensitivity, z = ``noise_multiplier``; T of them, however each depends on
-    those before, are as one with z / √T (Dong, Roth and Su, JRSS B 2022, corollary 3.3). 0 if δ alone covers it.
-    """
-    s = noise_multiplier / releases**0.5
-    if _gaussian_delta(0.0, s) <= delta:
-        return 0.0
-    return _least(lambda epsilon: _gaussian_delta(epsilon, s) / delta - 1)
-
-
-def _gaussian_delta(epsilon: float, s: float) -> float:
-    """Return δ of Gaussian noise with s = σ / sensitivity (Balle and Wang, ICML 2018, theorem 8)."""
-    from scipy.special import log_ndtr
-
-    first, second = log_ndtr(0.5 / s - epsilon * s), epsilon + log_ndtr(-0.5 / s - epsilon * s)
-    return float(-np.exp(first) * np.expm1(second - first))
-
-
-def _least(excess: Callable[[float], float]) -> float:
-    """Return where a falling function of x > 0 gets to 0, rounded up."""
-    from scipy.optimize import brentq
-
-    low = high = 1.0
-    while excess(low) <= 0:
-        low /= 2
-    while excess(high) > 0:
-        high *= 2
-    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-12) * (1 + 1e-9))
-
-
-def private_message(message: Vector, epsilon: float, delta: float, clip: float, rng: Generator) -> Vector:
-    """Hide a message (d,) by the Gaussian mechanism, and make it a unit vector again, which costs no privacy.
+def private_direction(direction: Vector, epsilon: float, delta: float, clip: float, rng: Generator) -> Vector:
+    """Hide a direction (d,) by the Gaussian mechanism, and make it a unit vector again, which costs no privacy.
 
     It is scaled down to norm ``clip`` if longer, so that other data in place of the client's move it by at most
     2 ``clip``; then each entry gets noise of deviation ``gaussian_sigma(epsilon, delta, 2 * clip)`` from ``rng``, the
     client's own. For unit vectors a clip ≤ 1 makes no difference, and one above 1 only adds noise.
 
-    Protected with (ε, δ): all of the client's data, against all who see this message, the server too (replace one
-    client). Not protected: the models it trains and its number of samples; and a second message costs another
+    Protected with (ε, δ): all of the client's data, against all who see this direction, the server too (replace one
+    client). Not protected: the models it trains and its number of samples; and a second direction costs another
     (ε, δ), so draw once and keep it. Attacks on the floating-point noise are not considered. The noise has length
-    about σ √d: unless ε is large or d small, it drowns the message.
+    about σ √d: unless ε is large or d small, it drowns the direction.
     """
-    message = np.asarray(message, dtype=np.float64)
-    if message.ndim != 1 or message.size == 0 or not np.isfinite(message).all():
-        raise ValueError(f"a message must be a finite vector; it has shape {message.shape}")
-    noise = rng.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), len(message))
-    noisy = message * min(1.0, clip / max(float(np.linalg.norm(message)), 1e-300)) + noise
+    direction = np.asarray(direction, dtype=np.float64)
+    if direction.ndim != 1 or direction.size == 0 or not np.isfinite(direction).all():
+        raise ValueError(f"a direction must be a finite vector; it has shape {direction.shape}")
+    noise = rng.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), len(direction))
+    noisy = direction * min(1.0, clip / max(float(np.linalg.norm(direction)), 1e-300)) + noise
     return np.asarray(noisy / np.linalg.norm(noisy))

@@ -1,4 +1,4 @@
-"""The client's message against numpy's SVD, its sign and corner cases, its memory, and the noise that hides it."""
+"""The client's direction against numpy's SVD, its sign and corner cases, its memory, and the noise that hides it."""
 
 import math
 import tracemalloc
@@ -14,7 +14,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedapp.data import DataError, Dataset, load_dataset, make_partition
-from fedapp.data.message import client_message, gaussian_sigma, principal_direction, private_message
+from fedapp.data.direction import client_direction, principal_direction, private_direction
+from fedapp.gaussian_mechanism import gaussian_sigma
 from strategies.graph import adjacency, homogeneity, misalignment
 
 Array = np.ndarray
@@ -25,14 +26,14 @@ def by_svd(x: Array) -> Array:
     return m if m.sum() > 0 else -m
 
 
-def digits_messages(class_imbalance: float, data_imbalance: float, seed: int) -> Array:
+def digits_directions(class_imbalance: float, data_imbalance: float, seed: int) -> Array:
     dataset = load_dataset("digits")
     partition = make_partition(
         dataset, 50, partitioner="label-quantity-skew", class_imbalance=class_imbalance,
         data_imbalance=data_imbalance, min_samples=2, dirichlet_alpha=0.1, test_on="held-out", test_fraction=0.2,
         seed=seed,
     )  # fmt: skip
-    return np.stack([client_message(dataset, partition.client(i)) for i in range(50)])
+    return np.stack([client_direction(dataset, partition.client(i)) for i in range(50)])
 
 
 def dataset_of(x: Array, kind: str, num_classes: int) -> Dataset:
@@ -109,7 +110,7 @@ def test_reproducible_whatever_the_order_and_the_blocks(monkeypatch: pytest.Monk
     m = principal_direction(x)
     np.testing.assert_array_equal(principal_direction(x), m)
     np.testing.assert_allclose(principal_direction(x[::-1]), m, atol=1e-13)
-    monkeypatch.setattr("fedapp.data.message._BLOCK", 1)  # a row at a time
+    monkeypatch.setattr("fedapp.data.direction._BLOCK", 1)  # a row at a time
     np.testing.assert_allclose(principal_direction(x), m, atol=1e-13)
 
 
@@ -146,54 +147,54 @@ def test_no_direction_is_a_data_error() -> None:
         principal_direction(np.ones((3, 4)), np.zeros(0, np.int64))
 
 
-def test_message_of_images_and_vectors_is_that_of_the_raw_rows() -> None:
+def test_direction_of_images_and_vectors_is_that_of_the_raw_rows() -> None:
     rng = np.random.default_rng(4)
     images = rng.integers(0, 256, (20, 3, 4, 4), np.uint8)
     rows = np.array([1, 5, 6])
     np.testing.assert_allclose(
-        client_message(dataset_of(images, "image", 10), rows), by_svd(images[rows]), atol=1e-12
+        client_direction(dataset_of(images, "image", 10), rows), by_svd(images[rows]), atol=1e-12
     )
     vectors = rng.normal(size=(20, 6)).astype(np.float32)
     np.testing.assert_allclose(
-        client_message(dataset_of(vectors, "vector", 2), rows), by_svd(vectors[rows]), atol=1e-12
+        client_direction(dataset_of(vectors, "vector", 2), rows), by_svd(vectors[rows]), atol=1e-12
     )
 
 
 @pytest.mark.parametrize("normalize", ["symmetric", True])
-def test_message_is_that_of_the_inputs_as_the_model_sees_them(normalize: Any) -> None:
+def test_direction_is_that_of_the_inputs_as_the_model_sees_them(normalize: Any) -> None:
     images = np.random.default_rng(4).integers(0, 256, (20, 3, 4, 4), np.uint8)
     rows = np.array([1, 5, 6, 9])
     dataset = replace(
         dataset_of(images, "image", 10), scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)
     )
-    m = client_message(dataset, rows, normalize)
+    m = client_direction(dataset, rows, normalize)
     seen = images[rows] / 255.0
     if normalize == "symmetric":
         seen = 2 * seen - 1
     else:
         seen = (seen - np.reshape(dataset.mean, (3, 1, 1))) / np.reshape(dataset.std, (3, 1, 1))
     np.testing.assert_allclose(m, by_svd(seen), atol=1e-6)  # inputs are float32
-    assert np.linalg.norm(m - client_message(dataset, rows)) > 0.1
+    assert np.linalg.norm(m - client_direction(dataset, rows)) > 0.1
 
 
-def test_message_of_text_is_that_of_its_character_counts() -> None:
+def test_direction_of_text_is_that_of_its_character_counts() -> None:
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 80, (300, 80), np.uint8)
     tokens[:, :40] = 7
     counts = np.stack([np.bincount(window, minlength=80) for window in tokens])
     rows = np.arange(0, 300, 3)
-    m = client_message(dataset_of(tokens, "text", 80), rows)
+    m = client_direction(dataset_of(tokens, "text", 80), rows)
     assert m.shape == (80,)
     np.testing.assert_allclose(m, by_svd(counts[rows]), atol=1e-12)
     assert m.argmax() == 7
     shuffled = rng.permuted(tokens, axis=1)  # the order of characters is lost
-    np.testing.assert_allclose(client_message(dataset_of(shuffled, "text", 80), rows), m, atol=1e-13)
+    np.testing.assert_allclose(client_direction(dataset_of(shuffled, "text", 80), rows), m, atol=1e-13)
 
 
-def test_message_of_real_text(real_data: Path) -> None:
+def test_direction_of_real_text(real_data: Path) -> None:
     dataset = load_dataset("shakespeare", str(real_data / "leaf_shakespeare_test.json"))
     roles = [np.flatnonzero(dataset.groups == group) for group in range(3)]
-    mis = misalignment([client_message(dataset, rows) for rows in roles])
+    mis = misalignment([client_direction(dataset, rows) for rows in roles])
     assert mis.max() <= 0.5
     assert mis[np.triu_indices(3, 1)].min() > 0
 
@@ -202,20 +203,24 @@ def test_message_of_real_text(real_data: Path) -> None:
 def test_homogeneity_on_digits_falls_as_classes_get_imbalanced(data_imbalance: float) -> None:
     found = []
     for class_imbalance in (0.0, 1.0, 10.0, 100.0):
-        graphs = [misalignment(digits_messages(class_imbalance, data_imbalance, seed)) for seed in (0, 1, 41)]
+        graphs = [
+            misalignment(digits_directions(class_imbalance, data_imbalance, seed)) for seed in (0, 1, 41)
+        ]
         assert max(mis.max() for mis in graphs) <= 0.5
         found.append(np.mean([homogeneity(adjacency(mis)) for mis in graphs]))
     assert (np.diff(found) < 0).all()
-    assert found[0] - found[2] > 4 * (found[2] - found[3])  # 003, figure 3.5: hardly any change over 10
+    assert found[0] - found[2] > 4 * (
+        found[2] - found[3]
+    )  # Buttaci 2024, figure 3.5: hardly any change over 10
 
 
 def test_noise_costs_homogeneity() -> None:
-    clean = digits_messages(0.0, 0.0, 0)
+    clean = digits_directions(0.0, 0.0, 0)
 
     def measured(epsilon: float) -> float:
         rng = np.random.default_rng(0)
         return homogeneity(
-            adjacency(misalignment([private_message(m, epsilon, 1e-5, 1.0, rng) for m in clean]))
+            adjacency(misalignment([private_direction(m, epsilon, 1e-5, 1.0, rng) for m in clean]))
         )
 
     found = [measured(epsilon) for epsilon in (1.0, 100.0, 10_000.0)]
@@ -253,19 +258,19 @@ def test_noise_scale_known_value() -> None:
     assert gaussian_sigma(1.0, 1e-5, 2.0) == pytest.approx(2 * 3.73063, rel=1e-5)
 
 
-def test_private_message_is_clipped_noised_and_renormalised() -> None:
-    message = np.array([3.0, 4.0])
+def test_private_direction_is_clipped_noised_and_renormalised() -> None:
+    direction = np.array([3.0, 4.0])
     noise = np.random.default_rng(6).normal(0.0, gaussian_sigma(2.0, 1e-3, 1.0), 2)
     expected = 0.5 * np.array([0.6, 0.8]) + noise  # clip 0.5, so that the sensitivity is 1
-    private = private_message(message, 2.0, 1e-3, 0.5, np.random.default_rng(6))
+    private = private_direction(direction, 2.0, 1e-3, 0.5, np.random.default_rng(6))
     np.testing.assert_allclose(private, expected / np.linalg.norm(expected), rtol=1e-12)
-    # A message shorter than the clip stays as it is.
-    expected = message + np.random.default_rng(6).normal(0.0, gaussian_sigma(2.0, 1e-3, 20.0), 2)
-    private = private_message(message, 2.0, 1e-3, 10.0, np.random.default_rng(6))
+    # A direction shorter than the clip stays as it is.
+    expected = direction + np.random.default_rng(6).normal(0.0, gaussian_sigma(2.0, 1e-3, 20.0), 2)
+    private = private_direction(direction, 2.0, 1e-3, 10.0, np.random.default_rng(6))
     np.testing.assert_allclose(private, expected / np.linalg.norm(expected), rtol=1e-12)
 
 
-def test_private_message_refuses_values_that_protect_nothing() -> None:
+def test_private_direction_refuses_values_that_protect_nothing() -> None:
     rng = np.random.default_rng(7)
     m = np.array([0.6, 0.8])
     for epsilon, delta, clip in (
@@ -277,7 +282,7 @@ def test_private_message_refuses_values_that_protect_nothing() -> None:
         (1, 1e-5, -1),
     ):
         with pytest.raises(ValueError, match="needs epsilon > 0"):
-            private_message(m, epsilon, delta, clip, rng)
+            private_direction(m, epsilon, delta, clip, rng)
     for bad in (np.zeros((2, 2)), np.zeros(0), np.array([np.nan, 1.0])):
         with pytest.raises(ValueError, match="finite vector"):
-            private_message(bad, 1.0, 1e-5, 1.0, rng)
+            private_direction(bad, 1.0, 1e-5, 1.0, rng)

@@ -3,7 +3,7 @@
 import pytest
 import safetensors.numpy
 
-from research.reproduce import paper_004
+from research.reproduce import limits
 from research.reproduce.experiment import collect
 from research.reproduce.plan import read_plan
 from research.reproduce.runner import perform
@@ -34,7 +34,7 @@ def results(common, normalised):
     ],
 )
 def test_each_kind_of_step_has_its_limit(tmp_path, common, normalised, expected):
-    report = paper_004.limits(results(common, normalised), PLAN, tmp_path)
+    report = limits.limits(results(common, normalised), PLAN, tmp_path)
     assert tuple(outcome(report, f"004-1-{kind}") for kind in ("biased", "unbiased")) == expected
     by_name = {row.quantity: row for row in report.rows}
     assert by_name["common μ, μ = 0.05: distance to the minimiser of Σ E_k J_k"].ours == [common[0.05][0]]
@@ -46,7 +46,7 @@ def test_each_kind_of_step_has_its_limit(tmp_path, common, normalised, expected)
 
 def test_without_final_models_there_is_no_verdict(tmp_path):
     whole = results({0.1: [0.2, 0.9]}, {0.1: [1.0, 0.02]})
-    report = paper_004.limits(results_of(whole.runs), PLAN, tmp_path)
+    report = limits.limits(results_of(whole.runs), PLAN, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} == {"not run"}
 
 

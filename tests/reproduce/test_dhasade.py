@@ -1,4 +1,4 @@
-"""000's reports: what is worked out from the synthetic data, and verdicts on numbers made up so that they differ."""
+"""The reports on Dhasade et al.: what is worked out from the synthetic data, and verdicts on numbers made up."""
 
 import math
 import os
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fedapp.models import PERCEPTRON_SLOPE
-from research.reproduce import paper_000
-from research.reproduce import paper_000_synthetic as synthetic
+from research.reproduce import femnist
+from research.reproduce import synthetic_report as synthetic
 from research.reproduce.experiment import Results, collect
 from research.reproduce.plan import read_plan
 from research.reproduce.runner import perform
 from research.reproduce.runs import Runs
 from research.reproduce.store import FILE, read_stored
-from research.reproduce.synthetic_problem import Points, Problem
+from research.reproduce.synthetic_problem import Points, SyntheticProblem
 from tests.reproduce.made_up import check_figures, make_run, outcome, results_of
 
 PLAN = read_plan("000-synthetic")
@@ -33,11 +33,11 @@ def authors_data(repository: Path) -> Path:
 
 
 @pytest.fixture
-def two_clients() -> Problem:
+def two_clients() -> SyntheticProblem:
     """With slope (1, 1) the scores are −1, 1 (labels 0, 1), and 0, 3 for the outlier."""
     usual = np.array([[-1.0, 0.0], [1.0, 0.0]]), np.array([0.0, 1.0])
     outlier = np.array([[0.0, 0.0], [1.5, 1.5]]), np.array([0.0, 1.0])
-    return Problem([usual, outlier], usual, (1.0, 1.0))
+    return SyntheticProblem([usual, outlier], usual, (1.0, 1.0))
 
 
 def sigmoid(z: float) -> float:
@@ -55,7 +55,7 @@ def test_one_point_by_hand() -> None:
     assert point.loss([0.0, 1.0]).shape == (2,)
 
 
-def test_two_clients_by_hand(two_clients: Problem) -> None:
+def test_two_clients_by_hand(two_clients: SyntheticProblem) -> None:
     usual, outlier = two_clients.locals
     # By symmetry: σ(−1 + b) + σ(1 + b) = 1 at b = 0; σ(b) + σ(3 + b) = 1 at b = −1.5.
     assert usual.minimiser == pytest.approx(0, abs=1e-9)
@@ -83,7 +83,7 @@ def test_two_clients_by_hand(two_clients: Problem) -> None:
     assert two_clients.local_smoothness >= two_clients.smoothness
 
 
-def test_classes_by_hand(two_clients: Problem) -> None:
+def test_classes_by_hand(two_clients: SyntheticProblem) -> None:
     assert two_clients.classes() == [
         {"outlier": False, "label": 0, "mean": [-1.0, 0.0], "deviation": [0.0, 0.0]},
         {"outlier": False, "label": 1, "mean": [1.0, 0.0], "deviation": [0.0, 0.0]},
@@ -94,10 +94,10 @@ def test_classes_by_hand(two_clients: Problem) -> None:
 
 def test_the_authors_constants_are_those_of_the_diagonal_slope(authors_data: Path) -> None:
     planned = PLAN.runs(str(authors_data))[0]
-    problem = Problem.of(planned.config, planned.num_clients)
+    problem = SyntheticProblem.of(planned.config, planned.num_clients)
     assert [len(y) for _, y in problem.clients] == [100] * 20
     assert problem.slope == PERCEPTRON_SLOPE
-    diagonal = Problem(problem.clients, problem.test, tuple(PLAN.setting("diagonal")))
+    diagonal = SyntheticProblem(problem.clients, problem.test, tuple(PLAN.setting("diagonal")))
     assert diagonal.smoothness == pytest.approx(0.190, abs=0.002)
     assert diagonal.limit_divergence == pytest.approx(0.407, abs=0.002)
     assert problem.smoothness == pytest.approx(0.134, abs=0.001)
@@ -243,13 +243,13 @@ def test_femnist_by_writer_is_slower_and_ends_lower(
         "shared, seed 0": {"training": 29_000, "test": 1},
     }
     plan = read_plan("000-femnist")
-    report = paper_000.femnist(results_of(runs, numbers=numbers), plan, tmp_path)
+    report = femnist.femnist(results_of(runs, numbers=numbers), plan, tmp_path)
     assert tuple(outcome(report, f"000-5-{part}") for part in ("slower", "ratio", "final")) == expected
     rows = {row.quantity: row.ours for row in report.rows}
     assert rows["by writer: training rows"] == [30_000]
     assert rows["both sides: test rows"] == [1]
     check_figures(report.figures)
-    report = paper_000.femnist(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
+    report = femnist.femnist(results_of(runs[:-1], lack=runs[-1:]), plan, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} == {"not run"}
 
 
@@ -264,11 +264,11 @@ def test_the_rows_of_both_sides_are_counted(tmp_path: Path) -> None:
         )
         runs.append(replace(run, folder=folder))
     plan = read_plan("000-femnist")
-    numbers = paper_000.measure_femnist(plan, Runs(runs), {}, "")
+    numbers = femnist.measure_femnist(plan, Runs(runs), {}, "")
     assert numbers == {
         "iid, seed 0": {"clients": 2, "training": 4, "test": 1},
         "natural, seed 0": {"clients": 2, "training": 3, "test": 2},
         "shared, seed 0": {"training": 2, "test": 1},
     }
     gone = Runs(replace(run, folder=tmp_path / "gone") for run in runs)
-    assert paper_000.measure_femnist(plan, gone, numbers, "") == numbers
+    assert femnist.measure_femnist(plan, gone, numbers, "") == numbers

@@ -1,11 +1,11 @@
-"""Verdicts and figures of 003's reports, on numbers made up so that a claim holds, or doesn't."""
+"""Verdicts and figures of the reports on Buttaci 2024, on numbers made up so that a claim holds, or doesn't."""
 
 import math
 
 import numpy as np
 import pytest
 
-from research.reproduce import paper_003, study_003_graph
+from research.reproduce import graph_report, spectral
 from research.reproduce.experiment import Results
 from research.reproduce.plan import read_plan
 from research.reproduce.runs import Runs
@@ -72,7 +72,7 @@ def rounds_of(slow, fast, balanced, reading="A"):
 )
 def test_direction_magnitude_and_balanced_half_are_three_claims(tmp_path, slow, fast, balanced, expected):
     runs = table_runs(rounds_of(slow, fast, balanced))
-    report = paper_003.table_4_2(results_of(runs), table_plan(), tmp_path)
+    report = spectral.table_4_2(results_of(runs), table_plan(), tmp_path)
     assert (
         tuple(outcome(report, f"003-3-{part}") for part in ("direction", "magnitude", "balanced")) == expected
     )
@@ -85,7 +85,7 @@ def test_direction_magnitude_and_balanced_half_are_three_claims(tmp_path, slow, 
 
 def test_a_confidence_interval_by_hand():
     # Logarithms 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, t(0.975; 2) = 4.30265.
-    low, high = paper_003._interval(np.exp([0.1, 0.2, 0.3]), 0.95)
+    low, high = spectral._interval(np.exp([0.1, 0.2, 0.3]), 0.95)
     width = 4.30265 * 0.1 / math.sqrt(3)
     assert (low, high) == (pytest.approx(math.exp(0.2 - width)), pytest.approx(math.exp(0.2 + width)))
 
@@ -94,22 +94,22 @@ def test_the_registered_reading_is_judged_and_the_others_are_shown(tmp_path):
     none, gain = (20, 20, 21), (16, 32, 17)
     rounds = rounds_of(none, (22, 23, 23), (10,) * 3) | rounds_of(gain, (10, 20, 10), (10,) * 3, reading="B")
     results = results_of(table_runs(rounds))
-    report = paper_003.table_4_2(results, table_plan(others=["B"]), tmp_path)
+    report = spectral.table_4_2(results, table_plan(others=["B"]), tmp_path)
     assert outcome(report, "003-3-direction") == "doesn't hold"
     assert "another reading, femnist imbalanced, B (would hold): speed-up 1.63" in evidence(
         report, "003-3-direction"
     )
     assert "another reading, femnist balanced, B (would hold)" in evidence(report, "003-3-balanced")
-    report = paper_003.table_4_2(results, table_plan("B", others=["A"]), tmp_path)
+    report = spectral.table_4_2(results, table_plan("B", others=["A"]), tmp_path)
     assert outcome(report, "003-3-direction") == outcome(report, "003-3-magnitude") == "holds"
 
 
 def test_without_its_runs_or_seeds_a_reading_is_not_judged(tmp_path):
     runs = table_runs(rounds_of((16, 32, 17), (10, 20, 10), (10, 10, 10)))
-    report = paper_003.table_4_2(results_of(runs[:-1], lack=runs[-1:]), table_plan(), tmp_path)
+    report = spectral.table_4_2(results_of(runs[:-1], lack=runs[-1:]), table_plan(), tmp_path)
     assert outcome(report, "003-3-direction") == "holds"
     assert evidence(report, "003-3-balanced") == f"{BALANCED}: 1 of 12 runs aren't there"
-    report = paper_003.table_4_2(results_of(runs), table_plan(seeds=5), tmp_path)
+    report = spectral.table_4_2(results_of(runs), table_plan(seeds=5), tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} == {"not run"}
     assert evidence(report, "003-3-direction") == f"{IMBALANCED}: 3 of 5 seeds"
 
@@ -156,7 +156,7 @@ HOLDS = {
 )
 def test_figures_4_3_to_4_8_look_at_epochs_clipping_and_step_size(tmp_path, changes, expected):
     plan = plan_with("003-figures-4", grid={"data": ["femnist"], "perturbation-beta": [1.0, 0.5]})
-    report = paper_003.figures_4(results_of(sensitivity_runs(**changes)), plan, tmp_path)
+    report = spectral.figures_4(results_of(sensitivity_runs(**changes)), plan, tmp_path)
     assert {verdict.claim: verdict.outcome for verdict in report.verdicts} == HOLDS | expected
     if not changes:
         # Accuracy averaged over the rounds, E = 1: (0.1 + 3 · 0.9)/4 − (0.1 + 3 · 0.8)/4 = 0.075.
@@ -169,7 +169,7 @@ def test_figures_4_3_to_4_8_look_at_epochs_clipping_and_step_size(tmp_path, chan
 
 def test_ladders_have_all_values_there_are_and_the_usual_one_once():
     own = Runs(sensitivity_runs())
-    ladder = paper_003._ladder
+    ladder = spectral._ladder
     assert ladder(own, "4-5-clipping", "E 10") == {"G = 1": "G 1", "G = 10": "G 10", "G = ∞": "E 10"}
     assert list(ladder(own, "4-7-step-size", "E 10")) == ["γ = 0.001", "γ = 0.004", "γ = 0.01", "γ = 0.1"]
     assert list(ladder(own, "4-3-epochs", "E 10")) == ["E = 1", "E = 5", "E = 10", "E = 20"]
@@ -185,22 +185,22 @@ def graph_plan():
 
 def test_the_study_of_graphs_is_drawn_from_its_numbers(tmp_path):
     plan = graph_plan()
-    numbers = study_003_graph.measure(plan, Runs([]), {}, "/nowhere")
+    numbers = graph_report.measure(plan, Runs([]), {}, "/nowhere")
     assert list(numbers.pop("absent")) == ["cifar100"]
     assert len(numbers) == 2 * 4 * 2
     cell = numbers["digits, 8 clients, φ² = 0, κ⁻¹ = 10, seed 0"]
     assert sum(cell["counts"]) == len(cell["heat"]) == 8 * 7 / 2
     assert numbers["digits, 8 clients, φ² = 0, κ⁻¹ = 10, seed 1"]["heat"] == []  # the first is drawn
-    panel = study_003_graph._panel(cell, 0.0, 10.0)
+    panel = graph_report._panel(cell, 0.0, 10.0)
     above = panel.heat[np.triu_indices(8, 1)]
     assert float(np.median(above)) == pytest.approx(cell["median"], rel=0.02)
     np.testing.assert_array_equal(panel.heat, panel.heat.T)
     results = Results([], Runs([]), numbers, {}, {"cifar100": "no file"})
-    report = study_003_graph.report(results, plan, tmp_path)
+    report = graph_report.report(results, plan, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} <= {"holds", "doesn't hold"}
     assert len(report.rows) == 4 * 2 * 4
     check_figures(report.figures)
-    again = study_003_graph.measure(plan, Runs([]), dict.fromkeys(numbers, "known"), "/nowhere")
+    again = graph_report.measure(plan, Runs([]), dict.fromkeys(numbers, "known"), "/nowhere")
     assert list(again.pop("absent")) == ["cifar100"]
     assert again == dict.fromkeys(numbers, "known")
 
@@ -221,7 +221,7 @@ def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_p
         for phi in (0.0, 1.0)
         for seed in (0, 1)
     }
-    report = study_003_graph.report(Results([], Runs([]), numbers, {}, {"cifar100": ""}), plan, tmp_path)
+    report = graph_report.report(Results([], Runs([]), numbers, {}, {"cifar100": ""}), plan, tmp_path)
     assert outcome(report, "003-2-homogeneity") == expected
     assert outcome(report, "003-1-lognormal") == "doesn't hold"  # 2 > 1
     assert outcome(report, "003-1-grows") == outcome(report, "003-2-spectrum") == "doesn't hold"  # all alike

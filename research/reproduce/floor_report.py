@@ -225,7 +225,7 @@ def _lojasiewicz(found: Findings, plan: Plan) -> Verdict:
 
 
 def _exponent(power: str) -> float:
-    """α = 2 − 2/p (``floor_losses.Powers``)."""
+    """α = 2 − 2/p (``floor_losses.PowerLosses``)."""
     return 2 - 2 / float(power)
 
 
