@@ -372,6 +372,7 @@ class FederatedStrategy(Strategy):
         """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
         clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
         if self.graph is not None and clients:
+            self.graph.guarded = self.guarded
             clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
         self.pace.enrol(clients)
         return clients

@@ -30,6 +30,10 @@ class ClientGraph:
         ε, the least misalignment: clients with equal data have none, and its logarithm is infinite.
     neighbours : int
         Edges kept to each client's most similar ones; 0: all.
+    guarded : bool
+        Take no two clients as more alike than the median pair is: otherwise copies of one device, whose
+        misalignment is 0, outweigh the others. As half of all pairs are then tied by the most that there is, no
+        client weighs more than 2/C, and k of them no more than 2k/C, whatever they send (with all edges kept).
 
     Attributes
     ----------
@@ -41,13 +45,14 @@ class ClientGraph:
         (C, C).
     """
 
-    def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
+    def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0, *, guarded: bool = False) -> None:
         if not 0 < floor < 1:
             raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
         if neighbours < 0:
             raise ValueError(f"neighbours = {neighbours}: must be 0 (all) or more")
         self.floor = floor
         self.neighbours = neighbours
+        self.guarded = guarded
         self._known: dict[int, Vector] = {}  # by node id
         self._silent: set[int] = set()
         self._nodes: tuple[int, ...] = ()
@@ -93,14 +98,27 @@ class ClientGraph:
             self._nodes = tuple(client.node_id for client in members)
             vectors = np.stack([self._known[client.node_id] for client in members])
             self.build([client.index for client in members], vectors)
-            log.info("graph of %d clients, homogeneity %.4f", len(members), graph.homogeneity(self.adjacency))
+            log.info(
+                "graph of %d clients, homogeneity %.4f%s",
+                len(members),
+                graph.homogeneity(self.adjacency),
+                "; no two count as more alike than the median pair (safeguards)" if self.guarded else "",
+            )
         return members
 
     def build(self, clients: Sequence[int], vectors: graph.Matrix) -> None:
         """Work the graph out for clients, by index, with these directions (C, d), unit vectors."""
         self.clients, self.directions = tuple(clients), vectors
         self.misalignment = graph.misalignment(vectors)
-        self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, self.floor), self.neighbours)
+        floor = max(self.floor, self._usual_misalignment()) if self.guarded else self.floor
+        if floor >= 1:  # at right angles or worse: nobody is tied to anybody
+            floor = self.floor
+        self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, floor), self.neighbours)
+
+    def _usual_misalignment(self) -> float:
+        """Return that of the median pair."""
+        pairs = self.misalignment[np.triu_indices(len(self.clients), 1)]
+        return float(np.median(pairs)) if len(pairs) else 0.0
 
     def weights(self, clients: Sequence[Client]) -> Vector:
         """Return p_i of some of the graph's clients, summing to 1 over them."""

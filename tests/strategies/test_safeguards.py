@@ -1,0 +1,384 @@
+"""What one client can do to the model at most, in rounds and without, by hand and by the worst that it can send."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, messages
+from strategies.client_graph import ClientGraph
+from strategies.clock import VirtualClock, WallClock
+from strategies.ledger import Ledger, Member
+from strategies.roster import Client
+from strategies.safeguards import capped_sizes
+from strategies.testing import MemoryGrid
+
+Make = Callable[..., Any]
+LOGGER = "flwr.strategies"
+
+
+@pytest.fixture
+def go(model: Make, train_config: Make) -> Make:
+    """Run a strategy on a grid, from w = 1; return the values of w after every aggregation, and the strategy."""
+
+    def run(
+        kind: Any, grid: Any, rounds: int = 1, *, lr: float = 0.5, **options: Any
+    ) -> tuple[list[float], Any]:
+        values: list[float] = []
+        strategy = kind(
+            kind.Config(**{"safeguards": "on"} | options),
+            observer=lambda progress: values.append(float(progress.arrays["w"].numpy()[0])),
+        )
+        strategy.start(grid, model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config(1, lr))
+        return values, strategy
+
+    return run
+
+
+# Where they are on --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "clock", "on"),
+    [
+        ("auto", VirtualClock, False),
+        ("auto", WallClock, True),
+        ("on", VirtualClock, True),
+        ("off", WallClock, False),
+    ],
+)
+def test_auto_is_on_in_real_time(mode: str, clock: Any, on: bool) -> None:
+    assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).guarded is on
+
+
+def test_a_mode_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match=r"^safeguards = 'yes': allowed are auto, on, off$"):
+        FedAvg(FedAvg.Config(safeguards="yes"))
+
+
+# Sizes --------------------------------------------------------------------------------------------
+
+
+def test_sizes_by_hand() -> None:
+    assert capped_sizes([1, 2, 5], 2.0, 0).tolist() == [1, 2, 4]  # twice the median, 2
+    assert capped_sizes([1, 2, 5], 0.0, 3).tolist() == [1, 2, 3]
+    assert capped_sizes([1, 2, 10**12], 0.0, 0).tolist() == [1, 2, 1e12]
+    assert capped_sizes([], 5.0, 0).tolist() == []
+
+
+@given(
+    st.lists(st.integers(1, 2**63 - 1), min_size=3, max_size=30), st.floats(1, 10), st.integers(1, 2**63 - 1)
+)
+def test_a_liar_counts_no_more_than_so_many_typical_ones(honest: list[int], ratio: float, lie: int) -> None:
+    # Of 2f + 1 or more clients, f liars can't move the median beyond the honest sizes.
+    capped = capped_sizes([*honest, lie], ratio, 0)
+    assert capped[-1] <= ratio * max(honest) * (1 + 1e-9)
+    assert (
+        capped[-1] / capped.sum()
+        <= ratio * max(honest) / (ratio * max(honest) + min(honest) * len(honest)) + 1e-9
+    )
+
+
+def test_a_client_that_says_it_has_a_trillion_examples(
+    federation: Make, go: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    # From w = 1 the updates are (1, 0.5, −1). Sizes 1, 2, 10^12 count as 1, 2, 5·2: p = (1, 2, 10)/13.
+    grid = federation(sizes=(1, 2, 10**12))
+    with caplog.at_level(logging.WARNING, LOGGER):
+        values, _ = go(FedAvg, grid, 3, norm_ratio_bound=0.0)
+    assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 10 * 1) / 13, rel=1e-14)
+    said = [r.getMessage() for r in caplog.records if "says it has" in r.getMessage()]
+    assert said == [
+        "client 2 says it has 1000000000000 examples: it counts with 10 (size_ratio_bound, examples_bound)"
+    ]
+    unguarded, _ = go(FedAvg, federation(sizes=(1, 2, 10**12)), safeguards="off")
+    assert unguarded[1] == pytest.approx(0.0, abs=1e-9)  # client 2's model alone
+
+
+def test_sizes_of_clients_that_tell_them_with_their_replies(federation: Make, go: Make) -> None:
+    values, _ = go(FedAvg, federation(sizes=(1, 2, 10**12), describes=False), norm_ratio_bound=0.0)
+    assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 10 * 1) / 13, rel=1e-14)
+
+
+@pytest.mark.parametrize("size", [-5, 0, float("nan"), float("inf"), 1.7e308, [5, 5]])
+def test_a_size_that_is_none_leaves_out_that_client_alone(
+    size: Any, federation: Make, go: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Without client 1: (1·1 − 5·1) / 6 from p = (1, 5)/6.
+    with caplog.at_level(logging.WARNING, LOGGER):
+        values, _ = go(FedAvg, federation(sizes=(1, size, 5)), safeguards="off")
+    assert values[1] == pytest.approx(1 - 4 / 6, rel=1e-14)
+    assert any("can't take part: num-examples = " in record.getMessage() for record in caplog.records)
+
+
+def liar(described: int, replied: int) -> ClientApp:
+    """Return a client of w = 3 that says one size in its description and another in its replies."""
+    app = ClientApp()
+
+    @app.query("describe")
+    def describe(message: Message, context: Any) -> Message:
+        metrics = {"partition-id": context.node_config["partition-id"], "num-examples": described}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        content = {
+            "arrays": ArrayRecord({"w": Array(np.array([3.0]))}),
+            "metrics": MetricRecord({"num-examples": replied}),
+        }
+        return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
+
+    return app
+
+
+@pytest.mark.parametrize(("replied", "counts"), [(30, True), (7, True), (31, False), (10**12, False)])
+def test_a_reply_may_not_say_more_than_the_description(
+    replied: int, counts: bool, go: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, LOGGER):
+        values, _ = go(FedAvg, MemoryGrid(liar(30, replied), [{"partition-id": 0}]))
+    assert values == [1.0, 3.0 if counts else 1.0]
+    assert ("it described itself with 30" in caplog.text) is not counts
+
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+class Observed(AsynchronousStrategy):
+    """A scheme with weights by the periods that were observed."""
+
+    def ready(self, arrived: int) -> bool:
+        return arrived >= 1
+
+
+def observed(aggregations: int, **members: tuple[int, int]) -> list[float]:
+    """Return the periods of clients that contributed so often since so many aggregations."""
+    strategy = Observed()
+    strategy.aggregations, strategy.ledger = aggregations, Ledger()
+    for index, (contributions, since) in enumerate(members.values()):
+        client = Client(index + 1, index, 1, MetricRecord())
+        strategy.ledger.members[index] = Member(client, contributions=contributions, since=since)
+    return strategy.periods(np.ones(len(members))).tolist()
+
+
+def test_a_newcomers_period_counts_from_when_it_came() -> None:
+    # The 53rd aggregation; three contribute to every other, P = 2, a newcomer was there for 3. Observed: 53/26 and
+    # 3/1; with one contribution at the mean period, 162/79, the newcomer's is (3 + 162/79) / 2.
+    periods = observed(52, a=(26, 0), b=(26, 0), c=(26, 0), newcomer=(1, 50))
+    assert periods == pytest.approx([53 / 26] * 3 + [(3 + 162 / 79) / 2], rel=1e-12)
+    assert periods[3] < 3
+    # Before: (52 + 1) / 1 = 53, from before it came.
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 200),
+    st.lists(st.tuples(st.integers(1, 50), st.just(0)), min_size=1, max_size=6),
+)
+def test_a_newcomers_first_contribution_counts_for_what_it_was_there(
+    there: int, before: int, others: list[tuple[int, int]]
+) -> None:
+    members = {f"c{i}": other for i, other in enumerate(others)} | {"new": (1, before + 1)}
+    assert observed(before + there, **members)[-1] <= there
+
+
+def test_what_came_while_a_client_was_dropped_is_not_held_against_it() -> None:
+    member = Member(Client(1, 0, 1, MetricRecord()), contributions=5, since=0)
+    member.drop(10)
+    member.count_again(60)
+    assert (member.since, member.misses, member.dropped) == (50, 0, False)
+    member.count_again(70)  # it wasn't away
+    assert member.since == 50
+
+
+def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
+    federation: Make, add_node: Make, model: Make, train_config: Make
+) -> None:
+    """The run that went from 0.96 to 0.10: FedBuff in real time, a device that comes at aggregation 50."""
+    grid = federation(centres=(3.0, 2.0, -1.0), sizes=(1, 1, 1))
+    for partition in range(3):
+        grid.node(partition).delay = 0.01
+    shares: dict[int, list[float]] = {}
+
+    def observe(progress: Any) -> None:
+        if progress.aggregation == 50:
+            add_node(grid, 0, 3, 77).delay = 0.01
+        shares[progress.aggregation] = progress.clients.get("weight", [])
+
+    strategy = FedBuff(
+        FedBuff.Config(buffer_size=2, arrival_weight_bound=0.0, client_weights="uniform"), clock=WallClock(),
+        observer=observe, stopped=lambda: 3 in ledger().members and ledger().members[3].contributions > 9,
+    )  # fmt: skip
+
+    def ledger() -> Ledger:
+        return getattr(strategy, "ledger", Ledger())
+
+    strategy.start(grid, model(1.0), num_rounds=100_000, timeout=30.0, train_config=train_config(1, 0.1))
+    there = [weights for weights in shares.values() if len(weights) == 4 and weights[3]]
+    assert strategy.ledger.members[3].contributions > 9
+    # The others' are near p P = ¼ · 4/2; 53 periods from before it came would have made the newcomer's 13.
+    assert max(weights[3] for weights in there) < 3.0
+
+
+@pytest.mark.parametrize("bound", [2.0, 1.0])
+def test_a_slow_clients_contribution_has_a_ceiling(
+    bound: float, federation: Make, go: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F80, three clients: τ = 0.2, 0.6, 1; Σ 1/τ = 23/3; d = τ Σ 1/τ / 3 = (0.51, 1.53, 2.56).
+    grid = federation(sizes=(1, 1, 1))
+    with caplog.at_level(logging.WARNING, LOGGER):
+        _, strategy = go(AsyncFedAvg, grid, 8, lr=0.1, arrival_weight_bound=bound)
+    tau = np.array([0.2, 0.6, 1.0])
+    unbounded = tau * (1 / tau).sum() / 3
+    weights = np.array(list(strategy.standing.weight.values()))
+    assert weights == pytest.approx(np.minimum(unbounded, bound), rel=1e-12)
+    # What is minimised is said: q ∝ d / P, with P = τ Σ 1/τ.
+    q = weights / (tau * (1 / tau).sum())
+    assert strategy.weights_distance() == pytest.approx(0.5 * np.abs(q / q.sum() - 1 / 3).sum(), rel=1e-9)
+    assert [r.getMessage() for r in caplog.records if "is slow" in r.getMessage()] == [
+        f"client 2 is slow: its contributions would count 2.56 times, and count {bound:g} times "
+        "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one"
+    ]
+    assert "this run minimised" in caplog.text
+
+
+def test_the_ceiling_holds_for_weights_of_ones_own(federation: Make, go: Make) -> None:
+    class Heavy(Observed):
+        def weigh(self, contributions: Any) -> list[float]:
+            return [100.0] * len(contributions)
+
+    values, strategy = go(Heavy, federation(), 1, norm_ratio_bound=0.0)
+    assert values[1] == 1 + 2.0 * 1.0  # client 0's update of 1, twice
+    assert strategy.ledger.members[0].weight == 2.0
+
+
+# Norms --------------------------------------------------------------------------------------------
+
+
+def test_an_update_far_longer_than_usual_is_shortened(federation: Make, go: Make) -> None:
+    # Five alike, and one at 10^6: norms 1, 1, 1, 1, 5·10^5 (from w = 1, lr ½). Five times the median is 5.
+    grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
+    values, strategy = go(FedAvg, grid)
+    assert values[1] == pytest.approx(1 + (4 * 1 + 5) / 5, rel=1e-12)
+    assert strategy._usual.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
+def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind: Any, federation: Make, go: Make) -> None:
+    # F0: all arrive at once, in client order, the liar first: it waits until the norms of three are known.
+    grid = federation(centres=(1e6 + 1, 3.0, 3.0, 3.0, 3.0), sizes=(1, 1, 1, 1, 1))
+    more = {"buffer_size": 5} if kind is FedBuff else {}
+    values, strategy = go(kind, grid, 5, time_scenario="F0", client_weights="uniform", **more)
+    assert max(map(abs, values)) < 100
+    assert strategy.ledger.members[0].contributions >= 1
+
+
+def test_a_bound_of_ones_own_comes_in_place_of_it(federation: Make, go: Make) -> None:
+    grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
+    values, _ = go(FedAvg, grid, update_norm_bound=10.0)
+    assert values[1] == pytest.approx(1 + (4 * 1 + 10) / 5, rel=1e-12)
+
+
+def test_an_update_norm_bound_bounds_what_moves_the_model(federation: Make, go: Make) -> None:
+    # d = 2 for client 0's update of norm 1, bounded by S = 0.5: not 2 · 0.5, but 0.5.
+    class Heavy(Observed):
+        def weigh(self, contributions: Any) -> list[float]:
+            return [2.0] * len(contributions)
+
+    values, _ = go(Heavy, federation(), 1, update_norm_bound=0.5, safeguards="off")
+    assert values[1] == 1.5
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg, FedBuff])
+def test_a_resumed_run_goes_on_with_the_norms_it_knew(
+    kind: Any, federation: Make, model: Make, train_config: Make
+) -> None:
+    def start(rounds: int, state: Any = None) -> tuple[list[float], list[Any]]:
+        grid = federation(centres=(3.0, 2.0, -1.0, 50.0), sizes=(1, 2, 5, 2), node_ids=[1, 2, 3, 4])
+        values: list[float] = []
+        states: list[Any] = []
+
+        def observe(progress: Any) -> None:
+            values.append(float(progress.arrays["w"].numpy()[0]))
+            states.append(strategy.state())
+
+        more = {"buffer_size": 2} if kind is FedBuff else {}
+        strategy = kind(kind.Config(safeguards="on", **more), observer=observe)
+        if state is not None:
+            strategy.restore(state)
+        strategy.start(grid, model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config(1, 0.1))
+        return values, states
+
+    whole, states = start(8)
+    rest, _ = start(8, states[4])
+    assert rest == whole[5:]
+    assert states[4]["norms-of"]
+
+
+def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) -> None:
+    grid = {mode: federation() for mode in ("on", "off")}
+    on, off = (go(FedAvg, grid[mode], 5, safeguards=mode)[0] for mode in ("on", "off"))
+    assert on == off
+
+
+# The graph ----------------------------------------------------------------------------------------
+
+
+def shares(copies: int, honest: int, *, guarded: bool, seed: int = 0, direction: str = "own") -> float:
+    """Return what copies of one device weigh together, beside devices with directions of non-negative data."""
+    rng = np.random.default_rng(seed)
+    others = np.abs(rng.normal(1.0, 0.5, (honest, 20)))
+    own = others.mean(axis=0) if direction == "centre" else np.abs(rng.normal(1.0, 0.5, 20))
+    vectors = np.vstack([np.tile(own, (copies, 1)), others])
+    graph = ClientGraph(guarded=guarded)
+    graph.build(range(copies + honest), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    clients = [Client(i, i, None, MetricRecord()) for i in range(copies + honest)]
+    return float(graph.weights(clients)[:copies].sum())
+
+
+def test_the_two_cases_of_the_review() -> None:
+    assert shares(2, 1, guarded=False) > 0.85
+    assert shares(2, 1, guarded=True) == pytest.approx(2 / 3)
+    assert shares(5, 20, guarded=False) > 0.35
+    assert shares(5, 20, guarded=True) == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize("direction", ["own", "centre"])
+def test_copies_gain_no_more_than_their_number(direction: str) -> None:
+    # By enumeration. What is proved is 2k/C; with directions of their own, copies stay within a tenth of k/C.
+    for clients in range(3, 16):
+        for copies in range(1, clients):
+            for seed in range(3):
+                share = shares(copies, clients - copies, guarded=True, seed=seed, direction=direction)
+                assert share <= min(1.0, 2 * copies / clients) + 1e-12
+                if direction == "own" and copies <= clients // 2:
+                    assert share <= copies / clients + 0.1
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(2, 8))
+def test_no_client_weighs_more_than_twice_its_share(seed: int, clients: int, dimensions: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(clients, dimensions)) ** 3
+    graph = ClientGraph(guarded=True)
+    graph.build(range(clients), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    weights = graph.weights([Client(i, i, None, MetricRecord()) for i in range(clients)])
+    assert weights.max() <= 2 / clients + 1e-12
+    assert weights.sum() == pytest.approx(1.0)
+
+
+def test_in_a_simulation_the_formula_is_the_papers(
+    tied: list[list[float]], federation: Make, go: Make
+) -> None:
+    grid = federation(sizes=(1, 1, 1), directions=tied)
+    _, strategy = go(FedAvg, grid, client_weights="adjacency", safeguards="off")
+    assert list(strategy.importance().values()) == pytest.approx([3 / 12, 4 / 12, 5 / 12])
+    _, strategy = go(FedAvg, federation(sizes=(1, 1, 1), directions=tied), client_weights="adjacency")
+    # The median pair's misalignment is 1/4: A = ln 2 · (1, 2, 2) for the pairs 01, 02, 12.
+    assert list(strategy.importance().values()) == pytest.approx([3 / 10, 3 / 10, 4 / 10])
+    assert messages.DIRECTION
