@@ -270,7 +270,7 @@ def test_an_update_far_longer_than_usual_is_shortened(federation: Make, go: Make
 
 
 def test_f_liars_of_more_than_twice_as_many(federation: Make, go: Make) -> None:
-    # Two of five, about size and length: sizes (1, 1, 1, 10^12, 10^12) count as (1, 1, 1, 5, 5), 5·2 / (5 + 4·2) = 10/13
+    # Two of five, about size and length: (1, 1, 1, 10^12, 10^12) count as (1, 1, 1, 5, 5), 5·2 / (5 + 4·2) = 10/13
     # of all; their updates of 5·10^5 count as 5, five times the median norm.
     grid = federation(centres=(3.0, 3.0, 3.0, 1e6 + 1, 1e6 + 1), sizes=(1, 1, 1, 10**12, 10**12))
     values, strategy = go(FedAvg, grid)
