@@ -8,7 +8,6 @@ import functools
 import logging
 from collections.abc import Callable
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -56,15 +55,12 @@ def answers_errors(handler: Handler) -> Handler:
 @app.query("describe")
 @answers_errors
 def describe(message: Message, context: Context) -> Message:
-    """Say who this client is: partition, number of examples, label histogram, GPU or not."""
+    """Say who this client is: partition, number of examples, GPU or not."""
     record, config = read_config(message)
     data = local_data(config, record, context)
     metrics = MetricRecord(
         {messages.NUM_EXAMPLES: len(data.rows), "gpu": int(device_of(config).type == "cuda")}
     )
-    if config.dp == "none":
-        labels = data.dataset.y[data.rows]
-        metrics["label-histogram"] = np.bincount(labels, minlength=data.dataset.num_classes).tolist()
     if data.partition_id is not None:
         metrics[messages.PARTITION_ID] = data.partition_id
     if (number := node_number(context, "num-partitions")) is not None:

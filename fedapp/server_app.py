@@ -4,8 +4,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp.config import RunConfig, defaults, read_run
-from fedapp.engine.name import DEPLOYMENT, engine_of
 from fedapp.server import prepare, run
+from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.roster import wait_for_nodes
 
 app = ServerApp()

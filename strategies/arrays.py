@@ -15,14 +15,20 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
+from strategies import messages
+
 Vector = NDArray[np.float64]
 
 
+_HEADER = 4096  # bytes that describe an array, at most
 _LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
 
 
 class ArraysMismatchError(ValueError):
     """A client's arrays can't be combined with the global model; the text says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(messages.clean(reason))  # names in it may be the client's
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,11 @@ class Layout:
         """D, the number of values."""
         return sum(prod(shape) for shape in self.shapes)
 
+    @cached_property
+    def most_bytes(self) -> int:
+        """Bytes that a record of this layout takes at most, headers included."""
+        return sum(d.itemsize * prod(s) + _HEADER for d, s in zip(self.dtypes, self.shapes, strict=True))
+
     @property
     def narrow(self) -> np.dtype:
         """The narrowest dtype that holds every value of a model exactly, for keeping vectors."""
@@ -70,6 +81,10 @@ class Layout:
         if tuple(record) != self.names:
             raise ArraysMismatchError(
                 f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
+            )
+        if (size := messages.num_bytes(record)) > self.most_bytes:  # before anything is unpacked
+            raise ArraysMismatchError(
+                f"its arrays take {size} bytes, those of the model at most {self.most_bytes}"
             )
         vector = np.empty(self.size)
         start = 0
@@ -164,5 +179,5 @@ def _decode(name: str, array: Array) -> np.ndarray:
 
 
 def _brief(names: Iterable[str]) -> str:
-    listed = list(names)
+    listed = [messages.clean(name, messages.LONGEST_NAME) for name in names]
     return str(listed) if len(listed) <= 4 else f"[{listed[0]!r}, …, {listed[-1]!r}] ({len(listed)})"

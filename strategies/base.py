@@ -221,8 +221,8 @@ class FederatedStrategy(Strategy):
         sums: dict[str, float] = {}
         totals: dict[str, float] = {}
         for client, weight in zip(clients, weights.tolist(), strict=True):
-            for key, value in messages.metrics_of(by_node[client.node_id]).items():
-                if isinstance(value, int | float) and key != messages.NUM_EXAMPLES:
+            for key, value in messages.numbers_of(messages.metrics_of(by_node[client.node_id])).items():
+                if key != messages.NUM_EXAMPLES:
                     sums[key] = sums.get(key, 0.0) + weight * value
                     totals[key] = totals.get(key, 0.0) + weight
         return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
@@ -254,6 +254,7 @@ class FederatedStrategy(Strategy):
             **self.pace.state(),
             **self.optimizer.state(),
             **self._usual.state(),
+            **self.roster.state(),
             **({} if self.graph is None else self.graph.state()),
         }
 
@@ -273,6 +274,7 @@ class FederatedStrategy(Strategy):
         self._resumed = state
         self.optimizer.restore(state)
         self._usual.restore(state)
+        self.roster.restore(state)
         if self.graph is not None:
             self.graph.restore(state)
 

@@ -13,6 +13,9 @@ from strategies.flower_internals import Run, empty_run
 class LocalGrid(Grid):
     """What every Grid without a network shares; a subclass pushes and pulls messages."""
 
+    #: What ``strategies.engine_name.engine_of`` says of it.
+    engine = "memory"
+
     def set_run(self, run: Run) -> None:
         """Do nothing: there is only one run."""
 

@@ -5,6 +5,7 @@ app's own); its reply carries ``arrays`` (the trained model) and ``metrics``. Th
 strategies, so a ClientApp written for them understands ours.
 """
 
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -55,6 +56,11 @@ DISCARDED: Final = "discarded-updates"
 # Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
+# Of what a client says, no more than this is written anywhere.
+LONGEST_TEXT: Final = 500  # characters
+LONGEST_NAME: Final = 64  # characters of a metric's name
+MOST_METRICS: Final = 100
+
 LARGEST: Final = 2**63 - 1  # what an integer of a message holds
 
 
@@ -94,7 +100,12 @@ def reason_of(reply: Message) -> str:
     if reply.error.code == MESSAGE_UNAVAILABLE:  # its time to live is over
         return NO_REPLY
     lines = (reply.error.reason or "").strip().splitlines()
-    return lines[-1][:500] if lines else f"error code {reply.error.code}"
+    return clean(lines[-1]) if lines else f"error code {reply.error.code}"
+
+
+def clean(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return what a client says as it may be written: at most so many characters, none that steers a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
 
 
 def whole(value: object) -> int | None:
@@ -115,8 +126,17 @@ def examples_of(metrics: MetricRecord) -> int | None:
     if (value := metrics.get(NUM_EXAMPLES)) is None:
         return None
     if isinstance(value, list) or (number := whole(value)) is None or number < 1:
-        raise ValueError(f"{NUM_EXAMPLES} = {str(value)[:40]}: must be a number of 1 or more")
+        raise ValueError(f"{NUM_EXAMPLES} = {clean(str(value), 40)}: must be a number of 1 or more")
     return number
+
+
+def numbers_of(metrics: MetricRecord) -> dict[str, int | float]:
+    """Return the numbers of a reply's metrics, but those with names that nobody would choose; at most 100."""
+    return {
+        key: value
+        for key, value in itertools.islice(metrics.items(), MOST_METRICS)
+        if isinstance(value, int | float) and len(key) <= LONGEST_NAME and key.isprintable()
+    }
 
 
 def beside_the_model(reply: Message) -> dict[str, ArrayRecord]:

@@ -10,21 +10,31 @@ node reports when it is asked to describe itself. A ClientApp answers with a han
 
 One that has no such handler still works: clients are then ordered by node id, and weighted by the
 ``num-examples`` of their training replies, as Flower's own strategies do.
+
+A description is a claim. In a simulation it is believed; of devices, the registered node says who a client is: a
+``partition-id`` counts only for a node that holds a part of common data, that is, beside ``num-partitions``, and
+below the number that most nodes say. Nobody takes a place that another node has, or is waited for on a node's word.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from strategies import messages
 from strategies.clock import WallClock
+from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.exchange import exchange, never
 
 log = logging.getLogger("flwr.strategies")
+
+# Partitions of common data that devices can hold: arrays by client are as long as the largest index.
+MOST_PARTITIONS = 100_000
 
 NODE_POLL = 0.1  # seconds between two looks at who is connected
 
@@ -47,6 +57,10 @@ class Client:
         return messages.NUM_EXAMPLES in self.description
 
 
+# Partition, node id, number of examples, and all that was said.
+_Described = tuple[int | None, int, int | None, MetricRecord]
+
+
 class Roster:
     """The clients that are there, by index. A client whose description fails is left out and named in the log.
 
@@ -63,6 +77,11 @@ class Roster:
     def __init__(
         self, min_clients: int = 1, timeout: float = 3600.0, stopped: Callable[[], bool] = never
     ) -> None:
+        self._places: dict[
+            int, int
+        ] = {}  # index by node id, of those that have it from nobody but this roster
+        self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
+        self._devices = False  # whether nodes are devices, whose word is not taken
         self.min_clients = min_clients
         self.timeout = timeout
         self.stopped = stopped
@@ -91,6 +110,7 @@ class Roster:
             If no client can take part: none came, or came back, within the timeout, or every description failed.
         """
         starting = not self._by_node
+        self._devices = engine_of(grid) == DEPLOYMENT
         if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._see(grid)
@@ -102,7 +122,7 @@ class Roster:
                 default=0,
             )
             # A simulation registers its nodes while the ServerApp is already running.
-            if starting and expected > len(self._present):
+            if starting and expected > len(self._present) and not self._devices:
                 wait_for_nodes(grid, expected, self.timeout, self.stopped)
             self._see(grid)
         if not starting and not self.clients and not self.stopped():
@@ -149,6 +169,9 @@ class Roster:
         changed = present != self._present
         if changed:
             self._present, self._clients = present, None
+            for rival in [node_id for node_id, owner in self._rivals.items() if owner not in present]:
+                del self._rivals[rival]
+                self._refused.discard(rival)  # it is asked once more
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
@@ -163,11 +186,12 @@ class Roster:
         if replies and all(_has_no_handler(reply) for reply in replies.values()):
             log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
             for node_id in sorted(replies):
-                self._by_node[node_id] = Client(node_id, self._free_index(), None, MetricRecord())
+                index = self._places.setdefault(node_id, self._free_index())
+                self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
             for node_id in sorted(set(node_ids) - replies.keys()):
                 log.warning("node %d can't take part: no answer", node_id)
             return
-        described: list[tuple[int | None, int, int | None, MetricRecord]] = []
+        described: list[_Described] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
             if reply is None or reply.has_error():
@@ -180,25 +204,61 @@ class Roster:
             except ValueError as error:
                 log.warning("node %d can't take part: %s", node_id, error)
                 continue
-            partition = messages.whole(metrics.get(messages.PARTITION_ID))
-            described.append((partition, node_id, num_examples, metrics))
-        taken, asked = {client.index: client.node_id for client in self.clients}, set(node_ids)
+            described.append((self._partition_of(metrics), node_id, num_examples, metrics))
+        if self._devices:
+            described = list(self._within_bounds(described))
+        taken = {client.index: client.node_id for client in self.clients}
         # Those without a partition id come last, so that they take nobody's place.
         order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
         for partition, node_id, num_examples, metrics in order:
-            index = self._free_index() if partition is None else partition
-            if taken.get(index) in asked:
+            index = self._places.setdefault(node_id, self._free_index()) if partition is None else partition
+            if index in taken:
                 log.warning(
                     "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
                 )
+                self._rivals[node_id] = taken[index]
                 continue
-            if index in taken:  # restarted, while the SuperLink still takes its former self for online
-                log.warning("client %d is node %d now, no longer node %d", index, node_id, taken[index])
             taken[index] = node_id
             self._by_node[node_id] = Client(node_id, index, num_examples, metrics)
 
+    def _partition_of(self, metrics: MetricRecord) -> int | None:
+        """Return the place that a description claims, if it may."""
+        if self._devices and messages.NUM_PARTITIONS not in metrics:
+            return None
+        return messages.whole(metrics.get(messages.PARTITION_ID))
+
+    def _within_bounds(self, described: Iterable[_Described]) -> Iterator[_Described]:
+        """Leave out devices whose partition can't be, by the number of partitions that most nodes say."""
+        entries = list(described)
+        descriptions = [client.description for client in self.clients] + [entry[3] for entry in entries]
+        said = Counter(
+            number
+            for description in descriptions
+            if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
+        )
+        most = min(min(said, key=lambda number: (-said[number], number), default=0), MOST_PARTITIONS)
+        for partition, node_id, num_examples, metrics in entries:
+            if partition is not None and partition >= most:
+                log.warning(
+                    "node %d can't take part: partition-id = %d: must be 0 to %d",
+                    node_id,
+                    partition,
+                    most - 1,
+                )
+                continue
+            yield partition, node_id, num_examples, metrics
+
     def _free_index(self) -> int:
-        return max((client.index for client in self._by_node.values()), default=-1) + 1
+        indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
+        return max(indices, default=-1) + 1
+
+    def state(self) -> dict[str, Any]:
+        """Return which node has which place, where the nodes themselves don't know."""
+        return {"node-places": list(self._places.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Give the nodes of an earlier run their places again."""
+        self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
 
 
 def sized_by(client: Client, metrics: MetricRecord) -> Client:

@@ -9,7 +9,6 @@ from flwr.serverapp import Grid
 
 from fedapp import federation
 from fedapp.config import ConfigError
-from fedapp.engine.name import DEPLOYMENT, engine_of
 from fedapp.server.display import Display
 from fedapp.server.divergence import Divergence
 from fedapp.server.evaluation import Evaluation
@@ -25,6 +24,7 @@ from fedapp.server.trackers import make_tracker
 from strategies import FederatedStrategy
 from strategies.arrays import Layout
 from strategies.clock import WallClock
+from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.exchange import never
 
 log = logging.getLogger("flwr.fedapp")

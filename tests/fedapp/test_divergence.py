@@ -11,11 +11,11 @@ from scipy.special import expit
 
 from fedapp import client_app
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.name import DEPLOYMENT
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.server import Experiment, prepare, run
 from strategies import REGISTRY
+from strategies.engine_name import DEPLOYMENT
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Watching(SequentialGrid):
         return reply
 
 
-def test_central_no_update_is_longer_than_the_norm_and_no_loss_or_histogram_is_sent(tmp_path: Path) -> None:
+def test_central_no_update_is_longer_than_the_norm_and_no_loss_is_sent(tmp_path: Path) -> None:
     free, bound = Watching(), Watching()
     run(free, prepare(config_of(tmp_path), 3))
     directory = run(bound, prepare(config_of(tmp_path, **CENTRAL, **{"dp-clipping-norm": 0.05}), 3))
@@ -63,7 +63,7 @@ def test_central_no_update_is_longer_than_the_norm_and_no_loss_or_histogram_is_s
         "num-steps",
         "gpu",
     }
-    assert {"train-loss", "label-histogram"} <= set().union(*free.metrics)
+    assert "train-loss" in set().union(*free.metrics)
     metrics = read_metrics(directory.path)
     expected = [gaussian_epsilon(1.0, 1e-5, rounds) for rounds in (1, 2, 3)]
     assert [line["dp-epsilon"] for line in metrics[1:]] == expected

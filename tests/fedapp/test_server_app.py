@@ -11,13 +11,13 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
-from fedapp.engine.name import engine_of
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.federation import records
 from fedapp.models import ModelError
 from fedapp.server import USER_ERRORS, build_strategy, prepare, task_config
 from strategies import REGISTRY
 from strategies.clock import VirtualClock, WallClock
+from strategies.engine_name import engine_of
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
