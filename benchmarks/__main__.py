@@ -70,21 +70,16 @@ def main(
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
     if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):
         raise typer.BadParameter(f"{contenders} can do none of {workloads}", param_hint="--contenders")
-    rows: list[JsonObject] = []
-    scaling: list[JsonObject] = []
-    problems: list[str] = []
     try:
         with TemporaryDirectory(prefix="fedapp-bench-") as folder:
             # What is prepared from generated data goes with it.
             os.environ["FEDAPP_CACHE"] = str(Path(folder, "cache"))
             data = Data(Path(folder), data_path)
-            for workload in (*compared, *scales):
-                measured = interleaved(workload, chosen, data, timeout)
-                found = rows_of(workload, measured)
-                problems += differences(found)
-                (rows if workload in compared else scaling).extend(found)
+            rows, problems = measured_rows(compared, chosen, data, timeout)
+            scaling, more = measured_rows(scales, chosen, data, timeout)
     except (ContenderError, DataError) as error:
         sys.exit(f"error: {error}")
+    problems += more
     whole = report(rows, scaling, problems, data_path.name if data_path else "generated images")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
@@ -95,6 +90,19 @@ def main(
         write_results(whole, HERE / "RESULTS.md")
     if problems:
         sys.exit("error: " + "\n".join(problems))
+
+
+def measured_rows(
+    workloads: list[Workload], contenders: list[str], data: Data, timeout: float
+) -> tuple[list[JsonObject], list[str]]:
+    """Measure workloads; return their rows, and what is wrong with the accuracies."""
+    rows: list[JsonObject] = []
+    problems: list[str] = []
+    for workload in workloads:
+        found = rows_of(workload, interleaved(workload, contenders, data, timeout))
+        rows += found
+        problems += differences(found)
+    return rows, problems
 
 
 def interleaved(

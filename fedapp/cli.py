@@ -1,9 +1,10 @@
 """The command ``fedapp``: what one does around runs."""
 
 import itertools
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -17,6 +18,9 @@ from fedapp.data import DataError
 from fedapp.deploy.cli import app as deploy_app
 from fedapp.federation.graph import graph_arrays
 from strategies import graph
+
+if TYPE_CHECKING:
+    from fedapp.report.graph_figures import GraphPanel
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_show_locals=False
@@ -53,53 +57,18 @@ def graph_command(
     Prints homogeneity and the fitted lognormal (θ, φ) of the misalignments, writes graph.npz for each setting and
     draws the misalignments, the Laplacian's spectrum and the homogeneity.
     """
-    from fedapp.report.graph_figures import GraphPanel, draw_graph  # matplotlib is slow to import
+    from fedapp.report.graph_figures import draw_graph  # matplotlib is slow to import
 
     try:
         given = read_options("--run-config", run_config)
-        grid = list(itertools.product(_numbers(data_imbalance), _numbers(class_imbalance), range(seeds)))
-        configs = [
-            RunConfig.load(
-                {
-                    **given,
-                    "partitioner": "label-quantity-skew",
-                    "class-imbalance": kappa,
-                    "data-imbalance": phi,
-                    "seed": int(given.get("seed", 0)) + repetition,
-                }
-            )
-            for phi, kappa, repetition in grid
-        ]
+        grid = itertools.product(_numbers(data_imbalance), _numbers(class_imbalance), range(seeds))
+        configs = [_on_grid(given, *point) for point in grid]
         panels, table = [], _table(configs[0], num_clients)
         for config in track(configs, description="graphs", transient=True):
             arrays = graph_arrays(config, num_clients)
-            folder = (
-                out / f"class-{config.class_imbalance:g}-data-{config.data_imbalance:g}-seed-{config.seed}"
-            )
-            folder.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(folder / "graph.npz", **arrays)  # type: ignore[arg-type]
-            homogeneity = graph.homogeneity(arrays["adjacency"])
-            fit = graph.fit_lognormal(arrays["misalignment"], config.message_floor)
-            panels.append(
-                GraphPanel.of(
-                    config.class_imbalance,
-                    config.data_imbalance,
-                    arrays["misalignment"],
-                    arrays["eigenvalues"],
-                    homogeneity,
-                    fit.theta,
-                    fit.phi,
-                )
-            )
-            table.add_row(
-                f"{config.class_imbalance:g}",
-                f"{config.data_imbalance:g}",
-                str(config.seed),
-                f"{homogeneity:.4f}",
-                f"{fit.theta:.4f}",
-                f"{fit.phi:.4f}",
-                *_normality(arrays["misalignment"], config.message_floor),
-            )
+            _write_arrays(out, config, arrays)
+            panels.append(_panel(config, arrays))
+            table.add_row(*_cells(config, arrays, panels[-1]))
         figures = draw_graph(out, panels, f"{configs[0].dataset}, {num_clients} clients")
     except (ConfigError, DataError) as error:
         raise SystemExit(f"error: {error}") from None
@@ -114,6 +83,51 @@ def keys() -> None:
     from fedapp.config.document import document
 
     print(document(), end="")
+
+
+def _on_grid(given: Mapping[str, Any], phi: float, kappa: float, repetition: int) -> RunConfig:
+    return RunConfig.load(
+        {
+            **given,
+            "partitioner": "label-quantity-skew",
+            "class-imbalance": kappa,
+            "data-imbalance": phi,
+            "seed": int(given.get("seed", 0)) + repetition,
+        }
+    )
+
+
+def _write_arrays(out: Path, config: RunConfig, arrays: Mapping[str, np.ndarray]) -> None:
+    folder = out / f"class-{config.class_imbalance:g}-data-{config.data_imbalance:g}-seed-{config.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "graph.npz", **arrays)  # type: ignore[arg-type]
+
+
+def _panel(config: RunConfig, arrays: Mapping[str, np.ndarray]) -> "GraphPanel":
+    from fedapp.report.graph_figures import GraphPanel
+
+    fit = graph.fit_lognormal(arrays["misalignment"], config.message_floor)
+    return GraphPanel.of(
+        config.class_imbalance,
+        config.data_imbalance,
+        arrays["misalignment"],
+        arrays["eigenvalues"],
+        graph.homogeneity(arrays["adjacency"]),
+        fit.theta,
+        fit.phi,
+    )
+
+
+def _cells(config: RunConfig, arrays: Mapping[str, np.ndarray], panel: "GraphPanel") -> tuple[str, ...]:
+    return (
+        f"{config.class_imbalance:g}",
+        f"{config.data_imbalance:g}",
+        str(config.seed),
+        f"{panel.homogeneity:.4f}",
+        f"{panel.theta:.4f}",
+        f"{panel.phi:.4f}",
+        *_normality(arrays["misalignment"], config.message_floor),
+    )
 
 
 def _normality(mis: np.ndarray, floor: float) -> tuple[str, str]:

@@ -20,10 +20,9 @@ from strategies.graph import FLOOR
 from strategies.pace import Pace, make_pace
 from strategies.progress import Observer, Progress
 from strategies.roster import Client, Roster, sized_by_replies
-from strategies.safeguards import MODES, SafeguardsConfig, UsualNorm, capped_sizes
+from strategies.safeguards import Safeguards, SafeguardsConfig
 from strategies.server_optimizer import make_optimizer
-from strategies.time_scenario import TimeScenario
-from strategies.weights import IMPORTANCES, Weights, importances, mean_and_spread
+from strategies.weights import Weights, importances, mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
 
@@ -120,14 +119,6 @@ class FederatedStrategy(Strategy):
         self.config = self._adapt(config or self.Config())
         if self.config.eval_every < 1:
             raise ValueError(f"eval_every = {self.config.eval_every}: must be 1 or more")
-        if self.config.safeguards not in MODES:
-            raise ValueError(f"safeguards = {self.config.safeguards!r}: allowed are {', '.join(MODES)}")
-        if not self.config.time_scenario.startswith("trace:"):
-            TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
-        if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
-            raise ValueError(
-                f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
-            )
         self.reset()
         self.pace: Pace = self._pace_of(clock or VirtualClock())
         self.observer = observer
@@ -142,13 +133,6 @@ class FederatedStrategy(Strategy):
         self.aggregations = 0
         self._evaluated = 0  # the last aggregation that was
         self._resumed: State | None = None
-        self._said: set[str] = set()  # what the log was told once
-
-    @property
-    def guarded(self) -> bool:
-        """Whether what one device can do is bounded: see ``strategies.safeguards``."""
-        mode = self.config.safeguards
-        return mode == "on" or (mode == "auto" and self.pace.learns)
 
     @property
     def clock(self) -> Clock:
@@ -253,7 +237,7 @@ class FederatedStrategy(Strategy):
             "model": np.concatenate(values),
             **self.pace.state(),
             **self.optimizer.state(),
-            **self._usual.state(),
+            **self.safeguards.state(),
             **self.roster.state(),
             **({} if self.graph is None else self.graph.state()),
         }
@@ -273,7 +257,7 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
         self._resumed = state
         self.optimizer.restore(state)
-        self._usual.restore(state)
+        self.safeguards.restore(state)
         self.roster.restore(state)
         if self.graph is not None:
             self.graph.restore(state)
@@ -281,7 +265,7 @@ class FederatedStrategy(Strategy):
     def reset(self) -> None:
         """Drop what an earlier run left: a new one begins."""
         self.optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
-        self._usual = UsualNorm(self.config.norm_ratio_bound)
+        self.safeguards = Safeguards(self.config, lambda: self.pace.learns)
 
     def _begin(self, initial_arrays: ArrayRecord) -> State | None:
         """Start from the initial model, or from the state to resume, which is returned."""
@@ -374,7 +358,7 @@ class FederatedStrategy(Strategy):
         """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
         clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
         if self.graph is not None and clients:
-            self.graph.guarded = self.guarded
+            self.graph.guarded = self.safeguards.active
             clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
         self.pace.enrol(clients)
         return clients
@@ -390,37 +374,15 @@ class FederatedStrategy(Strategy):
 
     def _by_size(self, clients: Sequence[Client], sizes: Sequence[int]) -> Weights:
         """Return p_i (n,) of clients by the sizes that they tell."""
-        config = self.config
-        if config.client_weights != "samples" or not self.guarded:
-            return importances(config.client_weights, sizes)
-        capped = capped_sizes(sizes, config.size_ratio_bound, config.examples_bound)
-        for client, said, counts in zip(clients, sizes, capped.tolist(), strict=True):
-            if counts < said:
-                self._say_once(
-                    f"client {client.index} says it has {said} examples: it counts with {counts:g} "
-                    "(size_ratio_bound, examples_bound)"
-                )
-        return importances(config.client_weights, capped.tolist())
-
-    def _say_once(self, text: str) -> None:
-        """Log a warning that would otherwise come with every aggregation."""
-        key = text.partition(":")[0]
-        if key not in self._said:
-            self._said.add(key)
-            log.warning(text)
-
-    @property
-    def _learns_norms(self) -> bool:
-        """Whether updates are bounded by what is usual."""
-        config = self.config
-        return self.guarded and config.norm_ratio_bound > 0 and not config.update_norm_bound
+        kind = self.config.client_weights
+        return importances(kind, self.safeguards.sizes(clients, sizes) if kind == "samples" else sizes)
 
     def _links(self) -> list[Link | None]:
         """Return what a local model goes through between the check and the sum."""
         bound, witness = self.config.update_norm_bound, self.witness
         return [
             Bound(bound) if bound else None,
-            self._usual if self._learns_norms else None,
+            self.safeguards.norms if self.safeguards.learns_norms else None,
             Tell(self.received),
             Tell(lambda client, model: witness(client.index, model)) if witness else None,
         ]

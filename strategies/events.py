@@ -237,13 +237,13 @@ class AsynchronousStrategy(Scheme):
         member.answers += 1
         now = self.pace.now()
         if (
-            self._learns_norms
-            and not self._usual.knows_enough(len(ledger.counting))
+            self.safeguards.learns_norms
+            and not self.safeguards.norms.knows_enough(len(ledger.counting))
             and now < self._patient_until
         ):
             if not self._held:
                 self._patient_until = now + PATIENCE * (now - task.sent)
-            self._usual.see(local)
+            self.safeguards.norms.see(local)
             self._held.append((task, local, reply))
             member.waiting += 1
             self._release()
@@ -254,11 +254,11 @@ class AsynchronousStrategy(Scheme):
         """Take in what was held back until it is known which norms are usual, or until that takes too long."""
         if not self._held:
             return
-        enough = self._usual.knows_enough(len(self.ledger.counting))
+        enough = self.safeguards.norms.knows_enough(len(self.ledger.counting))
         if enough or self.pace.now() >= self._patient_until:
             if not enough:
                 log.warning("only %d clients have answered: which updates are too long isn't known yet",
-                            len(self._usual.norms))  # fmt: skip
+                            len(self.safeguards.norms.norms))  # fmt: skip
             held, self._held = self._held, []
             for task, local, reply in held:
                 task.member.waiting -= 1
@@ -348,7 +348,7 @@ class AsynchronousStrategy(Scheme):
             member.contributions += 1
         gathered = WeightedSum(len(self.model))
         weights = self.weigh(contributions)
-        most = self.config.arrival_weight_bound if self.guarded else 0.0
+        most = self.safeguards.heaviest
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
             weight = min(weight, most) if most else weight
             member.weight += weight

@@ -333,12 +333,12 @@ class SynchronousStrategy(FederatedStrategy):
     @property
     def _must_look_first(self) -> bool:
         """Whether nobody knows yet what norms are usual: then all of the round are looked at before any counts."""
-        return self._learns_norms and not self._usual.knows_enough(len(self.clients))
+        return self.safeguards.learns_norms and not self.safeguards.norms.knows_enough(len(self.clients))
 
     def _look_at_norms(self, current: _Round, check: Check, replies: Iterable[Message]) -> None:
         for client, reply in zip(current.clients, _by_client(current.requests, replies), strict=True):
             with suppress(ArraysMismatchError):
-                self._usual.see(check(client, reply, current.model))
+                self.safeguards.norms.see(check(client, reply, current.model))
 
     def _metrics_of(self, current: _Round) -> MetricRecord:
         metrics = MetricRecord(
@@ -349,7 +349,7 @@ class SynchronousStrategy(FederatedStrategy):
                 messages.BYTES_UP: current.bytes_up,
             }
         )
-        if self.config.update_norm_bound or self._learns_norms:
+        if self.config.update_norm_bound or self.safeguards.learns_norms:
             metrics[messages.CLIPPED] = current.bounded
         if current.loss_weight > 0:
             metrics[messages.TRAIN_LOSS] = current.loss / current.loss_weight

@@ -11,7 +11,8 @@ and, in the graph of clients, that no two are taken as more alike than the media
 Where one binds, the log says so once, and what is reported is the objective that is then minimised.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,10 @@ import numpy as np
 
 from strategies.arrays import Vector, clip_update
 from strategies.chain import Local
+from strategies.roster import Client
 from strategies.weights import Weights
+
+log = logging.getLogger("flwr.strategies")
 
 MODES = ("auto", "on", "off")
 
@@ -99,6 +103,86 @@ class UsualNorm:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
         self.norms = dict(zip(state["norms-of"], state["norms"], strict=True))
+
+
+class Safeguards:
+    """What a strategy asks before it takes a device at its word.
+
+    Parameters
+    ----------
+    config : SafeguardsConfig
+        The strategy's own.
+    in_real_time : callable
+        Tells whether time passes by itself.
+
+    Attributes
+    ----------
+    norms : UsualNorm
+        The link of the chain that ``learns_norms`` asks for.
+    """
+
+    def __init__(self, config: SafeguardsConfig, in_real_time: Callable[[], bool]) -> None:
+        if config.safeguards not in MODES:
+            raise ValueError(f"safeguards = {config.safeguards!r}: allowed are {', '.join(MODES)}")
+        self.config = config
+        self.norms = UsualNorm(config.norm_ratio_bound)
+        self._in_real_time = in_real_time
+        self._said: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether there are any."""
+        mode = self.config.safeguards
+        return mode == "on" or (mode == "auto" and self._in_real_time())
+
+    @property
+    def learns_norms(self) -> bool:
+        """Whether updates are bounded by what is usual."""
+        bound = getattr(self.config, "update_norm_bound", 0.0)
+        return self.active and self.config.norm_ratio_bound > 0 and not bound
+
+    @property
+    def heaviest(self) -> float:
+        """The most that one contribution weighs; 0: no bound."""
+        return getattr(self.config, "arrival_weight_bound", 0.0) if self.active else 0.0
+
+    def sizes(self, clients: Sequence[Client], said: Sequence[int]) -> Sequence[float]:
+        """Return the sizes n_i (n,) that count, of those that clients tell."""
+        if not self.active:
+            return said
+        capped = capped_sizes(said, self.config.size_ratio_bound, self.config.examples_bound).tolist()
+        for client, size, counts in zip(clients, said, capped, strict=True):
+            if counts < size:
+                self._say_once(
+                    f"client {client.index} says it has {size} examples",
+                    f"it counts with {counts:g} (size_ratio_bound, examples_bound)",
+                )
+        return capped  # type: ignore[no-any-return]
+
+    def weights(self, clients: Sequence[Client], weights: Weights) -> Weights:
+        """Return the weights d_i (n,) under the bound."""
+        if self.heaviest and (worst := weights.max(initial=0.0)) > self.heaviest:
+            self._say_once(
+                f"client {clients[int(weights.argmax())].index} is slow",
+                f"its contributions would count {worst:.2f} times, and count {self.heaviest:g} times "
+                "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one",
+            )
+            return np.minimum(weights, self.heaviest)
+        return weights
+
+    def _say_once(self, what: str, then: str) -> None:
+        """Log a warning that would otherwise come with every aggregation."""
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s: %s", what, then)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a run goes on from."""
+        return self.norms.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``."""
+        self.norms.restore(state)
 
 
 def bounded(weight: float, update: Vector, bound: float) -> Vector:

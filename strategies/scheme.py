@@ -16,7 +16,7 @@ from strategies.base import FederatedStrategy, StrategyConfig
 from strategies.chain import Contribution
 from strategies.ledger import Ledger, Member, Standing
 from strategies.pace import Times
-from strategies.weights import Weights, mean_and_spread
+from strategies.weights import mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
 
@@ -133,21 +133,9 @@ class Scheme(FederatedStrategy):
                 d = np.full(len(p), self.identical_weight(len(p)))
             else:
                 d = p * self.periods(self.pace.times(ledger.counting, ledger))
-            d = self._ceiling(d)
+            d = self.safeguards.weights([member.client for member in ledger.counting], d)
             ledger.standing = Standing(self._by_index(p), self._by_index(d))
         return ledger.standing
-
-    def _ceiling(self, weights: Weights) -> Weights:
-        """Return the weights d_i (C,) of the counting clients under ``arrival_weight_bound``."""
-        most = self.config.arrival_weight_bound if self.guarded else 0.0
-        if most and (worst := weights.max(initial=0.0)) > most:
-            index = self.ledger.counting[int(weights.argmax())].client.index
-            self._say_once(
-                f"client {index} is slow: its contributions would count {worst:.2f} times, and count {most:g} times "
-                "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one"
-            )
-            return np.minimum(weights, most)
-        return weights
 
     def _expected_share(self) -> dict[int, float]:
         """q̃_i by client index; worked out when it is asked for, at evaluations."""

@@ -6,7 +6,9 @@ from fedapp.config.key import OWN, if_, key, where
 from fedapp.config.values import Count, Inside, Keys, NonNegative, Positive
 from strategies.aggregation import MEAN, RULES
 
-GUARDED = if_("safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.guarded)
+GUARDED = if_(
+    "safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.safeguards.active
+)
 _BY_SIZE = if_(
     "client-weights = samples", lambda setting: setting.strategy.config.client_weights == "samples"
 )

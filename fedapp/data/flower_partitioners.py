@@ -3,12 +3,15 @@
 import contextlib
 import io
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedapp.data.dataset import Array, IntArray
 from fedapp.data.errors import DataError, one_line
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
 
 _SHARDS_PER_CLIENT = 2  # as in the non-IID split of "Communication-Efficient Learning of Deep Networks …"
 
@@ -47,20 +50,11 @@ def flower_partition(
     if partitioner == "iid":  # what IidPartitioner does, which takes minutes for 100,000 clients
         return [np.asarray(client, np.int64) for client in np.array_split(rows, num_clients)]
     from datasets import Dataset as HFDataset
-    from flwr_datasets.partitioner import (
-        NaturalIdPartitioner,
-        Partitioner,
-        ShardPartitioner,
-    )
 
     columns: dict[str, Any] = {"row": rows, "label": labels}
     if groups is not None:
         columns["group"] = groups
-    division: Partitioner
-    if partitioner == "shards":
-        division = ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
-    else:
-        division = NaturalIdPartitioner("group")
+    division = _partitioner(partitioner, num_clients, seed)
     # NaturalIdPartitioner draws a progress bar on stderr.
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -69,10 +63,17 @@ def flower_partition(
             clients = [division.load_partition(i).with_format("numpy") for i in range(num_clients)]
             return [np.asarray(client[:]["row"], np.int64) for client in clients]
         except (ValueError, ZeroDivisionError) as error:
-            advice = {
-                "shards": f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed",
-            }.get(partitioner, "")
+            shards = f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed"
+            advice = shards if partitioner == "shards" else ""
             raise DataError(
                 f"partitioner = {partitioner!r}: {len(rows)} rows can't be divided over {num_clients} "
                 f"clients with at least min-samples = {min_samples} each{advice} ({one_line(error)})"
             ) from error
+
+
+def _partitioner(name: str, num_clients: int, seed: int) -> "Partitioner":
+    from flwr_datasets.partitioner import NaturalIdPartitioner, ShardPartitioner
+
+    if name == "shards":
+        return ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
+    return NaturalIdPartitioner("group")

@@ -99,10 +99,8 @@ def make_partition(
         C, the number of training clients.
     partitioner : str
         One of `PARTITIONERS`.
-    class_imbalance : float
-        κ⁻¹ of label-quantity-skew.
-    data_imbalance : float
-        φ² of label-quantity-skew and dirichlet.
+    class_imbalance, data_imbalance : float
+        κ⁻¹ of label-quantity-skew; φ² of it and of dirichlet.
     min_samples : int
         Least number of rows of a client.
     dirichlet_alpha : float
@@ -119,11 +117,10 @@ def make_partition(
     DataError
         If a value is out of range or the dataset can't be divided like this.
     """
-    _check_values(
+    _check_numbers(
         num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, test_fraction, seed
     )
-    require_choice("partitioner", partitioner, PARTITIONERS)
-    require_choice("test-on", test_on, TEST_ON)
+    _check_choices(partitioner, test_on)
     if partitioner == "natural":
         return _natural(dataset, num_clients, min_samples, test_on, test_fraction, seed)
     divide: Divide = partial(
@@ -137,11 +134,24 @@ def make_partition(
         dirichlet_alpha=dirichlet_alpha,
     )
     train, test = _split_rows(dataset, test_on, test_fraction, seed)
-    _require_enough(dataset, num_clients, min_samples, len(train), "training")
+    enough = partial(_require_enough, dataset, num_clients, min_samples)
+    return _both_sides(divide, enough, train, test, test_on, seed)
+
+
+def _both_sides(
+    divide: Divide,
+    require_enough: Callable[[int, str], None],
+    train: IntArray,
+    test: IntArray,
+    test_on: str,
+    seed: int,
+) -> Partition:
+    """Divide the training rows, and the test rows where there are clients to test on."""
+    require_enough(len(train), "training")
     clients = divide(train, streams.whole_number(seed, "training-division"))
     if test_on == "held-out":
         return _partition(clients, [test])
-    _require_enough(dataset, num_clients, min_samples, len(test), "test")
+    require_enough(len(test), "test")
     return _partition(clients, divide(test, streams.whole_number(seed, "testing-division")))
 
 
@@ -260,7 +270,12 @@ def _check_division(
         )
 
 
-def _check_values(
+def _check_choices(partitioner: str, test_on: str) -> None:
+    require_choice("partitioner", partitioner, PARTITIONERS)
+    require_choice("test-on", test_on, TEST_ON)
+
+
+def _check_numbers(
     num_clients: int,
     class_imbalance: float,
     data_imbalance: float,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from flwr.serverapp import Grid
 
 from fedapp import federation
-from fedapp.config import ConfigError
+from fedapp.config import ConfigError, RunConfig
 from fedapp.server.display import Display
 from fedapp.server.divergence import Divergence
 from fedapp.server.evaluation import Evaluation
@@ -65,15 +65,9 @@ def run(
     strategy = build_strategy(config, stopped=stopped)
     strategy.repeatable = engine != DEPLOYMENT
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
-    if experiment.unread:
-        values = ", ".join(f"{key} = {value!r}" for key, value in experiment.unread.items())
-        log.warning("not read by %s: %s", config.strategy, values)
+    _warn_of_unread(experiment)
     arrays = federation.to_arrays(experiment.model.state_dict())
-    if directory.checkpoint is not None:
-        try:
-            strategy.restore(directory.checkpoint.strategy)
-        except ValueError as error:
-            raise ConfigError(f"resume = {config.resume!r}: {error}") from None
+    _restore(strategy, directory, config)
     record.begin(directory.checkpoint, Layout.of(arrays))
     status = "failed"
     try:
@@ -91,16 +85,35 @@ def run(
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        raise ConfigError(
-            f"results-dir = {config.results_dir!r}: {directory.path} can't be written to any more "
-            f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
-        ) from None
+        raise _disk_error(error, config, directory) from None
     finally:
         # A full disk, which may be what ended the run, must not hide why.
         with suppress(*((OSError,) if status == "failed" else ())):
             record.end(status)
         directory.close()
     return directory
+
+
+def _warn_of_unread(experiment: Experiment) -> None:
+    if experiment.unread:
+        values = ", ".join(f"{key} = {value!r}" for key, value in experiment.unread.items())
+        log.warning("not read by %s: %s", experiment.config.strategy, values)
+
+
+def _restore(strategy: FederatedStrategy, directory: RunDirectory, config: RunConfig) -> None:
+    """Give the strategy the state that the checkpoint has, if the run goes on from one."""
+    if directory.checkpoint is not None:
+        try:
+            strategy.restore(directory.checkpoint.strategy)
+        except ValueError as error:
+            raise ConfigError(f"resume = {config.resume!r}: {error}") from None
+
+
+def _disk_error(error: OSError, config: RunConfig, directory: RunDirectory) -> ConfigError:
+    return ConfigError(
+        f"results-dir = {config.results_dir!r}: {directory.path} can't be written to any more "
+        f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
+    )
 
 
 def _record(

@@ -201,11 +201,6 @@ def explicit_bound(
     alpha, beta : float
         α in [0, 1] of assumption 5, and β = max(d_i − α q_i) in [0, 1]. Where the times are fixed, the weights aren't
         random and α = 1, β = 0 for every scheme.
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     theorem, L, K = "Fraboni et al. 2023, theorem 1", constants.L, local_steps
     N, _ = _counts(theorem, aggregations, K, noise, residual)

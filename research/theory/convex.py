@@ -23,16 +23,6 @@ def convex_bound(rounds: ArrayLike, constants: Constants, *, lr: float, local_st
         Of it C, L, sigma2, zeta2 and distance2.
     lr, local_steps : float, int
         η ≤ 1/(4L); τ ≥ 1.
-
-    Returns
-    -------
-    array
-        Of the shape of ``rounds``.
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     _check("Dhasade et al., theorem 2.1", constants, lr, local_steps)
     T = as_rounds("Dhasade et al., theorem 2.1", rounds, first=1)

@@ -31,16 +31,6 @@ def pl_bound(rounds: ArrayLike, constants: Constants, *, mu: float, lr: float, l
         FL-2's μ in (0, 2L]: twice the strong convexity.
     lr, local_steps : float, int
         η ≤ 1/(18LH); H ≥ 1.
-
-    Returns
-    -------
-    array
-        Of the shape of ``rounds``.
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     theorem, c, H = "001 theorem F.2", constants, local_steps
     R = as_rounds(theorem, rounds)
@@ -70,11 +60,6 @@ def lojasiewicz_bound(
         FL-2's μ > 0 and α in (1, 2].
     lr, local_steps : float, int
         η ≤ 1/L for H = 1, η ≤ 1/(18CLH) for H > 1.
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     theorem = "001 lemma F.3" if local_steps == 1 else "001 theorem F.4"
     c, a = constants, exponent
@@ -109,11 +94,6 @@ def drift_bound(gradient2: ArrayLike, constants: Constants, *, lr: float, local_
         ‖∇F(θ_r)‖² ≥ 0.
     constants : Constants
         Of it L, sigma2 and mean_zeta2.
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     theorem, c, H = "001 lemma F.1", constants, local_steps
     squares = np.asarray(gradient2, dtype=np.float64)

@@ -72,16 +72,6 @@ def fedprox_bound(
         γ ≤ min(1/(2L), 1/(α+μ)).
     local_steps, alpha : int, float
         E ≥ 1; α ≥ 0.
-
-    Returns
-    -------
-    array
-        Of the shape of ``rounds``.
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     lemma, c, E = "Buttaci 2024, lemma B.2", constants, local_steps
     t = as_rounds(lemma, rounds)
@@ -180,11 +170,6 @@ def fedprox_lower_bound(
         E ≥ 2.
     pull : float
         G, the slope by which the two halves of the clients pull apart (not a bound on gradients here).
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges.
     """
     theorem, c, E, mu = "Buttaci 2024, theorem 4.2", constants, local_steps, constants.L
     t = as_rounds(theorem, rounds)
@@ -215,14 +200,9 @@ def spectral_bound(
     rounds, constants, local_steps
         As in ``fedprox_bound``.
     lr : float
-        γ ≤ min(1/(2L), 1/(βμ)).
+        γ ≤ min(1/(2L), 1/(βμ)), and γEβμ ≤ 1 − (1−β)^(1/E): beyond, κ is negative and the lemma says nothing.
     beta : float
         β in (0, 1).
-
-    Raises
-    ------
-    StepSizeError, AssumptionError
-        Outside these ranges; γEβμ > 1 − (1−β)^(1/E) would make κ negative, where the lemma says nothing.
     """
     lemma, c, E = "Buttaci 2024, lemma C.2", constants, local_steps
     t = as_rounds(lemma, rounds)

@@ -113,11 +113,6 @@ def mean_square_bound(rounds: ArrayLike, agents: Agents, *, step: float, distanc
         μ ≤ ν/(δ² + β²_fed) suffices, and √λ ≥ 1/2 (eq. 5.65; its "μ ≤ ν/2" has the wrong unit).
     distance2 : float
         ‖w̃_0‖².
-
-    Raises
-    ------
-    StepSizeError
-        Outside this range.
     """
     theorem = "004 theorem 5.1"
     i = as_rounds(theorem, rounds)

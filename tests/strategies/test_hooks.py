@@ -3,10 +3,8 @@
 The three clients of the fixture: p = (1, 2, 5)/8, Δ_i = (c_i − w)/2 with c = (3, 2, −1), F80: τ = (.2, .6, 1).
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -350,13 +348,30 @@ def test_a_vector_of_each_client() -> None:
     assert ClientVectors.restored({}, "x") is None
 
 
-def test_the_scheme_of_the_readme_has_a_parameter_of_its_own(go: Make) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (code,) = [
-        block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "class Discount(" in block
-    ]
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(code, "README.md", "exec", dont_inherit=True), names)
+@dataclass(frozen=True)
+class DiscountConfig(AsynchronousConfig):
+    """The power of 1 + staleness that an update is divided by."""
+
+    discount: float = 0.5
+
+
+class Discount(AsynchronousStrategy):
+    """A new model at every arrival; late work counts less, and very late work not at all."""
+
+    Config = DiscountConfig
+    config: DiscountConfig
+
+    def ready(self, arrived: int) -> bool:
+        return arrived >= 1
+
+    def accept(self, contribution: Contribution) -> bool:
+        return contribution.staleness < 20
+
+    def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
+        return [(1 + c.staleness) ** -self.config.discount for c in contributions]
+
+
+def test_a_model_at_every_arrival_with_a_discount_by_hand(go: Make) -> None:
     # 0@.2: w = 1 + 1. 0@.4: 2 + .5. 0@.6: 2.5 + .25. 1@.6 of model 0: δ = 3, w = 2.75 + .5/4^discount.
-    assert go(names["Discount"], 4, discount=1.0).values == [1.0, 2.0, 2.5, 2.75, 2.875]
-    assert go(names["Discount"], 4).values == [1.0, 2.0, 2.5, 2.75, 3.0]
+    assert go(Discount, 4, discount=1.0).values == [1.0, 2.0, 2.5, 2.75, 2.875]
+    assert go(Discount, 4).values == [1.0, 2.0, 2.5, 2.75, 3.0]

@@ -54,7 +54,7 @@ def go(model: Make, train_config: Make) -> Make:
     ],
 )
 def test_auto_is_on_in_real_time(mode: str, clock: Any, on: bool) -> None:
-    assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).guarded is on
+    assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).safeguards.active is on
 
 
 def test_a_mode_that_there_is_not() -> None:
@@ -266,7 +266,7 @@ def test_an_update_far_longer_than_usual_is_shortened(federation: Make, go: Make
     grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
     values, strategy = go(FedAvg, grid)
     assert values[1] == pytest.approx(1 + (4 * 1 + 5) / 5, rel=1e-12)
-    assert strategy._usual.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
+    assert strategy.safeguards.norms.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
 
 
 def test_f_liars_of_more_than_twice_as_many(federation: Make, go: Make) -> None:

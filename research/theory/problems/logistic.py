@@ -1,11 +1,6 @@
-"""Federated problems f = Σ p_i f_i in float64 whose minima are known: in closed form, or to 1e-12 by Newton's method.
+"""Logistic regression on rows of data, and how near a model is to its least loss, which may lie at infinity."""
 
-C is the number of clients, D the number of parameters; a model is a vector (D,).
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -13,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from research.theory.constants import Array, AssumptionError
 from research.theory.newton import Linear, conjugate_gradients, newton
+from research.theory.problems.base import ClientData, Problem, client_weights
 
 # Ridges λ by which `Logistic.least` comes near the loss itself.
 _FIRST_RIDGE, _RIDGE_RATIO, _LAST_RIDGE = 1e-2, 6.0, 1e-18
@@ -22,171 +18,6 @@ _RIDGE_SHARE = 0.2
 # such rows are all that bounds a direction: with 1e-3, conjugate gradients on MNIST take seven times as long. Its
 # diagonal has this share added, for float32.
 _LEAST_CURVATURE, _ON_THE_DIAGONAL = 1e-8, 1e-6
-
-
-class Problem(ABC):
-    """The losses of C clients.
-
-    Attributes
-    ----------
-    weights : array (C,)
-        p_i.
-    num_parameters : int
-        D.
-    L, mu : float
-        Every f_i is L-smooth and μ-strongly convex, everywhere.
-    """
-
-    weights: Array
-    num_parameters: int
-    L: float
-    mu: float
-
-    @abstractmethod
-    def values(self, w: Array) -> Array:
-        """f_i(w), shape (C,)."""
-
-    @abstractmethod
-    def gradients(self, w: Array) -> Array:
-        """∇f_i(w), shape (C, D)."""
-
-    @abstractmethod
-    def minimisers(self) -> Array:
-        """w_i* of every client, shape (C, D)."""
-
-    @abstractmethod
-    def minimiser(self) -> Array:
-        """w* of f, shape (D,)."""
-
-    @property
-    def num_clients(self) -> int:
-        """C."""
-        return len(self.weights)
-
-    def client_gradient(self, i: int, w: Array) -> Array:
-        """∇f_i(w) of one client, shape (D,)."""
-        gradient: Array = self.gradients(w)[i]
-        return gradient
-
-    def value(self, w: Array) -> float:
-        """f(w) = Σ p_i f_i(w)."""
-        return float(self.weights @ self.values(w))
-
-    def gradient(self, w: Array) -> Array:
-        """∇f(w), shape (D,)."""
-        gradient: Array = self.weights @ self.gradients(w)
-        return gradient
-
-
-# ---- Quadratics ------------------------------------------------------------------------------------------------
-
-
-class Quadratics(Problem):
-    """f_i(w) = ½ Σ_d a_id (w_d − c_id)², so that f_i* = 0.
-
-    Parameters
-    ----------
-    curvatures, centres : array (C, D)
-        a_id > 0 and c_id.
-    weights : array (C,), optional
-        p_i, summing to 1; equal unless told.
-    """
-
-    def __init__(self, curvatures: ArrayLike, centres: ArrayLike, weights: ArrayLike | None = None) -> None:
-        self.curvatures = np.asarray(curvatures, dtype=np.float64)
-        self.centres = np.asarray(centres, dtype=np.float64)
-        if self.curvatures.ndim != 2 or self.curvatures.shape != self.centres.shape:
-            raise ValueError(
-                f"curvatures {self.curvatures.shape}, centres {self.centres.shape}: must be (clients, parameters)"
-            )
-        if not (self.curvatures > 0).all():
-            raise ValueError(f"curvatures: must be above 0, the smallest is {self.curvatures.min()}")
-        self.weights = _weights(weights, len(self.centres))
-        self.num_parameters = self.centres.shape[1]
-        self.L, self.mu = float(self.curvatures.max()), float(self.curvatures.min())
-
-    def values(self, w: Array) -> Array:
-        """f_i(w), shape (C,)."""
-        values: Array = np.sum(self.curvatures * (w - self.centres) ** 2, axis=-1) / 2
-        return values
-
-    def gradients(self, w: Array) -> Array:
-        """∇f_i, shape (..., C, D), at one model (D,), or at each client's own of (..., C, D)."""
-        return self.curvatures * (w - self.centres)
-
-    def minimisers(self) -> Array:
-        """w_i* = c_i."""
-        return self.centres
-
-    def minimiser(self) -> Array:
-        """w* = Σ p_i a_i c_i / Σ p_i a_i, by coordinate."""
-        point: Array = self.weights @ (self.curvatures * self.centres) / (self.weights @ self.curvatures)
-        return point
-
-    @property
-    def zeta2(self) -> float:
-        """max_i sup_w ‖∇f_i − ∇f‖²: infinite unless all clients have the same curvatures."""
-        if (self.curvatures != self.curvatures[0]).any():
-            return float("inf")
-        pulls = self.curvatures * self.centres
-        return float(np.sum((pulls - self.weights @ pulls) ** 2, axis=1).max())
-
-
-def quadratics(
-    rng: np.random.Generator,
-    *,
-    num_clients: int,
-    num_parameters: int,
-    L: float,
-    mu: float,
-    heterogeneity: float,
-    shared: bool = False,
-    weights: ArrayLike | None = None,
-) -> Quadratics:
-    """Draw quadratics with the given L and μ; centres are normal around 1 with deviation ``heterogeneity``.
-
-    ``shared`` gives all clients the same curvatures, so that ζ is finite. With one parameter and shared curvatures
-    L must be μ.
-    """
-    rows = 1 if shared else num_clients
-    curvatures = rng.uniform(mu, L, (rows, num_parameters))
-    curvatures.flat[0], curvatures.flat[-1] = L, mu
-    centres = 1 + heterogeneity * rng.normal(size=(num_clients, num_parameters))
-    return Quadratics(np.broadcast_to(curvatures, centres.shape), centres, weights)
-
-
-def lower_bound_problem(mu: float, pull: float, num_clients: int, start: float) -> Quadratics:
-    """Return the problem on which theorems 4.2 and 4.5 of Buttaci 2024 hold (appendix B.4).
-
-    f_i(w) = ½Hw² + sGw for the first half of the clients and ½hw² − sGw for the others, with H = μ and h = μ/2; s is
-    1 where the start isn't negative, else −1, which keeps the sign of the mean iterate. Its minimiser is 0.
-
-    Parameters
-    ----------
-    mu, pull : float
-        μ > 0 and G.
-    num_clients : int
-        C, even.
-    start : float
-        w̄_0.
-    """
-    if num_clients < 2 or num_clients % 2:
-        raise ValueError(f"num_clients = {num_clients}: must be even and 2 or more")
-    slope = pull if start >= 0 else -pull
-    first = np.arange(num_clients) < num_clients // 2
-    curvatures = np.where(first, mu, mu / 2)
-    return Quadratics(curvatures[:, None], (np.where(first, -slope, slope) / curvatures)[:, None])
-
-
-# ---- Logistic regression ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """Rows of one client: features (n, d) and labels (n,), whole numbers from 0."""
-
-    x: Array
-    y: np.ndarray
 
 
 class Logistic(Problem):
@@ -211,7 +42,7 @@ class Logistic(Problem):
         self.clients = clients
         self.num_classes = num_classes
         self.l2 = self.mu = l2
-        self.weights = _weights(weights, len(clients))
+        self.weights = client_weights(weights, len(clients))
         self._rows = [np.column_stack([c.x, np.ones(len(c.x))]).astype(np.float64) for c in clients]
         self.num_parameters = num_classes * self._rows[0].shape[1]
         # diag(p) − ppᵀ has no eigenvalue above ½.
@@ -403,93 +234,3 @@ class Logistic(Problem):
 
     def _flat(self, matrix: Array) -> Array:
         return np.concatenate([matrix[:, :-1].ravel(), matrix[:, -1]])
-
-
-class FrozenSlope(Problem):
-    """The perceptron of Dhasade et al.: logit v·x + b, v frozen, b to be learned; the app's ``perceptron``.
-
-    Parameters
-    ----------
-    clients : sequence of ClientData
-        Labels are 0 and 1.
-    slope : array (d,)
-        v.
-    l2, weights
-        As in ``Logistic``; without λ a minimum needs both classes on every client.
-    """
-
-    def __init__(
-        self,
-        clients: Sequence[ClientData],
-        slope: ArrayLike,
-        l2: float = 0.0,
-        weights: ArrayLike | None = None,
-    ) -> None:
-        v = np.asarray(slope, dtype=np.float64)
-        self.offsets = [np.asarray(c.x, dtype=np.float64) @ v for c in clients]
-        self.labels = [np.asarray(c.y) for c in clients]
-        self.weights = _weights(weights, len(clients))
-        self.num_parameters = 1
-        self.l2 = self.mu = l2
-        self.L = 0.25 + l2
-
-    def values(self, w: Array) -> Array:
-        """f_i(b), shape (C,)."""
-        logits = [offset + w[0] for offset in self.offsets]
-        losses = [np.mean(np.logaddexp(0, z) - y * z) for z, y in zip(logits, self.labels, strict=True)]
-        values: Array = np.array(losses) + self.l2 / 2 * w[0] ** 2
-        return values
-
-    def gradients(self, w: Array) -> Array:
-        """f_i'(b), shape (C, 1)."""
-        slopes = [np.mean(_sigmoid(o + w[0]) - y) for o, y in zip(self.offsets, self.labels, strict=True)]
-        gradients: Array = np.array(slopes)[:, None] + self.l2 * w[0]
-        return gradients
-
-    def sampling_variances(self, w: Array, batch_size: int) -> Array:
-        """E‖g_i − ∇f_i‖² for batches without replacement, shape (C,); see ``Logistic.sampling_variances``."""
-        variances = np.zeros(self.num_clients)
-        for i, (offset, y) in enumerate(zip(self.offsets, self.labels, strict=True)):
-            n = len(y)
-            if 0 < batch_size < n:
-                spread = np.var(_sigmoid(offset + w[0]) - y)
-                variances[i] = spread * (n - batch_size) / (batch_size * (n - 1))
-        return variances
-
-    def minimisers(self) -> Array:
-        """b_i*, shape (C, 1)."""
-        return np.array([[self._root(np.eye(self.num_clients)[i])] for i in range(self.num_clients)])
-
-    def minimiser(self) -> Array:
-        """b*, shape (1,)."""
-        return np.array([self._root(self.weights)])
-
-    def _root(self, weights: Array) -> float:
-        from scipy.optimize import brentq
-
-        def slope(b: float) -> float:
-            return float(weights @ self.gradients(np.array([b]))[:, 0])
-
-        held = np.concatenate([y for p, y in zip(weights, self.labels, strict=True) if p > 0])
-        if self.l2 == 0 and len(np.unique(held)) < 2:
-            raise AssumptionError("l2 = 0: without a regulariser, data of one class have no minimum")
-        bound = 1.0
-        while slope(-bound) > 0 or slope(bound) < 0:
-            bound *= 2
-        return float(brentq(slope, -bound, bound, xtol=1e-14, rtol=1e-14))
-
-
-def _weights(weights: ArrayLike | None, num_clients: int) -> Array:
-    if weights is None:
-        return np.full(num_clients, 1 / num_clients)
-    p = np.asarray(weights, dtype=np.float64)
-    if p.shape != (num_clients,) or not (p >= 0).all() or abs(p.sum() - 1) > 1e-9:
-        raise ValueError(f"weights: must be {num_clients} numbers of 0 or more with sum 1, are {weights}")
-    return p
-
-
-def _sigmoid(z: Array) -> Array:
-    from scipy.special import expit
-
-    probability: Array = expit(z)
-    return probability
