@@ -47,23 +47,23 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
         simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")
         experiment = server.prepare(config, simulation.num_supernodes)
         directory = RunDirectory(config)
+        with stop_on_interrupt() as stop:
+            if options.engine != "ray":
+                cores = simulation.init_args_num_cpus or 0
+                grid = make_grid(options.engine, simulation.num_supernodes, cores, options.way)
+                server.run(grid, experiment, stop.is_set, directory, observers)
+            else:
+                app = ServerApp()
+
+                @app.main()
+                def run(grid: Grid, context: Context) -> None:
+                    server.run(grid, experiment, stop.is_set, directory, observers)
+
+                simulate(app, client_app.app, simulation)
+            return 130 if stop.is_set() else 0
     except server.USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    with stop_on_interrupt() as stop:
-        if options.engine != "ray":
-            cores = simulation.init_args_num_cpus or 0
-            grid = make_grid(options.engine, simulation.num_supernodes, cores, options.way)
-            server.run(grid, experiment, stop.is_set, directory, observers)
-        else:
-            app = ServerApp()
-
-            @app.main()
-            def run(grid: Grid, context: Context) -> None:
-                server.run(grid, experiment, stop.is_set, directory, observers)
-
-            simulate(app, client_app.app, simulation)
-        return 130 if stop.is_set() else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -74,6 +74,7 @@ without a network.
 
 from strategies.async_fedavg import AsyncFedAvg
 from strategies.base import FederatedStrategy, StrategyConfig
+from strategies.errors import DivergedError, RunError
 from strategies.events import AsynchronousStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedbuff import FedBuff
@@ -101,12 +102,14 @@ __all__ = [
     "AsyncFedAvg",
     "AsynchronousConfig",
     "AsynchronousStrategy",
+    "DivergedError",
     "FedAvg",
     "FedBuff",
     "FedFix",
     "FedProx",
     "FederatedStrategy",
     "Progress",
+    "RunError",
     "Spectral",
     "StrategyConfig",
     "SynchronousConfig",

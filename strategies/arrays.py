@@ -21,7 +21,7 @@ Vector = NDArray[np.float64]
 
 
 _HEADER = 4096  # bytes that describe an array, at most
-_LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
+LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
 
 
 class ArraysMismatchError(ValueError):
@@ -99,7 +99,7 @@ class Layout:
         # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
         # whose threads wait for each other where clients keep every core busy.
         square = float(np.einsum("i,i->", vector, vector))
-        if not square <= _LARGEST_SQUARE:
+        if not square <= LARGEST_SQUARE:
             if not np.isfinite(vector).all():
                 raise ArraysMismatchError("its arrays hold values that aren't finite (NaN or infinity)")
             raise ArraysMismatchError(

@@ -1,32 +1,32 @@
 """What all strategies share: the handshake, importances, evaluation, and telling an observer how the run goes."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from strategies import messages
-from strategies.arrays import Layout, Vector
+from strategies.arrays import LARGEST_SQUARE, Layout, Vector
 from strategies.chain import Bound, Contribution, Link, Tell
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock
-from strategies.exchange import exchange, never
+from strategies.errors import DivergedError, RunError
+from strategies.exchange import never
 from strategies.graph import FLOOR
 from strategies.pace import Pace, make_pace
-from strategies.progress import Observer, Progress
-from strategies.roster import Client, Roster, sized_by_replies
+from strategies.progress import Observer
+from strategies.reporting import Reporting
+from strategies.roster import Client, Roster
 from strategies.safeguards import Safeguards, SafeguardsConfig
 from strategies.server_optimizer import make_optimizer
-from strategies.weights import Weights, importances, mean_and_spread
+from strategies.weights import Weights, importances
 
 log = logging.getLogger("flwr.strategies")
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ Witness = Callable[[int, Vector], None]
 State = dict[str, Any]
 
 
-class FederatedStrategy(Strategy):
+class FederatedStrategy(Reporting):
     """Base of the synchronous and the asynchronous loop.
 
     Parameters
@@ -178,39 +178,6 @@ class FederatedStrategy(Strategy):
         """Return the config with what the algorithm demands."""
         return config
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask every client to evaluate the model, if ``client_evaluation`` says so."""
-        if not self.config.client_evaluation:
-            return []
-        return [
-            messages.request(
-                messages.EVALUATE,
-                client.node_id,
-                ConfigRecord({**config, messages.SERVER_ROUND: server_round, messages.CLIENT: client.index}),
-                ttl=self.timeout,
-                arrays=arrays,
-            )
-            for client in self.clients
-        ]
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""
-        by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
-        clients = [client for client in self.clients if client.node_id in by_node]
-        if not clients:
-            return None
-        weights = self._importances(sized_by_replies(clients, by_node))
-        sums: dict[str, float] = {}
-        totals: dict[str, float] = {}
-        for client, weight in zip(clients, weights.tolist(), strict=True):
-            for key, value in messages.numbers_of(messages.metrics_of(by_node[client.node_id])).items():
-                if key != messages.NUM_EXAMPLES:
-                    sums[key] = sums.get(key, 0.0) + weight * value
-                    totals[key] = totals.get(key, 0.0) + weight
-        return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
-
     # ---- Going on where an earlier run was ------------------------------------------------------------------
 
     def state(self) -> State:
@@ -255,6 +222,8 @@ class FederatedStrategy(Strategy):
         """
         if state["strategy"] != type(self).__name__:
             raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
+        if not np.isfinite(state["model"]).all():
+            raise ValueError("the model of its state isn't finite")
         self._resumed = state
         self.optimizer.restore(state)
         self.safeguards.restore(state)
@@ -289,42 +258,33 @@ class FederatedStrategy(Strategy):
         """Log the strategy and its config."""
         log.info("%s: %s", type(self).__name__, self.config)
 
-    def _evaluate_on_clients(
-        self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
-    ) -> MetricRecord:
-        requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
-        if not requests:
-            return metrics
-        replies = exchange(grid, requests, self.timeout, self.stopped)
-        averages = self.aggregate_evaluate(aggregation, list(replies.values()))
-        if averages is None:
-            return metrics
-        result.evaluate_metrics_clientapp[aggregation] = averages
-        return MetricRecord({**metrics, **{f"client-{key}": value for key, value in averages.items()}})
+    def _moved(self, model: Vector, update: Vector) -> Vector:
+        """Return the next global model (D,), by the server optimizer, from this one and the update (D,).
 
-    def _report(
-        self,
-        aggregation: int,
-        result: Result,
-        evaluate_fn: EvaluateFn | None,
-        metrics: MetricRecord,
-        *,
-        evaluate: bool,
-        clients: Mapping[str, list[float]] | None = None,
-    ) -> None:
-        collected = dict(metrics)
-        if evaluate:
-            self._evaluated = aggregation
-        if evaluate and evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
-            result.evaluate_metrics_serverapp[aggregation] = evaluated
-            collected.update(evaluated)
-            if isinstance(losses := collected.pop(messages.CLIENT_LOSSES, None), list):
-                collected.update(self._losses(losses))
-                clients = {**(clients or {}), "loss": [float(loss) for loss in losses]}
-        if self.observer:
-            scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
-            self.observer(
-                Progress(aggregation, self.clock.now(), result.arrays, scalars, evaluate, clients or {})
+        Raises
+        ------
+        DivergedError
+            If it is none that can be trained on.
+        """
+        moved = self.optimizer.step(model, update)
+        number = self.aggregations + 1
+        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE:
+            raise DivergedError(
+                f"aggregation {number} made a model that isn't finite, or too large to train on: the steps are too "
+                "large (lr, server_lr), or the noise is"
+            )
+        if number == 1 and not update.any():
+            log.warning(
+                "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
+            )
+        return moved
+
+    def _check_worked(self, initial_arrays: ArrayRecord) -> None:
+        """Raise RunError if no client's work was ever accepted."""
+        if self.aggregations and self._result.arrays is initial_arrays and not self.stopped():
+            raise RunError(
+                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one; "
+                "the log names the reasons"
             )
 
     def importance(self) -> dict[int, float]:
@@ -333,12 +293,6 @@ class FederatedStrategy(Strategy):
             return {}
         weights = self._importances(self.clients).tolist()
         return {client.index: p for client, p in zip(self.clients, weights, strict=True)}
-
-    def _losses(self, losses: object) -> dict[str, float]:
-        """Federated loss Σ p_i f_i and its spread, from the f_i by client index, if the evaluation tells them."""
-        if not isinstance(losses, list) or not self.clients:
-            return {}
-        return mean_and_spread("federated-loss", self.importance(), losses)
 
     def _set_timeout(self, timeout: float) -> None:
         self.timeout = self.roster.timeout = timeout

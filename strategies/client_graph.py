@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from strategies import graph, messages
 from strategies.arrays import Vector
+from strategies.errors import RunError
 from strategies.exchange import exchange, never
 from strategies.roster import Client
 
@@ -71,7 +72,7 @@ class ClientGraph:
 
         Raises
         ------
-        RuntimeError
+        RunError
             If no client sent a valid direction.
         """
         new = [c for c in clients if c.node_id not in self._known and c.node_id not in self._silent]
@@ -91,9 +92,7 @@ class ClientGraph:
             self._take([(client, replies.get(client.node_id)) for client in new])
         members = [client for client in clients if client.node_id in self._known]
         if not members:
-            raise RuntimeError(
-                "no client sent a direction to place it in the graph; the log names the reasons"
-            )
+            raise RunError("no client sent a direction to place it in the graph; the log names the reasons")
         if tuple(client.node_id for client in members) != self._nodes:
             self._nodes = tuple(client.node_id for client in members)
             vectors = np.stack([self._known[client.node_id] for client in members])

@@ -30,11 +30,13 @@ from numpy.typing import NDArray
 from strategies import messages
 from strategies.aggregation import WeightedSum
 from strategies.arrays import ArraysMismatchError, Layout, Vector
-from strategies.base import EvaluateFn, State
+from strategies.base import State
 from strategies.chain import Check, Contribution, Local, chain
+from strategies.errors import RunError
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
 from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
+from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
 from strategies.safeguards import PATIENCE, bounded
 from strategies.scheme import Scheme
@@ -122,6 +124,7 @@ class AsynchronousStrategy(Scheme):
             self._handle(event)
         if self.ledger.since.unevaluated:
             self._report_evaluation(self.ledger.since.metrics())
+        self._check_worked(initial_arrays)
         self._log_objective()
         return self._result
 
@@ -300,7 +303,7 @@ class AsynchronousStrategy(Scheme):
             ledger.changed()
             self._release()
             if not ledger.counting and not self.pace.waits:
-                raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
+                raise RunError("no client is left: each was lost or failed; the log names the reasons")
         pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
         if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):
@@ -354,7 +357,7 @@ class AsynchronousStrategy(Scheme):
             member.weight += weight
             gathered.add(weight, bounded(weight, self.counted(contribution), self.config.update_norm_bound))
         if contributions:
-            moved = self.optimizer.step(self.model, self.direction(gathered.total))
+            moved = self._moved(self.model, self.direction(gathered.total))
             self._result.arrays = self._layout.to_record(moved)
             self._take_model(self._layout.rounded(moved))
         ledger.since.take(contributions)

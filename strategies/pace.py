@@ -16,6 +16,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from strategies.clock import RESOLUTION, Clock, WallClock
+from strategies.errors import RunError
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, Member, Task
 from strategies.roster import Client
@@ -141,7 +142,7 @@ class Pace(ABC):
 
         Raises
         ------
-        RuntimeError
+        RunError
             In virtual time, if nothing can ever happen again.
         """
 
@@ -208,7 +209,7 @@ class VirtualPace(Pace):
             due, tick = ledger.agenda.next_due(), self.tick(interval, aggregations())
             now = min(due, tick)
             if now == NEVER:
-                raise RuntimeError("no client is left: each was lost or failed; the log names the reasons")
+                raise RunError("no client is left: each was lost or failed; the log names the reasons")
             if self.over(now):
                 return
             if due > tick + RESOLUTION:

@@ -29,6 +29,7 @@ from flwr.serverapp import Grid
 from strategies import messages
 from strategies.clock import WallClock
 from strategies.engine_name import DEPLOYMENT, engine_of
+from strategies.errors import RunError
 from strategies.exchange import exchange, never
 
 log = logging.getLogger("flwr.strategies")
@@ -106,7 +107,7 @@ class Roster:
 
         Raises
         ------
-        RuntimeError
+        RunError
             If no client can take part: none came, or came back, within the timeout, or every description failed.
         """
         starting = not self._by_node
@@ -134,7 +135,7 @@ class Roster:
             if self._present - self._refused:
                 return self.refresh(grid, config)
         if not self.clients and not self.stopped():
-            raise RuntimeError("no client can take part; the log names the reason for each")
+            raise RunError("no client can take part; the log names the reason for each")
         return self.clients
 
     def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
@@ -286,17 +287,18 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
 
     Raises
     ------
-    RuntimeError
+    RunError
         If they haven't come after ``timeout`` seconds.
     """
     clock, count = WallClock(), -1
     while True:
         node_ids = list(grid.get_node_ids())
-        if stopped() or (count == len(node_ids) >= max(number, 1)):
+        late = clock.now() > timeout
+        if stopped() or (len(node_ids) >= max(number, 1) and (late or count == len(node_ids))):
             return node_ids
         count = len(node_ids)
-        if clock.now() > timeout:
-            raise RuntimeError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
+        if late:
+            raise RunError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
         clock.wait_until(clock.now() + NODE_POLL)
 
 

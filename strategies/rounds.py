@@ -22,9 +22,11 @@ from flwr.serverapp.strategy import Result
 from strategies import messages, streams
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
 from strategies.arrays import ArraysMismatchError, Layout, Vector
-from strategies.base import EvaluateFn, FederatedStrategy, StrategyConfig
+from strategies.base import FederatedStrategy, StrategyConfig
 from strategies.chain import Check, Clip, Contribution, Link, Noise, chain
+from strategies.errors import RunError
 from strategies.exchange import arriving
+from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
 from strategies.safeguards import bounded
 from strategies.weights import Participation
@@ -213,7 +215,7 @@ class SynchronousStrategy(FederatedStrategy):
         update = self.direction(total)
         if self._noise is not None:
             self._noise(update, gathered.sensitivity(weights), self._noise_stream(server_round))
-        return current.layout.to_record(self.optimizer.step(current.model, update)), metrics
+        return current.layout.to_record(self._moved(current.model, update)), metrics
 
     # ---- The loop -------------------------------------------------------------------------------------------
 
@@ -263,6 +265,7 @@ class SynchronousStrategy(FederatedStrategy):
             self._report(server_round, result, evaluate_fn, metrics, evaluate=evaluate)
         if self.aggregations > self._evaluated:  # stopped early, between two evaluations
             self._report(self.aggregations, result, evaluate_fn, MetricRecord(), evaluate=True)
+        self._check_worked(initial_arrays)
         return result
 
     def _noise_stream(self, server_round: int) -> np.random.Generator:
@@ -281,9 +284,7 @@ class SynchronousStrategy(FederatedStrategy):
         if missing := set(self.participation.fixed) - {client.index for client in clients}:
             log.warning("participation names clients that aren't there: %s", sorted(missing))
         if not positions:
-            raise RuntimeError(
-                f"participation = {self.config.participation!r}: none of these clients is there"
-            )
+            raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
         return replace(self.participation, fixed=positions)
 
     def _weights_of(self, current: _Round, replies: Iterable[Message]) -> list[float]:

@@ -50,7 +50,7 @@ class TimeScenario:
         self.drawn = kind == "exponential"
         self.trace: list[list[float]] = []
         if kind == "trace":
-            self.trace = _read_trace(Path(argument).expanduser(), num_clients)
+            self.trace = _read_trace(argument, num_clients)
             self.means = np.array([np.mean(times) for times in self.trace])
         else:
             self.means = _spaced((argument or "F80") if self.drawn else name, num_clients, name)
@@ -83,11 +83,20 @@ def _spaced(fixed: str, num_clients: int, name: str) -> NDArray[np.float64]:
     return np.linspace(1 - int(match[1]) / 100, 1.0, num_clients) if num_clients > 1 else np.ones(1)
 
 
-def _read_trace(path: Path, num_clients: int) -> list[list[float]]:
-    def wrong(reason: str) -> ValueError:
-        return ValueError(f"time_scenario = 'trace:{path}': {reason}")
+def _read_trace(name: str, num_clients: int) -> list[list[float]]:
+    """Read a trace; no message quotes what is in the file, which may be another."""
 
+    def wrong(reason: str) -> ValueError:
+        return ValueError(f"time_scenario = 'trace:{name[:200]}': {reason}")
+
+    try:
+        path = Path(name).expanduser()
+        path.exists()  # a name may be too long
+    except (OSError, RuntimeError, ValueError) as error:
+        raise wrong(f"can't be found ({getattr(error, 'strerror', None) or error})") from None
     times: dict[int, list[float]] = defaultdict(list)
+    if not path.is_file():
+        raise wrong("is no file")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -103,7 +112,7 @@ def _read_trace(path: Path, num_clients: int) -> list[list[float]]:
         except (ValueError, IndexError):
             sensible = False
         if not sensible:
-            raise wrong(f"row {number} is {','.join(row)!r}, must be client,seconds with seconds > 0")
+            raise wrong(f"row {number} must be client,seconds with seconds > 0")
         times[client].append(seconds)
     if missing := [client for client in range(num_clients) if client not in times]:
         raise wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from fedapp.config.key import OWN, if_, key, where
-from fedapp.config.values import Count, Inside, Keys, NonNegative, Positive
+from fedapp.config.values import Count, Inside, Keys, Moderate, NonNegative, Positive
 from strategies.aggregation import MEAN, RULES
 
 GUARDED = if_(
@@ -60,5 +60,5 @@ class ProtectionKeys(Keys):
     ]
     dp: Annotated[Literal["none", "central", "local"], key("differential privacy, and who makes its noise")]
     dp_clipping_norm: Annotated[Positive, key("S, to which updates are clipped", _PRIVATE)]
-    dp_noise_multiplier: Annotated[Positive, key("z, the noise's deviation over its sensitivity", _PRIVATE)]
+    dp_noise_multiplier: Annotated[Moderate, key("z, the noise's deviation over its sensitivity", _PRIVATE)]
     dp_delta: Annotated[Inside, key("δ at which the ε spent is told", _PRIVATE)]

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from fedapp.config.key import key
-from fedapp.config.values import Count, Counting, Flag, Keys, NonNegative, Positive, Text, pattern
+from fedapp.config.values import Count, Counting, Flag, Keys, NonNegative, Positive, Text, Threads, pattern
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -25,11 +25,14 @@ class RunKeys(Keys):
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
     client_device: Annotated[DeviceChoice, key("what clients train on")]
-    client_threads: Annotated[Count, key("threads of a client's training; 0: as many as PyTorch takes")]
+    client_threads: Annotated[Threads, key("threads of a client's training; 0: as many as PyTorch takes")]
     results_dir: Annotated[Text, key("where the run's folder goes")]
     tracker: Annotated[Literal["none", "tensorboard", "wandb"], key("where else metrics are logged")]
     run_name: Annotated[
         str,
-        pattern("a folder name without / or leading dot", r"^([^./\\\x00][^/\\\x00]*)?$"),
+        pattern(
+            "a folder name that begins with a letter, a digit or _, without / and control characters",
+            r"^(\w[^/\\\x00-\x1f\x7f]*)?$",
+        ),
         key("the run's folder; empty: STRATEGY-DATASET-MODEL-NNN"),
     ]

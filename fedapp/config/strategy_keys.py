@@ -10,11 +10,13 @@ from fedapp.config.values import (
     Counting,
     Inside,
     Keys,
+    Moderate,
     NonNegative,
     Positive,
     Share,
     Text,
     UnitInterval,
+    UpToAMillion,
     choice,
     pattern,
 )
@@ -51,7 +53,7 @@ class StrategyKeys(Keys):
         Text, key("who takes part in a round: full, uniform, md, paired or fixed:I,J,…", OWN)
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform and md draw", OWN)]
-    server_lr: Annotated[Positive, key("η_g, step size of the server's optimizer")]
+    server_lr: Annotated[Moderate, key("η_g, step size of the server's optimizer")]
     server_optimizer: Annotated[
         str, choice(OPTIMIZERS), key("what the server does with the aggregated update (Reddi et al. 2021)")
     ]
@@ -71,7 +73,7 @@ class StrategyKeys(Keys):
         Count, key("edges that the graph keeps to each client's most similar ones; 0: all", WITH_GRAPH)
     ]
     message_epsilon: Annotated[
-        NonNegative,
+        UpToAMillion,
         key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_GRAPH),
     ]
     message_delta: Annotated[

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fedapp.config.key import Setting, if_, key
-from fedapp.config.values import BelowOne, Count, Flag, Keys, NonNegative, Positive, pattern
+from fedapp.config.values import BelowOne, Count, Flag, Keys, NonNegative, Positive, Thousands, pattern
 from fedapp.models import INITS, MODELS
 from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
 from fedapp.training.work import PATTERN as STEP_HETEROGENEITY
@@ -23,13 +23,13 @@ class TrainingKeys(Keys):
     model: Annotated[str, pattern(", ".join(MODELS), f"^({'|'.join(MODELS)})$"), key("what is trained")]
     init: Annotated[str, pattern(", ".join(INITS), f"^({'|'.join(INITS)})$"), key("its first values")]
     local_epochs: Annotated[
-        Count,
+        Thousands,
         key(
             "passes over a client's rows in a task; 0: local-steps counts",
             if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
         ),
     ]
-    local_steps: Annotated[Count, key("local steps of a task; 0: local-epochs counts")]
+    local_steps: Annotated[Thousands, key("local steps of a task; 0: local-epochs counts")]
     step_heterogeneity: Annotated[
         str,
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),

@@ -44,7 +44,7 @@ class SimulationConfig(Keys):
         Ray's and Flower's own logs.
     """
 
-    num_supernodes: Counting = 20
+    num_supernodes: Annotated[int, Field(description="a whole number from 1 to 1000000", ge=1, le=10**6)] = 20
     client_resources_num_cpus: Counting = 1
     client_resources_num_gpus: NonNegative = 0.0
     init_args_num_cpus: Annotated[int | None, Field(description="a whole number >= 1", ge=1)] = None

@@ -7,9 +7,10 @@ from fedapp.server.experiment import Experiment, build_strategy, prepare, task_c
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run import run
 from fedapp.server.run_directory import RunDirectory
+from strategies import RunError
 
 # What the user can mend by changing the config or the data.
-USER_ERRORS = (ConfigError, DataError, ModelError)
+USER_ERRORS = (ConfigError, DataError, ModelError, RunError)
 
 __all__ = [
     "USER_ERRORS",

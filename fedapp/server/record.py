@@ -59,7 +59,7 @@ class Observer:
         return {}
 
     def end(self, status: str) -> None:
-        """Finish: the run is ``finished``, ``interrupted`` or ``failed``."""
+        """Finish: the run is ``finished``, ``interrupted``, ``diverged`` or ``failed``."""
 
 
 class Record:
@@ -72,6 +72,7 @@ class Record:
         self.clock = clock
         self.observers = tuple(observers)
         self.saving = saving
+        self.noted = 0  # aggregations of this process
 
     def begin(self, checkpoint: Checkpoint | None, layout: Layout) -> None:
         """Begin a run; with a checkpoint, go on from it."""
@@ -87,6 +88,7 @@ class Record:
 
     def __call__(self, progress: Progress) -> None:
         """Take note of an aggregation."""
+        self.noted += 1
         entry = Entry.of(progress)
         for observer in self.observers:
             observer.measure(entry)

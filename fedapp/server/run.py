@@ -21,7 +21,7 @@ from fedapp.server.saving import Saving
 from fedapp.server.summary import Summary
 from fedapp.server.totals import Totals
 from fedapp.server.trackers import make_tracker
-from strategies import FederatedStrategy
+from strategies import DivergedError, FederatedStrategy
 from strategies.arrays import Layout
 from strategies.clock import WallClock
 from strategies.engine_name import DEPLOYMENT, engine_of
@@ -67,8 +67,12 @@ def run(
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
     arrays = federation.to_arrays(experiment.model.state_dict())
-    _restore(strategy, directory, config)
-    record.begin(directory.checkpoint, Layout.of(arrays))
+    try:
+        if directory.checkpoint is not None:
+            strategy.restore(directory.checkpoint.strategy)
+        record.begin(directory.checkpoint, Layout.of(arrays))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise error if isinstance(error, ConfigError) else _unusable(config, error) from None
     status = "failed"
     try:
         strategy.start(
@@ -82,13 +86,20 @@ def run(
             ),
         )
         status = "interrupted" if stopped() else "finished"
+    except DivergedError:
+        status = "diverged"
+        raise
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if directory.checkpoint is None or record.noted:
+            raise
+        raise _unusable(config, error) from error
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
         raise _disk_error(error, config, directory) from None
     finally:
         # A full disk, which may be what ended the run, must not hide why.
-        with suppress(*((OSError,) if status == "failed" else ())):
+        with suppress(*((OSError,) if status in ("failed", "diverged") else ())):
             record.end(status)
         directory.close()
     return directory
@@ -100,13 +111,10 @@ def _warn_of_unread(experiment: Experiment) -> None:
         log.warning("not read by %s: %s", experiment.config.strategy, values)
 
 
-def _restore(strategy: FederatedStrategy, directory: RunDirectory, config: RunConfig) -> None:
-    """Give the strategy the state that the checkpoint has, if the run goes on from one."""
-    if directory.checkpoint is not None:
-        try:
-            strategy.restore(directory.checkpoint.strategy)
-        except ValueError as error:
-            raise ConfigError(f"resume = {config.resume!r}: {error}") from None
+def _unusable(config: RunConfig, error: Exception) -> ConfigError:
+    """Return the error of a checkpoint that isn't what this run needs."""
+    reason = f"its checkpoint has no {error}" if isinstance(error, KeyError) else error
+    return ConfigError(f"resume = {config.resume!r}: {reason}")
 
 
 def _disk_error(error: OSError, config: RunConfig, directory: RunDirectory) -> ConfigError:

@@ -40,7 +40,7 @@ def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int
     Raises
     ------
     ValueError
-        If a list isn't as long as there are clients.
+        If a list isn't as long as there are clients, or a range to draw from is none.
     """
     name, _, argument = kind.partition(":")
     num_clients = len(task_times)
@@ -64,7 +64,9 @@ def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int
         if name == "range":
             work = np.linspace(first, last, num_clients)
         else:
-            work = rng.integers(min(first, last), max(first, last), num_clients, endpoint=True)
+            if first > last:
+                raise ValueError(f"step-heterogeneity = {kind!r}: must be uniform:A-B with A <= B")
+            work = rng.integers(first, last, num_clients, endpoint=True)
     return np.maximum(np.rint(work), 1).astype(int).tolist()  # type: ignore[no-any-return]
 
 

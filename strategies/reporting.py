@@ -1,0 +1,117 @@
+"""What all strategies evaluate, and what they tell their observer."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies import messages
+from strategies.exchange import exchange
+from strategies.pace import Pace
+from strategies.progress import Observer, Progress
+from strategies.roster import Client, sized_by_replies
+from strategies.weights import Weights, mean_and_spread
+
+if TYPE_CHECKING:
+    from strategies.base import StrategyConfig
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Reporting(Strategy):
+    """Evaluation on the clients and on the server; the observer."""
+
+    config: "StrategyConfig"
+    pace: Pace
+    observer: Observer | None
+    stopped: Callable[[], bool]
+    clients: list[Client]
+    timeout: float
+    _evaluated: int
+
+    @abstractmethod
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+
+    @abstractmethod
+    def _importances(self, clients: list[Client]) -> Weights: ...
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every client to evaluate the model, if ``client_evaluation`` says so."""
+        if not self.config.client_evaluation:
+            return []
+        return [
+            messages.request(
+                messages.EVALUATE,
+                client.node_id,
+                ConfigRecord({**config, messages.SERVER_ROUND: server_round, messages.CLIENT: client.index}),
+                ttl=self.timeout,
+                arrays=arrays,
+            )
+            for client in self.clients
+        ]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""
+        by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
+        clients = [client for client in self.clients if client.node_id in by_node]
+        if not clients:
+            return None
+        weights = self._importances(sized_by_replies(clients, by_node))
+        sums: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        for client, weight in zip(clients, weights.tolist(), strict=True):
+            for key, value in messages.numbers_of(messages.metrics_of(by_node[client.node_id])).items():
+                if key != messages.NUM_EXAMPLES:
+                    sums[key] = sums.get(key, 0.0) + weight * value
+                    totals[key] = totals.get(key, 0.0) + weight
+        return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
+
+    def _evaluate_on_clients(
+        self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
+    ) -> MetricRecord:
+        requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
+        if not requests:
+            return metrics
+        replies = exchange(grid, requests, self.timeout, self.stopped)
+        averages = self.aggregate_evaluate(aggregation, list(replies.values()))
+        if averages is None:
+            return metrics
+        result.evaluate_metrics_clientapp[aggregation] = averages
+        return MetricRecord({**metrics, **{f"client-{key}": value for key, value in averages.items()}})
+
+    def _report(
+        self,
+        aggregation: int,
+        result: Result,
+        evaluate_fn: EvaluateFn | None,
+        metrics: MetricRecord,
+        *,
+        evaluate: bool,
+        clients: Mapping[str, list[float]] | None = None,
+    ) -> None:
+        collected = dict(metrics)
+        if evaluate:
+            self._evaluated = aggregation
+        if evaluate and evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
+            result.evaluate_metrics_serverapp[aggregation] = evaluated
+            collected.update(evaluated)
+            if isinstance(losses := collected.pop(messages.CLIENT_LOSSES, None), list):
+                collected.update(self._losses(losses))
+                clients = {**(clients or {}), "loss": [float(loss) for loss in losses]}
+        if self.observer:
+            scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
+            self.observer(
+                Progress(aggregation, self.pace.now(), result.arrays, scalars, evaluate, clients or {})
+            )
+
+    def _losses(self, losses: object) -> dict[str, float]:
+        """Federated loss Σ p_i f_i and its spread, from the f_i by client index, if the evaluation tells them."""
+        if not isinstance(losses, list) or not self.clients:
+            return {}
+        return mean_and_spread("federated-loss", self.importance(), losses)
