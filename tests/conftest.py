@@ -1,5 +1,6 @@
 """What all tests share: nothing that a test writes or starts outlives it."""
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -7,10 +8,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 
-# Two threads that wait for each other on a loaded machine make a small product take milliseconds.
+# Two threads that wait for each other on a loaded machine make a small product take milliseconds; child processes
+# inherit this. Before numpy and torch, which read it when they are imported.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Take all that is imported out of the garbage collector's sight: Flower calls it for every array it sends."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +33,7 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "HF_HUB_OFFLINE": "1",
+        "RAY_worker_niceness": "0",  # or a test beside it starves Ray's workers
         "COLUMNS": "120",
     }
     before = {key: os.environ.get(key) for key in values}
@@ -28,6 +41,13 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     for key, value in before.items():
         os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing at the end of a run: for many short runs, as figures take longer than those."""
+    for name in ("draw_curves", "draw_partition"):
+        monkeypatch.setattr(f"fedapp.report.figures.{name}", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,14 @@
 """Whole runs, as a user starts them: real processes, real Ray, real files."""
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT = 240  # seconds; a run takes about 15
 
 
@@ -49,32 +53,100 @@ def pairs() -> Callable[[Mapping[str, Any]], str]:
     return toml_pairs
 
 
+RAY = """
+import ray, sys
+print(ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)["gcs_address"], flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def until_closed(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that ends when its standard input does."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env={**os.environ, **environment}, text=True, **pipes
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+        process.wait(timeout=60)
+
+
+def answer_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that it prints."""
+    assert process.stdout
+    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT)
+    if not ready:
+        process.kill()
+        pytest.fail("no answer in time")
+    return process.stdout.readline().strip()
+
+
 @pytest.fixture(scope="session")
-def simulate(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Run ``run_simulation.py`` in a process of its own."""
+def ray_address() -> Iterator[str]:
+    """A Ray of two CPUs that all runs of the session share."""
+    with until_closed("-c", RAY) as process:
+        yield answer_of(process)
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[subprocess.Popen[str]]:
+    """A process for run after run, as a notebook is."""
+    with until_closed("-m", "tests.end_to_end.driver") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def simulate(
+    driver: subprocess.Popen[str], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Run]:
+    """Call ``run_simulation.main`` in a process that other runs have used, on a Ray that they have used."""
 
     def run(config: Mapping[str, Any], *, federation: str = "num-supernodes=4", engine: str = "ray") -> Run:
-        results = tmp_path_factory.mktemp("results")
-        given = {"results-dir": str(results), "run-name": "run", **config}
-        command = [sys.executable, "run_simulation.py", "--engine", engine, "--run-config", toml_pairs(given)]
-        command += ["--federation-config", federation]
+        arguments, path = call(tmp_path_factory, config, federation, engine)
+        log = path.parent / "log"
+        address = request.getfixturevalue("ray_address") if engine == "ray" else ""
+        assert driver.stdin
+        print(json.dumps([arguments, str(log), address]), file=driver.stdin, flush=True)
+        code = answer_of(driver)
+        return Run(int(code) if code else -1, log.read_text(), path)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def simulate_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Run ``run_simulation.py`` in a process of its own, with a Ray of its own."""
+
+    def run(config: Mapping[str, Any], *, federation: str = "num-supernodes=4", engine: str = "ray") -> Run:
+        arguments, path = call(tmp_path_factory, config, federation, engine)
         done = subprocess.run(
-            command,
-            cwd=repository,
+            [sys.executable, "run_simulation.py", *arguments],
+            cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=TIMEOUT,
         )
-        return Run(done.returncode, done.stdout, results / str(given["run-name"]))
+        return Run(done.returncode, done.stdout, path)
 
     return run
 
 
-@pytest.fixture
-def flower_home(tmp_path: Path) -> Iterator[Path]:
-    """A FLWR_HOME of the test's own; every process that was started with it is ended, by process id."""
-    home = tmp_path / "flower"
+def call(
+    tmp_path_factory: pytest.TempPathFactory, config: Mapping[str, Any], federation: str, engine: str
+) -> tuple[list[str], Path]:
+    """Return the arguments of a run and its folder, a new one."""
+    results = tmp_path_factory.mktemp("results")
+    given = {"results-dir": str(results), "run-name": "run", **config}
+    arguments = ["--engine", engine, "--run-config", toml_pairs(given), "--federation-config", federation]
+    return arguments, results / str(given["run-name"])
+
+
+@contextmanager
+def home_of_processes(home: Path) -> Iterator[Path]:
+    """Make a FLWR_HOME; every process that was started with it is ended, by process id."""
     home.mkdir()
     yield home
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -87,6 +159,13 @@ def flower_home(tmp_path: Path) -> Iterator[Path]:
         while processes_of(home) and time.monotonic() < deadline:
             time.sleep(0.1)
     assert processes_of(home) == []
+
+
+@pytest.fixture
+def flower_home(tmp_path: Path) -> Iterator[Path]:
+    """A FLWR_HOME of the test's own."""
+    with home_of_processes(tmp_path / "flower") as home:
+        yield home
 
 
 def processes_of(home: Path) -> list[int]:

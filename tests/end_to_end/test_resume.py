@@ -17,6 +17,8 @@ from fedapp.deploy.local import LocalDeployment
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CLIENTS, ROUNDS = 4, 80
 BASE: dict[str, Any] = {
     "model": "logistic", "local-epochs": 0, "local-steps": 2, "num-server-rounds": ROUNDS, "checkpoint-every": 3,

@@ -22,6 +22,8 @@ from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.rule import LocalRule
 from strategies import graph
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CLIENTS, ROUNDS, STEPS, LR, L2 = 7, 20, 5, 0.5, 0.01
 CPU = torch.device("cpu")
 

@@ -16,9 +16,10 @@ from fedapp.config import RunConfig
 from fedapp.engine import vectorized
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.report import figures
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, messages
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 CLIENTS = 5
 Configure = Callable[..., RunConfig]
@@ -28,13 +29,6 @@ ROUNDED = (
     "loss", "accuracy", "train-loss", "federated-loss", "federated-loss-std", "surrogate-loss",
     "surrogate-loss-std", "client-loss", "client-losses", "client-accuracy",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost more than the runs, and tell nothing about an engine."""
-    for name in ("draw_curves", "draw_partition"):
-        monkeypatch.setattr(figures, name, lambda *_: None)
 
 
 @pytest.fixture
