@@ -56,7 +56,7 @@ def repository() -> Path:
     return Path(__file__).parents[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def unused_ports() -> Callable[[int], list[int]]:
     """Find TCP ports on loopback that nobody listens on."""
 

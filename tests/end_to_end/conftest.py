@@ -3,20 +3,25 @@
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.end_to_end.processes import (
+    ROOT,
+    Devices,
+    command_of,
+    environment_of,
+    home_of_processes,
+    toml_pairs,
+)
+
 TIMEOUT = 240  # seconds; a run takes about 15
 
 
@@ -31,21 +36,6 @@ class Run:
     @property
     def model(self) -> bytes:
         return (self.path / "model.safetensors").read_bytes()
-
-
-def toml_pairs(values: Mapping[str, Any]) -> str:
-    """Write ``key=value`` pairs in the syntax of --run-config."""
-
-    def text(value: Any) -> str:
-        return (
-            str(value).lower()
-            if isinstance(value, bool)
-            else f'"{value}"'
-            if isinstance(value, str)
-            else str(value)
-        )
-
-    return " ".join(f"{key}={text(value)}" for key, value in values.items())
 
 
 @pytest.fixture(scope="session")
@@ -144,23 +134,6 @@ def call(
     return arguments, results / str(given["run-name"])
 
 
-@contextmanager
-def home_of_processes(home: Path) -> Iterator[Path]:
-    """Make a FLWR_HOME; every process that was started with it is ended, by process id."""
-    home.mkdir()
-    yield home
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in processes_of(home):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-        deadline = time.monotonic() + 20
-        while processes_of(home) and time.monotonic() < deadline:
-            time.sleep(0.1)
-    assert processes_of(home) == []
-
-
 @pytest.fixture
 def flower_home(tmp_path: Path) -> Iterator[Path]:
     """A FLWR_HOME of the test's own."""
@@ -168,27 +141,14 @@ def flower_home(tmp_path: Path) -> Iterator[Path]:
         yield home
 
 
-def processes_of(home: Path) -> list[int]:
-    """Return the processes whose environment names ``home``, and that aren't dead already."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"FLWR_HOME={home}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.fixture
-def flower(repository: Path, flower_home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def flower(flower_home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a Flower command with the test's FLWR_HOME."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).parent / arguments[0]), *arguments[1:]]
         return subprocess.run(
-            command,
-            cwd=repository,
+            command_of(*arguments),
+            cwd=ROOT,
             env=environment_of(flower_home) | environment,
             text=True,
             stdout=subprocess.PIPE,
@@ -199,45 +159,9 @@ def flower(repository: Path, flower_home: Path) -> Callable[..., subprocess.Comp
     return run
 
 
-@pytest.fixture
-def start_flower(flower_home: Path) -> Callable[..., subprocess.Popen[bytes]]:
-    """Start a long-running Flower process with the test's FLWR_HOME; it ends with the test."""
-
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        log = (flower_home / f"{'-'.join(arguments[:1])}-{len(processes_of(flower_home))}.log").open("wb")
-        command = [str(Path(sys.executable).parent / arguments[0]), *arguments[1:]]
-        return subprocess.Popen(
-            command, cwd=flower_home, env=environment_of(flower_home), stdout=log, stderr=log
-        )
-
-    return start
-
-
-@pytest.fixture
-def flower_environment(flower_home: Path) -> dict[str, str]:
-    """The environment of Flower's commands, with the test's FLWR_HOME."""
-    return environment_of(flower_home)
-
-
-@pytest.fixture
-def wait_for_superlink() -> Callable[[int], None]:
-    """Wait until the SuperLink on a port answers."""
-
-    def wait(port: int) -> None:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            assert time.monotonic() < deadline, "the SuperLink didn't start"
-            time.sleep(0.2)
-
-    return wait
-
-
-def environment_of(home: Path) -> dict[str, str]:
-    """Flower finds its other commands on the PATH."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "FLWR_HOME": str(home), "PATH": path}
+@pytest.fixture(scope="module")
+def devices(
+    tmp_path_factory: pytest.TempPathFactory, unused_ports: Callable[[int], list[int]]
+) -> Iterator[Devices]:
+    with home_of_processes(tmp_path_factory.mktemp("devices") / "flower") as home:
+        yield Devices(home, unused_ports(4))
