@@ -93,7 +93,18 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
     assert run.model == base.model
 
 
-@pytest.mark.parametrize("strategy", [name for name in REGISTRY if name != "fedavg"])
+# Two of them are on Ray in test_asynchronous.py and test_spectral.py, too.
+THOROUGH = ("spectral", "async-fedavg", "fedfix")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ())
+        for name in REGISTRY
+        if name != "fedavg"
+    ],
+)
 def test_every_strategy_learns_on_ray(base, simulate, strategy):
     config = {"num-server-rounds": ROUNDS, "strategy": strategy}
     if issubclass(REGISTRY[strategy], AsynchronousStrategy):  # an aggregation takes in fewer clients
@@ -140,6 +151,7 @@ def test_a_file_of_the_users_own_trains_a_cnn(simulate, tmp_path):
     assert metrics_of(run)[-1]["accuracy"] > 0.9
 
 
+@pytest.mark.thorough  # without Ray: tests/fedapp/test_run_simulation.py
 def test_a_gpu_fraction_without_a_gpu_falls_back_and_says_so(simulate):
     import torch
 
