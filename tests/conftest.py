@@ -19,10 +19,16 @@ import torch  # noqa: E402
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
-    """Take all that is imported out of the garbage collector's sight: Flower calls it for every array it sends."""
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage() -> None:
+    """Take all that there is out of the garbage collector's sight: Flower calls it for every array it sends."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What is left is collected at the exit, or the libraries in C++ warn of leaks."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
