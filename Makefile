@@ -1,6 +1,6 @@
 # make run      set up .venv and run the main job on the embedded data
 # make test     set up .venv and run the tests, on two cores within 6 minutes
-# make test-all set up .venv and run every test, those of real deployments' faults too: about an hour
+# make test-all set up .venv and run every test: those of real deployments' faults, too, minutes each
 # make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
 PYTHON ?= python3
 BIN := .venv/bin
