@@ -1,5 +1,6 @@
 """What all tests share: nothing that a test writes or starts outlives it."""
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -7,10 +8,27 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 
-# Two threads that wait for each other on a loaded machine make a small product take milliseconds.
+# Two threads that wait for each other on a loaded machine make a small product take milliseconds; child processes
+# inherit this. Before numpy and torch, which read it when they are imported.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage() -> None:
+    """Take all that there is out of the garbage collector's sight: Flower calls it for every array it sends."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What is left is collected at the exit, or the libraries in C++ warn of leaks."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +39,7 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "HF_HUB_OFFLINE": "1",
+        "RAY_worker_niceness": "0",  # or a test beside it starves Ray's workers
         "COLUMNS": "120",
     }
     before = {key: os.environ.get(key) for key in values}
@@ -30,13 +49,20 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing at the end of a run: for many short runs, as figures take longer than those."""
+    for name in ("draw_curves", "draw_partition"):
+        monkeypatch.setattr(f"fedapp.report.figures.{name}", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the repository."""
     return Path(__file__).parents[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def unused_ports() -> Callable[[int], list[int]]:
     """Find TCP ports on loopback that nobody listens on."""
 

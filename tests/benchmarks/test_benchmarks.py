@@ -31,6 +31,7 @@ def measured(seconds: float, accuracy: float) -> Measurement:
     return Measurement(seconds, startup=1.0, memory=2**30, accuracy={10: accuracy})
 
 
+@pytest.mark.thorough
 def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "results" / "tiny.json"
     command = [sys.executable, "-m", "benchmarks", "--workloads", "W1", "--contenders", "bare-1,bare-2"]
@@ -69,6 +70,7 @@ def test_unknown_names(repository: Path, option: str, value: str, expected: str)
     assert expected in done.stderr
 
 
+@pytest.mark.thorough
 def test_contenders_that_share_rows_agree(tmp_path: Path) -> None:
     """Each client has one row of its own, and asynchronous FedAvg no randomness: the runs are the same."""
     np.savez(tmp_path / "digits.npz", **digits())
@@ -81,6 +83,7 @@ def test_contenders_that_share_rows_agree(tmp_path: Path) -> None:
     assert found["bare"].accuracy == found["sequential"].accuracy
 
 
+@pytest.mark.thorough
 def test_stock_flower_trains(image_file: Path) -> None:
     job = WORKLOADS["W1"].with_rounds(8).job("stock", image_file)
     small = Job(**{**vars(job), "num_clients": 4, "participants": 4})

@@ -77,7 +77,7 @@ def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_interrupted_it_ends_everything_that_it_started(number: int, start: Start, tmp_path: Path) -> None:
     process = start("-n", "2", "-c", f'results-dir="{tmp_path}"')
     deadline = time.monotonic() + 200

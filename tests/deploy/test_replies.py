@@ -14,6 +14,8 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.server import prepare, run
 from strategies import REGISTRY, messages
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 DEVICES, ROWS, WIDTH = 3, 40, 6
 SECRET = "patients-of-dr-smith"  # in every device's path
 CLASSES = ("benign", "malign")

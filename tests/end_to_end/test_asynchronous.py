@@ -13,6 +13,8 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from tests.end_to_end.server_step import server_step
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CLIENTS, AGGREGATIONS, STEPS, LR, SERVER_LR, L2 = 7, 40, 3, 0.5, 0.1, 0.01
 
 # F80 of seven clients is (3, 5, 7, 9, 11, 13, 15) fifteenths of a second; Δt = .5 s. In thirtieths all are whole.
@@ -121,17 +123,21 @@ def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, op
     assert (last["weights-distance"] > 0.05) == (weights == "identical")
 
 
-@pytest.mark.parametrize("strategy", ["async-fedavg", "fedfix", "fedbuff"])
+# Of every strategy, two workers and the sequential engine are compared in test_ray.py, too.
+@pytest.mark.parametrize(
+    "strategy",
+    ["async-fedavg", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedfix", "fedbuff"))],
+)
 def test_any_number_of_workers_and_the_sequential_engine_give_the_same_bits(simulate, strategy):
     config = {
         "strategy": strategy, "num-server-rounds": 12, "server-lr": 0.3, "buffer-size": 2, "eval-every": 3,
         "model": "logistic",
     }  # fmt: skip
-    federation = "num-supernodes=5 client-resources-num-cpus=1"
+    federation = "num-supernodes=5 client-resources-num-cpus="
     runs = [
-        simulate(config, federation=f"{federation} init-args-num-cpus=1"),
-        simulate(config, federation=f"{federation} init-args-num-cpus=2"),
-        simulate(config, federation=federation, engine="sequential"),
+        simulate(config, federation=f"{federation}2"),  # one worker: Ray has two CPUs
+        simulate(config, federation=f"{federation}1"),
+        simulate(config, federation=f"{federation}1", engine="sequential"),
     ]
     for run in runs:
         assert run.returncode == 0, run.output

@@ -66,7 +66,7 @@ def write_npz(path: Path, data: Mapping[str, np.ndarray]) -> str:
     [
         ("mnist", (28, 28), 10, "cnn"),
         ("cifar10", (32, 32, 3), 10, "cnn"),
-        ("cifar10", (32, 32, 3), 10, "resnet18"),
+        pytest.param("cifar10", (32, 32, 3), 10, "resnet18", marks=pytest.mark.thorough),
         ("cifar100", (32, 32, 3), 100, "mlp"),
         ("npz", (9,), 3, "logistic"),
     ],

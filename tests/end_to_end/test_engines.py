@@ -14,7 +14,8 @@ ROUNDED = ("loss", "accuracy", "train-loss", "federated-loss", "federated-loss-s
            "surrogate-loss-std")  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", RUNS)
+# Without Ray, of every strategy and model: tests/fedapp/engine/test_vectorized.py.
+@pytest.mark.parametrize("strategy", ["fedavg", pytest.param("async-fedavg", marks=pytest.mark.thorough)])
 def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, strategy):
     config = {"strategy": strategy, **RUNS[strategy]}
     runs = [simulate(config, engine=engine) for engine in ("vectorized", "ray")]
@@ -34,6 +35,7 @@ def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, s
     assert np.linalg.norm(models[0] - models[1]) <= 1e-5 * np.linalg.norm(models[1])
 
 
+@pytest.mark.thorough
 def test_linear_models_of_images_are_trained_alike_by_every_engine(simulate, tmp_path):
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=480)

@@ -22,7 +22,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module")
 def base(simulate):
-    """FedAvg on four clients and as many workers as there are cores."""
+    """FedAvg on four clients and two workers."""
     return simulate({"num-server-rounds": ROUNDS})
 
 
@@ -63,9 +63,17 @@ def test_the_run_directory_is_complete_and_true(base):
         assert Image.open(base.path / figure).width >= 1000
 
 
+def test_one_worker_gives_the_same_bits_as_two(base, simulate):
+    one = simulate({"num-server-rounds": ROUNDS}, federation="num-supernodes=4 client-resources-num-cpus=2")
+    assert one.returncode == 0, one.output
+    assert one.model == base.model
+    assert metrics_of(one) == metrics_of(base)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("federation", ["num-supernodes=4 init-args-num-cpus=1", "num-supernodes=4"])
-def test_one_worker_or_two_or_the_same_again_give_the_same_bits(base, simulate, federation):
-    again = simulate({"num-server-rounds": ROUNDS}, federation=federation)
+def test_a_process_and_a_ray_of_its_own_give_the_same_bits(base, simulate_alone, federation):
+    again = simulate_alone({"num-server-rounds": ROUNDS}, federation=federation)
     assert again.returncode == 0, again.output
     assert again.model == base.model
     assert metrics_of(again) == metrics_of(base)
@@ -80,11 +88,23 @@ def test_another_seed_gives_another_model(base, simulate):
 
 
 def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
-    run = simulate({"num-server-rounds": ROUNDS, "strategy": "fedprox", "proximal-mu": 0.0})
+    config = {"num-server-rounds": ROUNDS, "strategy": "fedprox", "proximal-mu": 0.0}
+    run = simulate(config, engine="sequential")
     assert run.model == base.model
 
 
-@pytest.mark.parametrize("strategy", [name for name in REGISTRY if name != "fedavg"])
+# Two of them are on Ray in test_asynchronous.py and test_spectral.py, too.
+THOROUGH = ("spectral", "async-fedavg", "fedfix")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ())
+        for name in REGISTRY
+        if name != "fedavg"
+    ],
+)
 def test_every_strategy_learns_on_ray(base, simulate, strategy):
     config = {"num-server-rounds": ROUNDS, "strategy": strategy}
     if issubclass(REGISTRY[strategy], AsynchronousStrategy):  # an aggregation takes in fewer clients
@@ -131,6 +151,7 @@ def test_a_file_of_the_users_own_trains_a_cnn(simulate, tmp_path):
     assert metrics_of(run)[-1]["accuracy"] > 0.9
 
 
+@pytest.mark.thorough  # without Ray: tests/fedapp/test_run_simulation.py
 def test_a_gpu_fraction_without_a_gpu_falls_back_and_says_so(simulate):
     import torch
 
@@ -155,13 +176,15 @@ from strategies import messages
 from strategies.exchange import exchange
 from strategies.roster import wait_for_nodes
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app, server_app, folder = ClientApp(), ServerApp(), sys.argv[2]
 
 @client_app.train()
 def train(message, context):
-    import os, ray
-    begin = time.time()
-    time.sleep(2)
+    import os, ray, time
+    begin, deadline = time.time(), time.monotonic() + 100
+    open(f"{folder}/{message.metadata.message_id}", "w").close()
+    while len(os.listdir(folder)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
     share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
     metrics = MetricRecord({"begin": begin, "end": time.time(), "share": share, "pid": os.getpid()})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
@@ -169,22 +192,22 @@ def train(message, context):
 @server_app.main()
 def main(grid, context):
     nodes = wait_for_nodes(grid, 8, 60)
-    requests = [messages.request(messages.TRAIN, n, ConfigRecord(), ttl=100) for n in nodes]
-    replies = exchange(grid, requests, 100)
+    requests = [messages.request(messages.TRAIN, n, ConfigRecord(), ttl=200) for n in nodes]
+    replies = exchange(grid, requests, 200)
     print(json.dumps([dict(messages.metrics_of(r)) for r in replies.values()]))
 
 simulate(server_app, client_app, SimulationConfig.read(json.loads(sys.argv[1])))
 """
 
 
-def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository):
-    """A logical GPU: Ray counts it, whether the machine has one or not."""
+def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository, tmp_path):
+    """A logical GPU: Ray counts it, whether the machine has one or not; the first clients wait for the fourth."""
     federation = {
         "num-supernodes": 8, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.25,
         "init-args-num-cpus": 8, "init-args-num-gpus": 1,
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", GPU_SCRIPT, json.dumps(federation)],
+        [sys.executable, "-c", GPU_SCRIPT, json.dumps(federation), str(tmp_path)],
         cwd=repository, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

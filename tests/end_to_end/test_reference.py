@@ -8,6 +8,8 @@ from sklearn.datasets import load_digits
 import run_simulation
 from tests.end_to_end.server_step import server_step
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 ROUNDS, STEPS, LR, CLIENTS = 6, 5, 0.5, 7
 
 

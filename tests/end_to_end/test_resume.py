@@ -17,6 +17,8 @@ from fedapp.deploy.local import LocalDeployment
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CLIENTS, ROUNDS = 4, 80
 BASE: dict[str, Any] = {
     "model": "logistic", "local-epochs": 0, "local-steps": 2, "num-server-rounds": ROUNDS, "checkpoint-every": 3,
@@ -107,7 +109,16 @@ def assert_same(one: Path, other: Path) -> None:
     assert [line.partition(" ")[0] for line in different] == ["run-name"]
 
 
-@pytest.mark.parametrize(("lines", "strategy"), list(enumerate(OWN, start=11)))
+# A strategy's own state: tests/strategies/test_resume.py, for all of them.
+@pytest.mark.parametrize(
+    ("lines", "strategy"),
+    [
+        pytest.param(
+            lines, name, marks=pytest.mark.thorough if name in ("fedprox", "fedfix", "fedbuff") else ()
+        )
+        for lines, name in enumerate(OWN, start=11)
+    ],
+)
 def test_a_killed_run_resumed_equals_one_that_was_not(run, run_and_kill, tmp_path, strategy, lines):
     assert run(strategy=strategy, **OWN[strategy], **{"run-name": "whole"})[0] == 0
     path = run_and_kill(lines, strategy=strategy, **OWN[strategy])

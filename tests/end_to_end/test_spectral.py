@@ -22,6 +22,8 @@ from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.rule import LocalRule
 from strategies import graph
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CLIENTS, ROUNDS, STEPS, LR, L2 = 7, 20, 5, 0.5, 0.01
 CPU = torch.device("cpu")
 
@@ -289,6 +291,7 @@ def test_another_seed_draws_other_noise(in_process):
     assert np.abs((one * two).sum(axis=1)).max() < 0.7
 
 
+@pytest.mark.thorough  # of the directions alone: tests/data/test_message.py
 def test_homogeneity_falls_as_classes_get_imbalanced(in_process):
     def mean_homogeneity(class_imbalance: float, seeds: Iterable[int] = (0, 1, 2)) -> float:
         config = {

@@ -21,6 +21,8 @@ from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, messages
 from strategies.arrays import Layout
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CENTRAL = {"dp": "central", "client-weights": "uniform"}
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,7 +166,7 @@ def test_an_unknown_option_is_argparses() -> None:
 
 
 def test_as_a_command(tmp_path: Path) -> None:
-    begin = time.monotonic()
+    before = os.times()
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "run_simulation.py"), "--federation-config", "num-supernodes=2000"],
         cwd=tmp_path,
@@ -177,11 +176,11 @@ def test_as_a_command(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    seconds = time.monotonic() - begin
+    after = os.times()
     assert done.returncode == 1
     assert re.fullmatch(r"error: num-supernodes = 2000: 'digits' has 1438 training rows, .*\n", done.stderr)
     assert done.stdout == ""
-    assert seconds < 10
+    assert sum(after[2:4]) - sum(before[2:4]) < 10  # seconds of the cores, as the machine may be busy
     assert list(tmp_path.iterdir()) == []
 
 

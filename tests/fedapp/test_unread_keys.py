@@ -19,6 +19,8 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 CLIENTS = 3
 COMMON = {"model": "logistic", "num-server-rounds": 2, "checkpoint-every": 1}
 

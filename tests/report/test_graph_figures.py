@@ -23,7 +23,7 @@ def panel(class_imbalance: float, data_imbalance: float, clients: int = 30, seed
     return GraphPanel.of(class_imbalance, data_imbalance, mis, eigenvalues, theta / 2, theta, phi)
 
 
-@pytest.mark.parametrize("clients", [30, 250])
+@pytest.mark.parametrize("clients", [30, pytest.param(250, marks=pytest.mark.thorough)])
 def test_a_grid_gives_three_figures(tmp_path: Path, clients: int) -> None:
     grid = [panel(k, f, clients, seed) for k in (0, 1, 10, 100) for f in (0, 1) for seed in (0, 1)]
     paths = draw_graph(tmp_path, grid[::-1], "digits")

@@ -1,45 +1,19 @@
-"""The handshake for directions: who is in the graph, who isn't and why, and the weights that follow."""
+"""The graph of the clients that are there: who is in it, and the weights that follow."""
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
 
 from strategies import FedAvg, FedProx, graph, messages
-from strategies.client_graph import ClientGraph
-from strategies.roster import Client, Roster
+from tests.strategies.handshake import Handshake, indices, warnings
 
 LOGGER = "flwr.strategies"
 Make = Callable[..., Any]
 Directions = list[list[float]]
-
-
-class Handshake:
-    """A roster and a graph that look at a grid together, as a strategy does every round."""
-
-    def __init__(self, grid: Any, timeout: float = 10.0, **options: Any) -> None:
-        self.grid = grid
-        self.timeout = timeout
-        self.roster = Roster(timeout=timeout)
-        self.graph = ClientGraph(**options)
-
-    def __call__(self, stopped: Callable[[], bool] = lambda: False, **config: Any) -> list[Client]:
-        record = ConfigRecord(config)
-        clients = self.roster.refresh(self.grid, record)
-        return self.graph.refresh(self.grid, clients, record, self.timeout, stopped)
-
-
-def indices(clients: list[Client]) -> list[int]:
-    return [client.index for client in clients]
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 # ---- The graph --------------------------------------------------------------------------------------------------
@@ -105,155 +79,6 @@ def test_one_client_is_its_own_graph(federation: Make) -> None:
     handshake = Handshake(federation([3.0], [1]))
     assert handshake.graph.weights(handshake()).tolist() == [1.0]
     assert handshake.graph.snapshot()["eigenvalues"].tolist() == [0.0]
-
-
-# ---- The handshake ----------------------------------------------------------------------------------------------
-
-
-def test_a_node_is_asked_once_in_a_run(federation: Make, model: Make, train_config: Make) -> None:
-    grid = federation()
-    strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
-    strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
-    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2]
-    assert grid.asked("train", 3) == [0, 1, 2]
-
-
-def test_nobody_is_asked_where_no_graph_is_needed(federation: Make, model: Make, train_config: Make) -> None:
-    grid, strategy = federation(), FedAvg()
-    strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
-    assert strategy.graph is None
-    assert grid.asked(messages.ASK_DIRECTION) == []
-
-
-def test_the_question_carries_the_config_and_who_is_asked(federation: Make) -> None:
-    grid = federation(node_ids=[30, 10, 20])
-    Handshake(grid)(dataset="digits", lr=0.5)
-    asked = [(m.metadata.dst_node_id, dict(m.content.config_records["config"]), list(m.content))
-             for m in grid.requests(messages.ASK_DIRECTION)]  # fmt: skip
-    assert asked == [
-        (node_id, {"dataset": "digits", "lr": 0.5, "client": index}, ["config"])
-        for index, node_id in enumerate([30, 10, 20])
-    ]
-
-
-READ, VECTOR = "its direction can't be read: ", "its direction must be a finite vector"
-REASONS = {
-    "raise": "no data",
-    "drop": "it didn't answer the request for its direction",
-    "unstorable": "it didn't answer the request for its direction",
-    "unavailable": "Node Unavailable",
-    "shape": VECTOR + " of shape (3,), not zero; it has shape (4,)",
-    "matrix": "it has shape (1, 3)",
-    "scalar": "it has shape ()",
-    "empty": "it has shape (0,)",
-    "zeros": VECTOR,
-    "nan": VECTOR,
-    "inf": VECTOR,
-    "no-record": "needs a record 'direction' of one array",
-    "no-array": "needs a record 'direction' of one array",
-    "two-arrays": "needs a record 'direction' of one array",
-    "bytes": READ,
-    "npz": READ,
-    "stype": READ,
-    "text": READ,
-}
-
-
-def break_direction(grid: Any, partition: int, fault: str) -> None:
-    if fault in ("drop", "unstorable", "unavailable"):
-        grid.lose(partition, fault, messages.ASK_DIRECTION)
-    else:
-        grid.spoil(partition, fault, "direction")
-
-
-@pytest.mark.parametrize("fault", REASONS)
-@pytest.mark.parametrize("broken", [0, 1])
-def test_without_a_valid_direction_a_client_takes_no_part_and_the_others_go_on(
-    federation: Make,
-    model: Make,
-    train_config: Make,
-    tied: Directions,
-    caplog: pytest.LogCaptureFixture,
-    broken: int,
-    fault: str,
-) -> None:
-    grid = federation(directions=tied)
-    break_direction(grid, broken, fault)
-    strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
-    with caplog.at_level(logging.WARNING, LOGGER):
-        result = strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config())
-    others = [i for i in range(3) if i != broken]
-    assert [grid.asked("train", r) for r in (1, 2)] == [others, others]
-    assert grid.asked(messages.ASK_DIRECTION).count(broken) <= 1  # and isn't asked again
-    assert strategy.graph.clients == tuple(others)
-    assert strategy.graph.weights(strategy.clients).tolist() == [0.5, 0.5]  # two clients have one edge
-    metrics = result.train_metrics_clientapp[2]
-    assert (metrics["participants"], metrics["failures"]) == (2, 0)
-    (warning,) = warnings(caplog)
-    assert warning.startswith(f"client {broken} (node {grid.node(broken).node_id}) takes no part: ")
-    assert REASONS[fault] in warning
-    assert "\n" not in warning
-
-
-@pytest.mark.parametrize("broken", [0, 1])
-def test_a_direction_too_small_to_be_squared_does_not_stop_the_server(
-    federation: Make, tied: Directions, broken: int
-) -> None:
-    # 1e-161² is below the least normal double: the norm of such a direction has two digits.
-    grid = federation(directions=tied)
-    grid.spoil(broken, "tiny", "direction")
-    handshake = Handshake(grid)
-    clients = handshake()
-    assert {0, 1, 2} - {broken} <= set(indices(clients))
-    norms = np.linalg.norm(handshake.graph.directions, axis=1)
-    np.testing.assert_allclose(norms, 1, rtol=1e-12)
-
-
-@pytest.mark.parametrize("fault", ["raise", "drop"])
-def test_if_nobody_sends_a_direction_the_run_ends_with_the_reason(
-    federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture, fault: str
-) -> None:
-    grid = federation()
-    for partition in range(3):
-        break_direction(grid, partition, fault)
-    strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
-    with (
-        caplog.at_level(logging.WARNING, LOGGER),
-        pytest.raises(RuntimeError, match=r"no client sent a direction .* the log names the reasons"),
-    ):
-        strategy.start(grid, model(1.0), num_rounds=1, timeout=0.1, train_config=train_config())
-    assert grid.asked("train") == []
-    assert len(warnings(caplog)) == 3
-    for partition in range(3):
-        assert f"client {partition} (node {grid.node(partition).node_id})" in caplog.text
-
-
-def test_a_stop_ends_the_handshake_at_once(
-    federation: Make, model: Make, train_config: Make, same_bytes: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid, initial = federation(), model(1.0)
-    grid.lose(1, "drop", messages.ASK_DIRECTION)
-    strategy = FedAvg(
-        FedAvg.Config(client_weights="adjacency"), stopped=lambda: bool(grid.asked(messages.ASK_DIRECTION))
-    )
-    start = time.monotonic()
-    with caplog.at_level(logging.WARNING, LOGGER):
-        result = strategy.start(grid, initial, num_rounds=3, timeout=60, train_config=train_config())
-    assert time.monotonic() - start < 10
-    assert same_bytes(result.arrays, initial)
-    assert grid.asked("train") == []
-    assert strategy.graph.clients == ()
-    assert warnings(caplog) == []  # nobody is blamed for not having answered
-
-
-def test_after_a_stop_those_that_had_no_time_to_answer_are_asked_again(
-    federation: Make, tied: Directions
-) -> None:
-    grid = federation(directions=tied)
-    handshake = Handshake(grid)
-    assert handshake(stopped=lambda: True) == []
-    assert indices(handshake()) == [0, 1, 2]
-    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2] * 2
 
 
 # ---- Clients that come and go -----------------------------------------------------------------------------------

@@ -1,41 +1,17 @@
-"""The round loop: evaluation, observer, time, stopping, changing clients, reproducibility."""
+"""The round loop: evaluation, observer, time, reproducibility."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
-from strategies import FedAvg, Progress
+from strategies import FedAvg
 from strategies.clock import VirtualClock, WallClock
+from tests.strategies.recorder import Recorder, config
 
-LOGGER = "flwr.strategies"
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
-
-
-class Recorder:
-    """An evaluate_fn and an observer that keep what they are given."""
-
-    def __init__(self) -> None:
-        self.evaluated: list[tuple[int, float]] = []
-        self.progress: list[Progress] = []
-
-    def evaluate(self, aggregation: int, arrays: ArrayRecord) -> MetricRecord:
-        self.evaluated.append((aggregation, float(arrays["w"].numpy()[0])))
-        return MetricRecord({"loss": 10.0 * aggregation})
-
-    def observe(self, progress: Progress) -> None:
-        self.progress.append(progress)
-
-    @property
-    def rounds(self) -> list[int]:
-        return [aggregation for aggregation, _ in self.evaluated]
-
-
-def config(**options: Any) -> Any:
-    return FedAvg.Config(**options)
 
 
 # ---- Reproducibility --------------------------------------------------------------------------------------------
@@ -295,116 +271,6 @@ def test_on_a_wall_clock_real_seconds_count(federation: Make, model: Model, trai
     rounds = len(seen.progress) - 1
     assert 1 <= rounds <= 2  # each lasts .2 s or more; the budget is looked at between rounds
     assert seen.progress[1].time >= 0.2
-
-
-# ---- Stopping ---------------------------------------------------------------------------------------------------
-
-
-def test_a_stop_between_rounds_keeps_the_last_model(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
-    seen, grid = Recorder(), federation()
-    strategy = FedAvg(config(eval_every=100), observer=seen.observe, stopped=lambda: len(seen.progress) >= 3)
-    result = strategy.start(
-        grid, model(1.0), num_rounds=50, train_config=train_config(), evaluate_fn=seen.evaluate
-    )
-    assert values_of(result.arrays) == [0.4375]  # two rounds
-    assert grid.asked("train", 3) == []
-    assert seen.evaluated == [(0, 1.0), (2, 0.4375)]
-
-
-def test_a_stop_in_mid_round_keeps_the_last_complete_round(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
-    seen, grid = Recorder(), federation()
-
-    def observe(progress: Progress) -> None:
-        seen.observe(progress)
-        if progress.aggregation == 1:
-            grid.lose(2, "drop")  # so that round 2 has fast clients only when the stop comes
-
-    strategy = FedAvg(observer=observe, stopped=lambda: bool(grid.asked("train", 2)))
-    result = strategy.start(
-        grid, model(1.0), num_rounds=50, timeout=60.0, train_config=train_config(), evaluate_fn=seen.evaluate
-    )
-    assert grid.asked("train", 2) == [0, 1, 2]
-    assert values_of(result.arrays) == [0.625]  # round 1
-    assert list(result.train_metrics_clientapp) == [1]
-    assert seen.evaluated[-1] == (1, 0.625)
-    assert strategy.clock.now() == 1.0
-
-
-def test_a_stop_before_the_first_round_returns_the_initial_model(
-    federation: Make, model: Model, same_bytes: Make
-) -> None:
-    grid, initial = federation(), model(1.0)
-    result = FedAvg(stopped=lambda: True).start(grid, initial, num_rounds=3)
-    assert same_bytes(result.arrays, initial)
-    assert grid.requests() == []
-
-
-# ---- Clients that come and go -----------------------------------------------------------------------------------
-
-
-def test_a_late_joiner_takes_part_from_the_next_round(
-    federation: Make, model: Model, train_config: Make
-) -> None:
-    grid = federation()
-    grid.node(2).present = False
-    strategy = FedAvg(
-        observer=lambda p: setattr(grid.node(2), "present", p.aggregation >= 1),
-    )
-    strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
-    assert [grid.asked("train", r) for r in (1, 2, 3)] == [[0, 1], [0, 1, 2], [0, 1, 2]]
-
-
-def test_a_node_that_left_is_not_asked_and_its_weight_goes_to_the_others(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
-    grid = federation()
-    strategy = FedAvg(observer=lambda p: setattr(grid.node(1), "present", p.aggregation < 1))
-    result = strategy.start(grid, model(1.0), num_rounds=2, train_config=train_config())
-    assert [grid.asked("train", r) for r in (1, 2)] == [[0, 1, 2], [0, 2]]
-    # Round 1: w = .625. Round 2 with p = 1/6, 5/6: c̄ = (3 − 5)/6 = −1/3; w − ½ (w + 1/3)
-    assert values_of(result.arrays) == pytest.approx([0.625 - 0.5 * (0.625 + 1 / 3)], rel=1e-14)
-    assert result.train_metrics_clientapp[2]["failures"] == 0
-
-
-def test_fixed_participation_with_an_absent_client_takes_the_rest_and_says_so(
-    federation: Make,
-    model: Model,
-    values_of: Values,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    grid = federation()
-    grid.node(0).present = False
-    with caplog.at_level(logging.WARNING, LOGGER):
-        result = FedAvg(config(participation="fixed:0,1")).start(
-            grid, model(1.0), num_rounds=1, train_config=train_config()
-        )
-    assert grid.asked() == [1]  # the client with index 1, though it is the first of those there
-    assert values_of(result.arrays) == [1.5]  # 1 + 1 · .5
-    assert "clients that aren't there: [0]" in caplog.text
-
-
-def test_fixed_participation_with_nobody_there_is_an_error(federation: Make, model: Model) -> None:
-    grid = federation()
-    with pytest.raises(RuntimeError, match=r"participation = 'fixed:7': none of these clients is there"):
-        FedAvg(config(participation="fixed:7")).start(grid, model(1.0), num_rounds=1)
-
-
-def test_no_client_at_all_is_an_error(federation: Make, model: Model) -> None:
-    grid = federation()
-    for partition in range(3):
-        grid.spoil(partition, "raise", "query")
-    with pytest.raises(RuntimeError, match="no client can take part"):
-        FedAvg().start(grid, model(1.0), num_rounds=1)
-
-
-def test_too_few_clients_are_an_error_after_the_timeout(federation: Make, model: Model) -> None:
-    with pytest.raises(RuntimeError, match=r"3 of 4 clients connected within 0\.05 s"):
-        FedAvg(config(min_clients=4)).start(federation(), model(1.0), num_rounds=1, timeout=0.05)
 
 
 # ---- What the caller gave ---------------------------------------------------------------------------------------

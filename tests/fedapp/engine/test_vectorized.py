@@ -16,9 +16,10 @@ from fedapp.config import RunConfig
 from fedapp.engine import vectorized
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.report import figures
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, messages
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 CLIENTS = 5
 Configure = Callable[..., RunConfig]
@@ -30,23 +31,17 @@ ROUNDED = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost more than the runs, and tell nothing about an engine."""
-    for name in ("draw_curves", "draw_partition"):
-        monkeypatch.setattr(figures, name, lambda *_: None)
-
-
 @pytest.fixture
 def small(configure: Configure, tmp_path: Path) -> Configure:
-    """Configure a short run: 5 rounds, or 5 aggregations for each client, a few steps each."""
+    """Configure a short run: 5 rounds (a CNN's: 3), or as many aggregations for each client, a few steps each."""
     numbers = itertools.count()
 
     def build(**values: Any) -> RunConfig:
         asynchronous = issubclass(REGISTRY[values.get("strategy", "fedavg")], AsynchronousStrategy)
+        rounds = 3 if values.get("model") == "cnn" else 5
         return configure(
             **{
-                "num_server_rounds": 5 * CLIENTS if asynchronous else 5,
+                "num_server_rounds": rounds * CLIENTS if asynchronous else rounds,
                 "eval_every": 5 if asynchronous else 1,
                 "checkpoint_every": 0, "server_lr": 0.5, "buffer_size": 2, "l2": 1e-3,
                 "results_dir": str(tmp_path), "run_name": f"run-{next(numbers)}",

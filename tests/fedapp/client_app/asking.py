@@ -1,0 +1,61 @@
+"""Messages in, replies out."""
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedapp.client_app import CANNOT_TAKE_PART, app
+from fedapp.federation import to_arrays
+from fedapp.server import Experiment, task_config
+from strategies import messages
+
+CLIENTS = 5
+
+
+NODE = {"partition-id": 2, "num-partitions": CLIENTS}
+
+
+def ask(
+    kind: str,
+    experiment: Experiment,
+    node_config: dict[str, Any] = NODE,
+    *,
+    config: Any = None,
+    neighbours: ArrayRecord | None = None,
+    **fields: Any,
+) -> Message:
+    """Send the app one request as the strategies do, and return its reply."""
+    record = ConfigRecord(
+        {
+            **task_config(experiment),
+            messages.SERVER_ROUND: 1,
+            messages.CLIENT: 2,
+            messages.TASK: 1,
+            **{name.replace("_", "-"): value for name, value in fields.items()},
+            **(config or {}),
+        }
+    )
+    queried = kind in (messages.DESCRIBE, messages.ASK_DIRECTION)
+    arrays = None if queried else to_arrays(experiment.model.state_dict())
+    companions = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
+    request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
+    context = Context(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
+    return app(request, context)
+
+
+def trained(reply: Message) -> dict[str, np.ndarray]:
+    assert reply.has_content(), reply.error.reason
+    return {name: array.numpy() for name, array in reply.content.array_records[messages.ARRAYS].items()}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def reason(reply: Message) -> str:
+    assert reply.has_error()
+    assert reply.error.code == CANNOT_TAKE_PART
+    assert "\n" not in reply.error.reason
+    assert "Traceback" not in reply.error.reason
+    return reply.error.reason
