@@ -17,7 +17,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, server
-from fedapp.config import RunConfig, read_run
+from fedapp.config import RunConfig, in_keys, read_run
 from fedapp.config.options import read_options
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
                 simulate(app, client_app.app, simulation)
             return 130 if stop.is_set() else 0
     except server.USER_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_keys(error)}", file=sys.stderr)
         return 1
 
 

@@ -4,11 +4,10 @@ import re
 import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import click
 
-from fedapp.config.values import ConfigError, Value
+from fedapp.config.values import ConfigError, Value, path_of
 from strategies.flower_internals import flatten_dict, read_pairs
 
 # Flower's own, which drops what doesn't match.
@@ -34,7 +33,7 @@ def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
     given = f"{name} {' '.join(texts)!r}"
     for text in texts:
         if text.endswith(".toml"):
-            if not Path(text).expanduser().is_file():
+            if not path_of(name, text).is_file():
                 raise ConfigError(f"{name} {text!r}: no such file")
         elif rest := PAIR.sub("", text).strip():
             raise ConfigError(f"{name} {text!r}: {rest!r} is not of the form key=value")
@@ -69,6 +68,6 @@ def repeated_key(lines: Iterable[str]) -> str:
 
 def _repeated_in(path: str) -> str:
     try:
-        return repeated_key(Path(path).expanduser().read_text("utf-8").splitlines())
+        return repeated_key(path_of("--run-config", path).read_text("utf-8").splitlines())
     except UnicodeDecodeError:
         return ""

@@ -2,10 +2,9 @@
 
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from fedapp.config.values import ConfigError, Value
+from fedapp.config.values import ConfigError, Value, path_of
 
 # A resumed run may differ in these from what it was: they don't change what is computed.
 FREE = ("checkpoint-every", "min-clients", "round-timeout")
@@ -19,7 +18,7 @@ def read_run(path: str) -> tuple[dict[str, Value], int]:
     ConfigError
         If no run is there.
     """
-    file = Path(path).expanduser() / "config.toml"
+    file = path_of("resume", path) / "config.toml"
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
         num_clients = int(content.pop("num-clients"))
@@ -31,13 +30,13 @@ def read_run(path: str) -> tuple[dict[str, Value], int]:
 
 def resumed(given: Mapping[str, Value], defaults: Mapping[str, Value]) -> dict[str, Value]:
     """Return the config of the run that ``given`` names under ``resume``, with what may change as given."""
-    path = str(Path(str(given["resume"])).expanduser().absolute())
+    path = str(path_of("resume", str(given["resume"])))
     earlier, _ = read_run(path)
     changed = []
     for key, value in given.items():
         before = earlier.get(key, defaults.get(key))
         if key == "data-path" and value:
-            value = str(Path(str(value)).expanduser().absolute())  # as it is in a run's config.toml
+            value = str(path_of(key, str(value)))  # as it is in a run's config.toml
         if value != before and not _may_become(key, before, value):
             changed.append(f"{key} = {value!r} (it has {before!r})")
     if changed:

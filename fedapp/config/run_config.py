@@ -96,7 +96,7 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
             )
 
 
-def in_keys(error: ValueError) -> str:
+def in_keys(error: Exception) -> str:
     """Return the text of an error of the strategies, which name Python fields, with the keys of the run config."""
     fields = "|".join(name for name in RunConfig.model_fields if "_" in name)
     # Not in a path that is called like a field.

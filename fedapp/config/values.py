@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +45,23 @@ Moderate = Annotated[float, Field(description="a number from 1e-6 to 1e6", ge=1e
 UpToAMillion = Annotated[float, Field(description="a number from 0 to 1e6", ge=0, le=1e6)]
 Flag = Annotated[bool, Field(description="true or false")]
 Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]
+
+
+def path_of(key: str, text: str) -> Path:
+    """Return the absolute path that a key names, with a home folder in place of ~.
+
+    Raises
+    ------
+    ConfigError
+        If there can't be such a path.
+    """
+    try:
+        path = Path(text).expanduser().absolute()
+        path.exists()  # a name may be too long
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{key} = {text[:200]!r}: can't be found ({reason})") from None
+    return path
 
 
 class Keys(BaseModel):

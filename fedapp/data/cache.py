@@ -19,7 +19,7 @@ import numpy as np
 from fedapp.data.dataset import PUBLISHED, Dataset, RawData
 from fedapp.data.errors import DataError, one_line
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raise when the layout of a cache folder, or what a reader makes of a source, changes."""
 
 _ATTEMPTS = 3

@@ -16,6 +16,18 @@ def path_error(path: str | Path, problem: str) -> DataError:
     return DataError(f"data-path = {str(path)!r}: {problem}")
 
 
+def expanded(path: str) -> Path:
+    """Return the path at `data-path`, with a home folder in place of ~; DataError if there can't be such a path."""
+    try:
+        found = Path(path).expanduser()
+        found.exists()  # a name may be too long
+    except (OSError, RuntimeError, ValueError) as error:
+        raise path_error(
+            path[:200], f"can't be found ({getattr(error, 'strerror', None) or error})"
+        ) from None
+    return found
+
+
 def one_line(error: BaseException) -> str:
     """Return the type and the first line of a foreign error, for quoting inside a message."""
     first = str(error).strip().splitlines()

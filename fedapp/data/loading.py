@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from fedapp.data.cache import cached_dataset
 from fedapp.data.dataset import Dataset, RawData
-from fedapp.data.errors import DataError, path_error, require_choice
+from fedapp.data.errors import DataError, expanded, path_error, require_choice
 
 DATASETS = (
     "digits", "synthetic", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare", "npz", "files",
@@ -72,7 +73,7 @@ def _find_source(name: str, data_path: str, num_clients: int, seed: int) -> _Sou
         return _generated(num_clients, seed)
     if not data_path:
         return _hub(name)
-    path = Path(data_path).expanduser()
+    path = expanded(data_path)
     if not path.exists():
         raise path_error(data_path, f"no such file or folder; '{name}' is to be read from there")
     if name == "shakespeare":
@@ -152,4 +153,7 @@ def _arrays(name: str, path: Path) -> _Source:
 
 def _files_key(files: list[Path]) -> dict[str, Any]:
     stats = [(file.resolve(), file.stat()) for file in files]
+    for path, stat in stats:
+        if not S_ISREG(stat.st_mode):  # a pipe would be read for ever
+            raise path_error(path, "is no regular file")
     return {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}

@@ -62,7 +62,24 @@ def npz_data(path: Path) -> RawData:
     kind: Kind = "vector" if len(shape) == 2 else "image"
     blocks = [split.x if kind == "vector" else channels_first(split.x) for split in splits]
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0
-    return RawData(blocks, y, groups, num_train, int(y.max()) + 1, kind, scale)
+    return RawData(blocks, y, groups, num_train, count_of(path, y), kind, scale)
+
+
+def count_of(path: Path, y: IntArray) -> int:
+    """Return the number of classes of labels that are whole numbers from 0.
+
+    Raises
+    ------
+    DataError
+        If there are so many more than labels occur that they must be something else, such as identifiers.
+    """
+    count, seen = int(y.max()) + 1, len(np.unique(y))
+    if count > max(1000, 10 * seen):
+        raise path_error(
+            path,
+            f"has the label {count - 1}, but {seen} different ones; labels are whole numbers from 0, or names",
+        )
+    return count
 
 
 def join_rows(splits: list[Split]) -> tuple[IntArray, IntArray | None, int]:

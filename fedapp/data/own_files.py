@@ -4,14 +4,15 @@ No message quotes a value that is in the data: it may be told to the server.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedapp.data.dataset import Array, IntArray, RawData, Split
-from fedapp.data.errors import path_error
-from fedapp.data.npz import join_rows, npz_data
+from fedapp.data.errors import DataError, path_error
+from fedapp.data.npz import count_of, join_rows, npz_data
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,7 +75,7 @@ def table_data(path: Path) -> RawData:
         raise path_error(path, "has no rows; at least one is needed")
     x = np.column_stack([_numbers(path, name, table.column(name)) for name in columns])
     y, classes = _labels(path, table.column(LABEL))
-    count = len(classes) if classes else int(y.max()) + 1
+    count = len(classes) if classes else count_of(path, y)
     return RawData([x], y, None, len(y), count, "vector", 1.0, classes, tuple(columns))
 
 
@@ -89,7 +90,11 @@ def _read_table(path: Path) -> "pyarrow.Table":
         from pyarrow import csv
 
         # Without threads, an error names the row.
-        return csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
+        table = csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
+        table.column_names  # noqa: B018 - decodes them
+        return table
+    except UnicodeDecodeError:
+        raise path_error(path, "has names of columns that aren't UTF-8") from None
     except pyarrow.ArrowException as error:
         # What follows in Arrow's own message is the row itself.
         where = re.search(r"(Row #\d+: )?Expected \d+ columns, got \d+", str(error))
@@ -155,6 +160,9 @@ def image_folder_data(root: Path) -> RawData:
     parts = parts if parts and parts[0].name == "train" else [root]
     names = _class_names(parts[0])
     numbered = all(name.isascii() and name.isdigit() for name in names)
+    if numbered:
+        for name, twin in _twins(names):
+            raise path_error(parts[0], f"has the folders {name} and {twin}, which are the same label")
     labels = {name: int(name) if numbered else place for place, name in enumerate(names)}
     splits: list[Split] = []
     for part in parts:
@@ -174,9 +182,17 @@ def image_folder_data(root: Path) -> RawData:
         splits.append(Split(x, np.array([label for _, label in files], np.int64)))
     y, _, num_train = join_rows(splits)
     classes = () if numbered else tuple(names)
-    count = len(names) if classes else int(y.max()) + 1
+    count = len(names) if classes else count_of(root, y)
     blocks: list[Array] = [split.x for split in splits]
     return RawData(blocks, y, None, num_train, count, "image", 1 / 255, classes)
+
+
+def _twins(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield names of folders that are the same whole number, such as 1 and 01."""
+    seen: dict[int, str] = {}
+    for name in names:
+        if (twin := seen.setdefault(int(name), name)) != name:
+            yield twin, name
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -194,13 +210,17 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _pixels(file: Path) -> Any:
-    """Read an image as uint8, channels first: (1, H, W) if it is grey, else (3, H, W)."""
+    """Read an image as uint8, channels first: (1, H, W) if it is grey, else (3, H, W); none of more than 8 bits."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
+            if image.mode[0] in "IF":  # 16 or 32 bits, which would be cut off at 255
+                raise path_error(file, f"has more than 8 bits a pixel (mode {image.mode}); 8 are needed")
             if image.mode in ("1", "L"):
                 return np.asarray(image.convert("L"))[np.newaxis]
             return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    except DataError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         raise path_error(file, "can't be read as an image") from None

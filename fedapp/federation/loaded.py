@@ -5,7 +5,6 @@ message, loads the data once.
 """
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 
 from fedapp.config import RunConfig
 from fedapp.data import Dataset, Partition, load_dataset, make_partition
+from fedapp.data.errors import expanded
 from fedapp.models import build_model
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
@@ -57,7 +57,7 @@ def model_of(
 
 def absolute(data_path: str) -> str:
     """Make a path independent of the working directory, which differs between server and clients."""
-    return str(Path(data_path).expanduser().absolute()) if data_path else ""
+    return str(expanded(data_path).absolute()) if data_path else ""
 
 
 @lru_cache(maxsize=2)

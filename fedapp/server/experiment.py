@@ -1,5 +1,6 @@
 """From a config to everything that a run needs, checked before a client starts."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
@@ -19,6 +20,7 @@ from fedapp.config import (
     unread_keys,
 )
 from fedapp.data import Dataset, Partition
+from fedapp.data.remarks import remarks
 from fedapp.server.privacy import check_privacy
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
@@ -26,6 +28,8 @@ from strategies import FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.time_scenario import TimeScenario
+
+log = logging.getLogger("flwr.fedapp")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_classes)
     if config.normalize:
         dataset.inputs(partition.test_indices[:1], config.normalize)  # says so if that can't be
+    for remark in remarks(dataset, partition):
+        log.warning("data: %s", remark)
     unread = unread_keys(Setting(given, strategy, dataset))
     return Experiment(config, num_clients, dataset, partition, model, device, unread)
 

@@ -24,6 +24,7 @@ import tomli_w
 from torch import Tensor
 
 from fedapp.config import ConfigError, RunConfig, read_run
+from fedapp.config.values import path_of
 from fedapp.data import Partition
 from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
@@ -168,7 +169,7 @@ class RunDirectory:
 
 
 def _make_folder(config: RunConfig) -> Path:
-    results = Path(config.results_dir).expanduser().absolute()
+    results = path_of("results-dir", config.results_dir)
     try:
         results.mkdir(parents=True, exist_ok=True)
         if not config.run_name:

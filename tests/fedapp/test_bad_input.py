@@ -1,0 +1,268 @@
+"""Bad input: one clear line that names the key, the value and what is allowed, before any client starts."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import run_simulation
+from fedapp import client_app, server
+from fedapp.config import RunConfig
+from fedapp.engine.sequential import SequentialGrid
+from strategies import REGISTRY
+
+Refusal = Callable[..., str]
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Run a config from the command line; return what it says, which is one line, and leaves no folder."""
+
+    def run(config: str, clients: int = 4) -> str:
+        results = "" if "results-dir" in config else f' results-dir="{tmp_path}/results"'
+        rounds = "" if "num-server-rounds" in config else "num-server-rounds=1 "
+        code = run_simulation.main(
+            ["--engine", "sequential", "--run-config", f"{rounds}{config}{results}",
+             "--federation-config", f"num-supernodes={clients}"]
+        )  # fmt: skip
+        text = capsys.readouterr().err
+        assert code == 1
+        lines = [line for line in text.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, text
+        assert "Traceback" not in text
+        return lines[0].removeprefix("error: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("message-epsilon=1e300", "message-epsilon = 1e+300: must be a number from 0 to 1e6"),
+        ("dp-noise-multiplier=1e300", "dp-noise-multiplier = 1e+300: must be a number from 1e-6 to 1e6"),
+        ("dp-noise-multiplier=1e-300", "dp-noise-multiplier = 1e-300: must be a number from 1e-6 to 1e6"),
+        ("server-lr=1e300", "server-lr = 1e+300: must be a number from 1e-6 to 1e6"),
+        (
+            f"client-threads={2**63 - 1}",
+            f"client-threads = {2**63 - 1}: must be a whole number from 0 to 1024",
+        ),
+        ("client-threads=100000", "client-threads = 100000: must be a whole number from 0 to 1024"),
+        (
+            f"local-epochs=0 local-steps={2**63 - 1}",
+            f"local-steps = {2**63 - 1}: must be a whole number from 0 to 1000000",
+        ),
+        ('time-scenario="trace:/dev/zero"', "time-scenario = 'trace:/dev/zero': is no file"),
+        ('time-scenario="trace:~nouser/x"', "time-scenario = 'trace:~nouser/x': can't be found"),
+        ('dataset="npz" data-path="~nouser/x.npz"', "data-path = '~nouser/x.npz': can't be found"),
+        ('results-dir="~nouser/x"', "results-dir = '~nouser/x': can't be found"),
+        ('resume="~nouser/x"', "resume = '~nouser/x': can't be found"),
+        (
+            'step-heterogeneity="uniform:5-1"',
+            "step-heterogeneity = 'uniform:5-1': must be uniform:A-B with A <= B",
+        ),
+        ('run-name="  "', "run-name = '  ': must be a folder name that begins with"),
+        ('run-name="-rf"', "run-name = '-rf': must be a folder name that begins with"),
+        ('run-name="a\\nb"', "run-name = 'a\\nb': must be a folder name that begins with"),
+    ],
+)
+def test_a_value_that_cannot_be(config: str, says: str, refusal: Refusal, tmp_path: Path) -> None:
+    assert refusal(config).startswith(says)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("key", ["data-path", "results-dir"])
+def test_a_path_that_is_too_long(key: str, refusal: Refusal) -> None:
+    other = 'dataset="npz" ' if key == "data-path" else ""
+    text = refusal(f'{other}{key}="/{"x" * 5000}"')
+    assert text.startswith(f"{key} = '/xxx")
+    assert text.endswith("can't be found (File name too long)")
+    assert len(text) < 300
+
+
+def test_more_clients_than_there_can_be(refusal: Refusal) -> None:
+    assert refusal("", 10**9) == "num-supernodes = 1000000000: must be a whole number from 1 to 1000000"
+
+
+def test_a_trace_that_is_another_file_is_not_quoted(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root:secret:0:0\n")
+    text = refusal(f'time-scenario="trace:{tmp_path}/passwd"')
+    assert text.endswith("row 1 must be client,seconds with seconds > 0")
+    assert "secret" not in text
+
+
+def test_a_pipe_is_not_waited_for(refusal: Refusal, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.csv")
+    assert refusal(f'dataset="files" data-path="{tmp_path}/data.csv"').endswith("is no regular file")
+
+
+def images(root: Path, *classes: str, dtype: Any = np.uint8) -> Path:
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for i in range(6):
+            Image.fromarray(rng.integers(0, np.iinfo(dtype).max, (8, 8), dtype)).save(
+                root / name / f"{i}.png"
+            )
+    return root
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "says"),
+    [
+        (
+            ("0", "1000000"),
+            np.uint8,
+            "has the label 1000000, but 2 different ones; labels are whole numbers from 0",
+        ),
+        (("01", "1", "2"), np.uint8, "has the folders 01 and 1, which are the same label"),
+        (("a", "b"), np.uint16, "has more than 8 bits a pixel (mode I;16); 8 are needed"),
+    ],
+)
+def test_images_that_would_be_taken_for_something_else(
+    classes: tuple[str, ...], dtype: Any, says: str, refusal: Refusal, tmp_path: Path
+) -> None:
+    folder = images(tmp_path / "images", *classes, dtype=dtype)
+    assert says in refusal(f'dataset="files" data-path="{folder}"')
+
+
+@pytest.mark.parametrize("weights", ['client-weights="adjacency"', 'strategy="spectral"'])
+def test_data_without_a_direction(weights: str, refusal: Refusal, tmp_path: Path) -> None:
+    np.savez(tmp_path / "zeros.npz", x_train=np.zeros((60, 4), np.float32), y_train=np.arange(60) % 3)
+    text = refusal(f'dataset="npz" data-path="{tmp_path}/zeros.npz" {weights}')
+    assert text == "no client sent a direction to place it in the graph; the log names the reasons"
+
+
+def test_a_run_in_which_nothing_is_accepted_fails(refusal: Refusal, tmp_path: Path) -> None:
+    assert refusal("lr=1e30").startswith("no client's work was accepted in 1 aggregations")
+    (summary,) = (tmp_path / "results").glob("*/summary.json")
+    assert '"status": "failed"' in summary.read_text()
+
+
+def test_a_run_that_diverges_says_so(refusal: Refusal, tmp_path: Path) -> None:
+    # With λ = 1 an update is about −w / 10, and the next model −10^5 times this one.
+    text = refusal('num-server-rounds=9 server-lr=1e6 model="logistic" l2=1.0')
+    assert (
+        "made a model that isn't finite, or too large to train on: the steps are too large (lr, server-lr)"
+        in text
+    )
+    (summary,) = (tmp_path / "results").glob("*/summary.json")
+    assert '"status": "diverged"' in summary.read_text()
+
+
+# What is odd, and said --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        ([0] * 60, None, "all training rows are of one class, 0: any model is right"),
+        ([0, 2, 7] * 20, None, "of 8 classes no row has 1, 3, 4, 5, 6"),
+        ([0, 1] * 30, [0, 1, 2], "test rows have 2, which no training row has"),
+        ([0, 1] * 30, [1], "there is a single test row: accuracy is 0 or 1"),
+    ],
+)
+def test_odd_data_are_remarked_on(
+    train: list[int], test: list[int] | None, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {"x_train": rng.normal(size=(60, 4)), "y_train": np.array(train)}
+    if test:
+        arrays |= {"x_test": rng.normal(size=(len(test), 4)), "y_test": np.array(test)}
+    np.savez(tmp_path / "own.npz", **arrays)
+    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
+        server.prepare(RunConfig.load({"dataset": "npz", "data-path": str(tmp_path / "own.npz")}), 3)
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("data: ")] == [
+        f"data: {says}"
+    ]
+
+
+def test_steps_too_small_to_do_anything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = RunConfig.load({"lr": 1e-30, "num-server-rounds": 2, "results-dir": str(tmp_path)})
+    with caplog.at_level(logging.WARNING, "flwr"):
+        server.run(SequentialGrid(client_app.app, 3), server.prepare(config, 3))
+    assert caplog.text.count("left the model as it was: are the steps (lr, server_lr) too small?") == 1
+
+
+# Any config -------------------------------------------------------------------------------------------------
+
+WORDS = ["", "none", "auto", "full", "md", "fixed:0", "fixed:9", "F0", "F99", "exponential", "trace:", "speed",
+         "list:1,2,3", "range:1-3", "uniform:1-2", "lognormal:1", "~nouser", "\x1b[31m",
+         "x" * 300, "ü", "-rf"]  # fmt: skip
+NUMBERS = [0, 1, 2, 3, -1, 0.5, 1e-300, 1e300, float("inf"), float("nan"), 2**63 - 1, 2**63, 10**9]
+
+
+def anything(key: str) -> st.SearchStrategy[Any]:
+    """Return values of a key: what its type allows, and what it doesn't."""
+    allowed = RunConfig.allowed(key).removeprefix("one of ").replace(" or ", ", ").split(", ")
+    return st.sampled_from([*allowed, *WORDS, *NUMBERS, True, False])
+
+
+# Not those that say where a run goes or what it takes from the network, or that make a task as long as they are.
+ELSEWHERE = {
+    "results-dir",
+    "run-name",
+    "data-path",
+    "dataset",
+    "resume",
+    "num-server-rounds",
+    "local-epochs",
+    "local-steps",
+    "client-threads",
+    "round-timeout",
+    "min-clients",
+    "model",
+    "tracker",
+    "clock",
+}
+KEYS = [key for key in RunConfig.key_names() if key not in ELSEWHERE]
+configs = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True).flatmap(
+    lambda keys: st.fixed_dictionaries({key: anything(key) for key in keys})
+)
+
+
+@pytest.mark.thorough
+@given(configs, st.sampled_from(list(REGISTRY)))
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_config_runs_or_is_refused_in_one_line(
+    tmp_path: Path, values: dict[str, Any], strategy: str
+) -> None:
+    own = {
+        "strategy": strategy,
+        "model": "logistic",
+        "num-server-rounds": 1,
+        "round-timeout": 60.0,
+        "buffer-size": 2,
+    }
+    config = {**own, "server-lr": 0.1, **values, "results-dir": str(tmp_path)}
+    try:
+        experiment = server.prepare(RunConfig.load(config), 3)
+        server.run(SequentialGrid(client_app.app, 3), experiment)
+    except server.USER_ERRORS as error:
+        lines = str(error).splitlines()
+        assert 1 <= len(lines) <= len(values) + 1
+        assert all(line.strip() for line in lines)
+
+
+@pytest.mark.thorough
+@given(st.binary(max_size=400), st.sampled_from(["npz", "csv", "parquet"]), st.booleans())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_read_or_refused_in_one_line(
+    tmp_path: Path, content: bytes, suffix: str, text: bool
+) -> None:
+    path = tmp_path / f"data.{suffix}"
+    path.write_bytes(b"label,a,b\n" + content if text else content)
+    refused = ""
+    try:
+        server.prepare(RunConfig.load({"dataset": "files", "data-path": str(path), "min-samples": 1}), 2)
+    except server.USER_ERRORS as error:
+        refused = str(error)
+    assert len(refused.splitlines()) <= 1
