@@ -24,7 +24,8 @@ from strategies.reporting import Reporting
 from strategies.roster import Client, Roster
 from strategies.safeguards import Safeguards, SafeguardsConfig
 from strategies.server_optimizer import make_optimizer
-from strategies.weights import Weights, importances
+from strategies.time_scenario import TimeScenario
+from strategies.weights import IMPORTANCES, Weights, importances
 
 log = logging.getLogger("flwr.strategies")
 
@@ -119,6 +120,12 @@ class FederatedStrategy(Reporting):
         self.config = self._adapt(config or self.Config())
         if self.config.eval_every < 1:
             raise ValueError(f"eval_every = {self.config.eval_every}: must be 1 or more")
+        if not self.config.time_scenario.startswith("trace:"):
+            TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
+        if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
+            raise ValueError(
+                f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
+            )
         self.reset()
         self.pace: Pace = self._pace_of(clock or VirtualClock())
         self.observer = observer
@@ -133,6 +140,8 @@ class FederatedStrategy(Reporting):
         self.aggregations = 0
         self._evaluated = 0  # the last aggregation that was
         self._resumed: State | None = None
+        self._any_moved = False  # whether any client's update was one
+        self._any_missed = False  # whether any client's work couldn't be had
 
     @property
     def clock(self) -> Clock:
@@ -243,6 +252,7 @@ class FederatedStrategy(Reporting):
             self.reset()
         self._result = Result(arrays=initial_arrays)
         self.aggregations = self._evaluated = 0
+        self._any_moved = self._any_missed = False
         if state is not None:
             layout = Layout.of(initial_arrays)
             if len(state["model"]) != layout.size:
@@ -273,15 +283,21 @@ class FederatedStrategy(Reporting):
                 f"aggregation {number} made a model that isn't finite, or too large to train on: the steps are too "
                 "large (lr, server_lr), or the noise is"
             )
-        if number == 1 and not update.any():
+        if number == 1 and not self._any_moved:
             log.warning(
                 "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
             )
         return moved
 
+    def _look_at(self, update: Vector) -> Vector:
+        """Note whether any client's update (D,) is one."""
+        self._any_moved = self._any_moved or bool(update.any())
+        return update
+
     def _check_worked(self, initial_arrays: ArrayRecord) -> None:
         """Raise RunError if no client's work was ever accepted."""
-        if self.aggregations and self._result.arrays is initial_arrays and not self.stopped():
+        tried = self.aggregations or self._any_missed
+        if tried and self._result.arrays is initial_arrays and not self.stopped():
             raise RunError(
                 f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one; "
                 "the log names the reasons"

@@ -289,6 +289,7 @@ class AsynchronousStrategy(Scheme):
     def _miss(self, member: Member, reason: str) -> None:
         ledger, client = self.ledger, member.client
         ledger.since.failures += 1
+        self._any_missed = True
         member.misses += 1
         log.warning("client %d (node %d), task %d: %s", client.index, client.node_id, member.tasks, reason)
         if not self.pace.waits:
@@ -355,7 +356,8 @@ class AsynchronousStrategy(Scheme):
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
             weight = min(weight, most) if most else weight
             member.weight += weight
-            gathered.add(weight, bounded(weight, self.counted(contribution), self.config.update_norm_bound))
+            moves = self._look_at(self.counted(contribution))
+            gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
         if contributions:
             moved = self._moved(self.model, self.direction(gathered.total))
             self._result.arrays = self._layout.to_record(moved)

@@ -324,7 +324,8 @@ class SynchronousStrategy(FederatedStrategy):
             assert reply is not None
             links(local)
             contribution = Contribution.of(local, reply, version=current.number - 1, staleness=0)
-            gathered.add(weight, bounded(weight, self.counted(contribution), self.config.update_norm_bound))
+            moves = self._look_at(self.counted(contribution))
+            gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
             current.bounded += local.bounded
             current.bytes_up += contribution.num_bytes
             if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):

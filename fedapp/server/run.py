@@ -2,8 +2,8 @@
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from flwr.serverapp import Grid
 
@@ -67,36 +67,26 @@ def run(
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
     arrays = federation.to_arrays(experiment.model.state_dict())
-    try:
+    evaluation = Evaluation(experiment, client_losses=not strategy.has_rounds and engine != DEPLOYMENT)
+    with _in_words(config, directory, record):
         if directory.checkpoint is not None:
             strategy.restore(directory.checkpoint.strategy)
         record.begin(directory.checkpoint, Layout.of(arrays))
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise error if isinstance(error, ConfigError) else _unusable(config, error) from None
     status = "failed"
     try:
-        strategy.start(
-            grid,
-            arrays,
-            num_rounds=config.num_server_rounds,
-            timeout=config.round_timeout,
-            train_config=task_config(experiment),
-            evaluate_fn=Evaluation(
-                experiment, client_losses=not strategy.has_rounds and engine != DEPLOYMENT
-            ),
-        )
+        with _in_words(config, directory, record):
+            strategy.start(
+                grid,
+                arrays,
+                num_rounds=config.num_server_rounds,
+                timeout=config.round_timeout,
+                train_config=task_config(experiment),
+                evaluate_fn=evaluation,
+            )
         status = "interrupted" if stopped() else "finished"
     except DivergedError:
         status = "diverged"
         raise
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        if directory.checkpoint is None or record.noted:
-            raise
-        raise _unusable(config, error) from error
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        raise _disk_error(error, config, directory) from None
     finally:
         # A full disk, which may be what ended the run, must not hide why.
         with suppress(*((OSError,) if status in ("failed", "diverged") else ())):
@@ -111,17 +101,23 @@ def _warn_of_unread(experiment: Experiment) -> None:
         log.warning("not read by %s: %s", experiment.config.strategy, values)
 
 
-def _unusable(config: RunConfig, error: Exception) -> ConfigError:
-    """Return the error of a checkpoint that isn't what this run needs."""
-    reason = f"its checkpoint has no {error}" if isinstance(error, KeyError) else error
-    return ConfigError(f"resume = {config.resume!r}: {reason}")
-
-
-def _disk_error(error: OSError, config: RunConfig, directory: RunDirectory) -> ConfigError:
-    return ConfigError(
-        f"results-dir = {config.results_dir!r}: {directory.path} can't be written to any more "
-        f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
-    )
+@contextmanager
+def _in_words(config: RunConfig, directory: RunDirectory, record: Record) -> Iterator[None]:
+    """Turn what a full disk or a checkpoint that isn't what this run needs raises into a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise ConfigError(
+            f"results-dir = {config.results_dir!r}: {directory.path} can't be written to any more "
+            f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
+        ) from None
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if directory.checkpoint is None or record.noted or isinstance(error, ConfigError):
+            raise
+        reason = f"its checkpoint has no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(f"resume = {config.resume!r}: {reason}") from error
 
 
 def _record(

@@ -27,6 +27,7 @@ NO_COUNT = [-1, 1.5, 2.0, True, "3", NAN]
 NO_COUNTING = [0, *NO_COUNT]
 NO_NON_NEGATIVE = [-1, -1e-9, NAN, INF, True, "0.1"]
 NO_POSITIVE = [0, 0.0, *NO_NON_NEGATIVE]
+MODERATE, NO_MODERATE = "a number from 1e-6 to 1e6", [1e-7, 1e7, *NO_POSITIVE]
 NO_UNIT = [-0.1, 1.1, 2, NAN, INF, False, "0.5"]
 NO_FLAG = [0, 1, 1.0, "true", ""]
 NO_TEXT = [0, 1.5, True]
@@ -43,7 +44,7 @@ SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RA
 HETEROGENEITIES = (
     "none, list:E,E,…, range:A-B, uniform:A-B, lognormal:VARIANCE or speed; E, A, B whole numbers >= 1"
 )
-FOLDER = "a folder name without / or leading dot"
+FOLDER = "a folder name that begins with a letter, a digit or _, without / and control characters"
 
 # key → (what the message says is allowed, values refused, values accepted)
 EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
@@ -65,12 +66,12 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "message-floor": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-300, 0.5]),
     "neighbours": (COUNT, NO_COUNT, [0, 5]),
     "neighbour-memory": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 16]),
-    "message-epsilon": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.1, 8]),
+    "message-epsilon": ("a number from 0 to 1e6", [1e7, *NO_NON_NEGATIVE], [0, 0.1, 8]),
     "message-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),
     "aggregation-weights": (one_of("time-based", "identical"), ["time", "", 1], ["time-based", "identical"]),
     "fedfix-interval": (POSITIVE, NO_POSITIVE, [0.5, 2]),
     "buffer-size": (COUNTING, NO_COUNTING, [1, 10]),
-    "server-lr": (POSITIVE, NO_POSITIVE, [1, 0.1]),
+    "server-lr": (MODERATE, NO_MODERATE, [1, 0.1]),
     "server-optimizer": (
         one_of("sgd", "momentum", "adagrad", "adam", "yogi"), ["SGD", "", "adam\n", 1],
         ["sgd", "momentum", "adagrad", "adam", "yogi"],
@@ -93,8 +94,8 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "dirichlet-alpha": (POSITIVE, NO_POSITIVE, [0.1, 1]),
     "model": (", ".join(MODELS), ["mlp2", "ml", "mlp\n", "", 1], list(MODELS)),
     "init": (", ".join(INITS), ["zero", "", 0], list(INITS)),
-    "local-epochs": (COUNT, NO_COUNT, [0, 10]),
-    "local-steps": (COUNT, NO_COUNT, [0, 10]),
+    "local-epochs": ("a whole number from 0 to 1000000", [10**6 + 1, *NO_COUNT], [0, 10]),
+    "local-steps": ("a whole number from 0 to 1000000", [10**6 + 1, *NO_COUNT], [0, 10]),
     "step-heterogeneity": (
         HETEROGENEITIES,
         ["", "1,2,3", "list:", "list:1,", "list:0,1", "list:1.5", "range:1", "range:0-5", "uniform:5", "lognormal:",
@@ -122,7 +123,7 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "faulty-clients": (COUNT, NO_COUNT, [0, 3]),
     "dp": (one_of("none", "central", "local"), ["yes", "", True], ["none", "central", "local"]),
     "dp-clipping-norm": (POSITIVE, NO_POSITIVE, [1, 0.1]),
-    "dp-noise-multiplier": (POSITIVE, NO_POSITIVE, [1, 0.1]),
+    "dp-noise-multiplier": (MODERATE, NO_MODERATE, [1, 0.1]),
     "dp-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),
     "seed": (COUNT, NO_COUNT, [0, 2**62]),
     "eval-every": (COUNTING, NO_COUNTING, [1, 10]),
@@ -131,10 +132,11 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "record-divergence": ("true or false", NO_FLAG, [True, False]),
     "server-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
     "client-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
-    "client-threads": (COUNT, NO_COUNT, [0, 4]),
+    "client-threads": ("a whole number from 0 to 1024", [1025, *NO_COUNT], [0, 4]),
     "results-dir": ("a text", NO_TEXT, ["results", "/tmp/über"]),
     "tracker": (one_of("none", "tensorboard", "wandb"), ["", "mlflow", False], ["none", "tensorboard", "wandb"]),
-    "run-name": (FOLDER, ["a/b", "/a", "..", ".hidden", "a\\b", 1], ["", "run-1", "v1.2"]),
+    "run-name": (FOLDER, ["a/b", "/a", "..", ".hidden", "a\\b", "-rf", " ", "a\n", 1],
+                 ["", "run-1", "v1.2", "älter", "a b"]),
 }  # fmt: skip
 
 
@@ -311,7 +313,7 @@ configs = st.fixed_dictionaries(
         "batch-size": st.integers(0, 10_000),
         "normalize": st.sampled_from([True, False, "symmetric"]),
         "results-dir": st.text(st.characters(codec="utf-8", exclude_characters="\0")),
-        "run-name": st.from_regex(r"\A[a-z0-9äöü\" ='][a-z0-9 .='\"]*\Z"),
+        "run-name": st.from_regex(r"\A[a-z0-9äöü][a-z0-9 .='\"]*\Z"),
     },
 )
 

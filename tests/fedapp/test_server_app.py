@@ -45,7 +45,7 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
         ({"strategy": "fedbuff", "buffer_size": 6000}, ConfigError, "buffer-size = 6000: there are "),
         ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = "),
         ({"strategy": "fedfix", "participation": "md"}, ConfigError, "participation = 'md': fedfix works with every"),
-        ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': can't be read"),
+        ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': is no file"),
         (
             {"step_heterogeneity": "list:1,2"}, ConfigError,
             "step-heterogeneity = 'list:1,2': has 2 numbers, must have one for each of the 5 clients",

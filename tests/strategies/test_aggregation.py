@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies import FedAvg, FedProx, Spectral
+from strategies import FedAvg, FedProx, RunError, Spectral
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
 
 Make = Callable[..., Any]
@@ -95,8 +95,10 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(
     grid = federation()
     grid.spoil(1, "raise")
     config = FedAvg.Config(client_weights="uniform", aggregation_rule="trimmed-mean", faulty_clients=1)
-    result = FedAvg(config).start(grid, model(1.0), num_rounds=1, timeout=10.0, train_config=train_config())
-    assert result.arrays["w"].numpy().tolist() == [1.0]
+    strategy = FedAvg(config)
+    with pytest.raises(RunError, match=r"^no client's work was accepted in 1 aggregations"):
+        strategy.start(grid, model(1.0), num_rounds=1, timeout=10.0, train_config=train_config())
+    assert strategy._result.arrays["w"].numpy().tolist() == [1.0]
     assert "round 1: 2 valid replies are too few for trimmed-mean, the model stays as it is" in caplog.text
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from strategies import FedAvg, FedProx
+from strategies import FedAvg, FedProx, RunError
 
 LOGGER = "flwr.strategies"
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
@@ -124,7 +124,10 @@ def test_a_round_without_a_valid_reply_keeps_the_model_bit_for_bit(
     for partition in range(3):
         break_client(grid, partition, fault)
     with caplog.at_level(logging.WARNING, LOGGER):
-        result = FedAvg().start(grid, initial, num_rounds=1, timeout=0.05, train_config=train_config())
+        strategy = FedAvg()
+        with pytest.raises(RunError, match=r"^no client's work was accepted in 1 aggregations"):
+            strategy.start(grid, initial, num_rounds=1, timeout=0.05, train_config=train_config())
+    result = strategy._result
     assert same_bytes(result.arrays, initial)
     metrics = result.train_metrics_clientapp[1]
     assert (metrics["participants"], metrics["failures"]) == (0, 3)

@@ -136,17 +136,17 @@ def test_a_trace_in_the_home_folder(trace: Write, tmp_path: Path, monkeypatch: p
         ("0,0.5\n2,1\n", "has no row for client 1; there are 3 clients, from 0"),
         ("", "has no row for client 0; there are 3 clients, from 0"),
         ("client,seconds\n", "has no row for client 0; there are 3 clients, from 0"),
-        ("seconds,client\n0,1\n", "row 1 is 'seconds,client', must be client,seconds with seconds > 0"),
-        ("0,1\nclient,seconds\n", "row 2 is 'client,seconds', must be client,seconds with seconds > 0"),
-        ("0\n", "row 1 is '0', must be client,seconds with seconds > 0"),
-        ("0,1,2\n", "row 1 is '0,1,2', must be client,seconds with seconds > 0"),
-        ("0,1\n0,0\n", "row 2 is '0,0', must be client,seconds with seconds > 0"),
-        ("0,-1\n", "row 1 is '0,-1', must be client,seconds with seconds > 0"),
-        ("0,nan\n", "row 1 is '0,nan', must be client,seconds with seconds > 0"),
-        ("0,inf\n", "row 1 is '0,inf', must be client,seconds with seconds > 0"),
-        ("0,fast\n", "row 1 is '0,fast', must be client,seconds with seconds > 0"),
-        ("0.5,1\n", "row 1 is '0.5,1', must be client,seconds with seconds > 0"),
-        ("-1,1\n", "row 1 is '-1,1', must be client,seconds with seconds > 0"),
+        ("seconds,client\n0,1\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0,1\nclient,seconds\n", "row 2 must be client,seconds with seconds > 0"),
+        ("0\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0,1,2\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0,1\n0,0\n", "row 2 must be client,seconds with seconds > 0"),
+        ("0,-1\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0,nan\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0,inf\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0,fast\n", "row 1 must be client,seconds with seconds > 0"),
+        ("0.5,1\n", "row 1 must be client,seconds with seconds > 0"),
+        ("-1,1\n", "row 1 must be client,seconds with seconds > 0"),
     ],
 )
 def test_a_bad_trace_is_refused_with_its_file_and_the_reason(trace: Write, text: str, reason: str) -> None:
@@ -157,7 +157,7 @@ def test_a_bad_trace_is_refused_with_its_file_and_the_reason(trace: Write, text:
 
 
 def test_a_row_is_numbered_as_in_the_file_empty_lines_included(trace: Write) -> None:
-    with pytest.raises(ValueError, match=r"row 4 is '0,x'"):
+    with pytest.raises(ValueError, match=r"row 4 must be client,seconds"):
         TimeScenario(trace("client,seconds\n\n0,1\n0,x\n"), 1)
 
 
@@ -168,10 +168,12 @@ def test_a_file_saved_by_a_spreadsheet_has_a_byte_order_mark(trace: Write) -> No
 
 def test_a_trace_that_cant_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"0,\xff\xfe\n")
-    for path in (tmp_path / "missing.csv", tmp_path, tmp_path / "binary.csv"):
-        with pytest.raises(ValueError, match=rf"time_scenario = 'trace:{path}': can't be read \(") as error:
+    reasons = {"missing.csv": "is no file", "": "is no file", "binary.csv": r"can't be read \("}
+    for name, reason in reasons.items():
+        path = tmp_path / name
+        with pytest.raises(ValueError, match=rf"time_scenario = 'trace:{path}': {reason}") as error:
             TimeScenario(f"trace:{path}", 3)
-        assert error.value.__suppress_context__
+        assert error.value.__suppress_context__ or error.value.__context__ is None
 
 
 def test_a_large_trace_field_is_refused_like_any_other(trace: Write) -> None:

@@ -43,7 +43,7 @@ def test_drawn_work_has_its_distribution() -> None:
 
 @given(
     st.sampled_from(
-        ["none", "range:1-50", "range:50-1", "uniform:2-9", "uniform:9-2", "lognormal:2", "speed"]
+        ["none", "range:1-50", "range:50-1", "uniform:2-9", "uniform:2-2", "lognormal:2", "speed"]
     ),
     st.integers(1, 1000),
     st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30),

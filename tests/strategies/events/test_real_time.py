@@ -113,7 +113,7 @@ def test_no_busy_waiting(federation: Make, start: Start, scheme: str) -> None:
 
     grid.pull_messages = counted
     used = time.process_time()
-    options = {"fedfix_interval": 1.0} if scheme == "fedfix" else {}
+    options = {"fedfix_interval": 1.5} if scheme == "fedfix" else {}
     run = start(scheme, grid, 1, lr=0.1, clock=WallClock(), **options)
     assert pulls[0] < 300
     assert time.process_time() - used < 0.5
