@@ -117,7 +117,7 @@ def test_a_time_budget_ends_a_run_whose_clients_all_fail(federation: Make, start
     for client in range(3):
         grid.spoil(client, "raise")
     # Two misses each at most of the slow: not all dropped.
-    with pytest.raises(RunError, match="^no client's work was accepted in"):
+    with pytest.raises(RunError, match=r"^no client's work was accepted in"):
         start(scheme, grid, 3, limit=3.0, time_budget=2.5)
 
 
