@@ -75,8 +75,16 @@ class Record:
         self.noted = 0  # aggregations of this process
 
     def begin(self, checkpoint: Checkpoint | None, layout: Layout) -> None:
-        """Begin a run; with a checkpoint, go on from it."""
+        """Begin a run; with a checkpoint, go on from it.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If the checkpoint isn't what the run needs.
+        """
         if checkpoint is not None:
+            if (size := len(checkpoint.strategy["model"])) != layout.size:
+                raise ValueError(f"the state is that of a model of {size} values, this one has {layout.size}")
             self.saving.last = checkpoint.strategy["aggregations"]
             for observer in self.observers:
                 observer.restore(checkpoint.observers)

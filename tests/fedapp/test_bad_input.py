@@ -16,6 +16,7 @@ import run_simulation
 from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
+from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from strategies import REGISTRY
 
 Refusal = Callable[..., str]
@@ -28,7 +29,9 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
     """Run a config from the command line; return what it says, which is one line, and leaves no folder."""
 
     def run(config: str, clients: int = 4) -> str:
-        results = "" if "results-dir" in config else f' results-dir="{tmp_path}/results"'
+        results = (
+            "" if "results-dir" in config or "resume" in config else f' results-dir="{tmp_path}/results"'
+        )
         rounds = "" if "num-server-rounds" in config else "num-server-rounds=1 "
         code = run_simulation.main(
             ["--engine", "sequential", "--run-config", f"{rounds}{config}{results}",
@@ -266,3 +269,55 @@ def test_any_file_is_read_or_refused_in_one_line(
     except server.USER_ERRORS as error:
         refused = str(error)
     assert len(refused.splitlines()) <= 1
+
+
+# A checkpoint that somebody else has written ------------------------------------------------------------------
+
+
+def tampered(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Write a run's newest checkpoint anew, changed, with checksums that fit."""
+    checkpoint = read_checkpoint(run / "checkpoint")
+    assert checkpoint is not None
+    state = {
+        key: np.array(value) if isinstance(value, np.memmap) else value
+        for key, value in checkpoint.strategy.items()
+    }
+    content = {"strategy": state, "observers": checkpoint.observers}
+    change(content)
+    write_checkpoint(run / "checkpoint", Checkpoint(**content))
+
+
+def drop(part: str, key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content[part].pop(key)
+
+
+def put(part: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content[part].update({key: value})
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (drop("strategy", "began"), "its checkpoint has no 'began'"),
+        (drop("strategy", "norms-of"), "its checkpoint has no 'norms-of'"),
+        (drop("observers", "totals"), "its checkpoint has no 'totals'"),
+        (drop("observers", "metrics-size"), "its checkpoint has no 'metrics-size'"),
+        (put("strategy", "aggregations", "two"), ""),
+        (put("observers", "totals", 3), ""),
+        (put("observers", "wall-seconds", "long"), ""),
+        (put("strategy", "strategy", "FedProx"), "the state is that of FedProx"),
+        (put("strategy", "model", np.full(650, np.nan)), "the model of its state isn't finite"),
+        (put("strategy", "model", np.zeros(3)), "the state is that of a model of 3 values, this one has 650"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(
+    strategy: str, change: Any, says: str, refusal: Refusal, tmp_path: Path
+) -> None:
+    own = f'strategy="{strategy}" model="logistic" checkpoint-every=1 server-lr=0.1 num-server-rounds=2'
+    first = ["--engine", "sequential", "-c", f'{own} results-dir="{tmp_path}" run-name="r"']
+    assert run_simulation.main([*first, "--federation-config", "num-supernodes=3"]) == 0
+    tampered(tmp_path / "r", change)
+    text = refusal(f'resume="{tmp_path}/r" num-server-rounds=4', 3)
+    assert text.startswith(f"resume = '{tmp_path}/r': ")
+    assert says in text
