@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from fedapp.data.cache import cached_dataset
@@ -154,6 +154,6 @@ def _arrays(name: str, path: Path) -> _Source:
 def _files_key(files: list[Path]) -> dict[str, Any]:
     stats = [(file.resolve(), file.stat()) for file in files]
     for path, stat in stats:
-        if not S_ISREG(stat.st_mode):  # a pipe would be read for ever
-            raise path_error(path, "is no regular file")
+        if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):  # a pipe would be read for ever
+            raise path_error(path, "is no file or folder")
     return {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}

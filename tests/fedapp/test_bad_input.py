@@ -104,7 +104,7 @@ def test_a_trace_that_is_another_file_is_not_quoted(refusal: Refusal, tmp_path: 
 
 def test_a_pipe_is_not_waited_for(refusal: Refusal, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.csv")
-    assert refusal(f'dataset="files" data-path="{tmp_path}/data.csv"').endswith("is no regular file")
+    assert refusal(f'dataset="files" data-path="{tmp_path}/data.csv"').endswith("is no file or folder")
 
 
 def images(root: Path, *classes: str, dtype: Any = np.uint8) -> Path:
