@@ -124,10 +124,8 @@ def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, op
 
 
 # Of every strategy, two workers and the sequential engine are compared in test_ray.py, too.
-@pytest.mark.parametrize(
-    "strategy",
-    ["async-fedavg", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedfix", "fedbuff"))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["async-fedavg", "fedfix", "fedbuff"])
 def test_any_number_of_workers_and_the_sequential_engine_give_the_same_bits(simulate, strategy):
     config = {
         "strategy": strategy, "num-server-rounds": 12, "server-lr": 0.3, "buffer-size": 2, "eval-every": 3,

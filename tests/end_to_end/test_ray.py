@@ -93,8 +93,8 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
     assert run.model == base.model
 
 
-# Two of them are on Ray in test_asynchronous.py and test_spectral.py, too.
-THOROUGH = ("spectral", "async-fedavg", "fedfix")
+# One without rounds stays; spectral is on Ray in test_spectral.py, too, and fedavg's loop is that of fedprox.
+THOROUGH = ("fedprox", "spectral", "async-fedavg", "fedfix")
 
 
 @pytest.mark.parametrize(

@@ -200,9 +200,10 @@ def test_what_came_while_a_client_was_dropped_is_not_held_against_it() -> None:
 
 
 def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
-    federation: Make, add_node: Make, model: Make, train_config: Make
+    federation: Make, add_node: Make, model: Make, train_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that went from 0.96 to 0.10: FedBuff in real time, a device that comes at aggregation 50."""
+    monkeypatch.setattr("strategies.pace.REFRESH_EVERY", 0.05)
     grid = federation(centres=(3.0, 2.0, -1.0), sizes=(1, 1, 1))
     for partition in range(3):
         grid.node(partition).delay = 0.01
