@@ -110,8 +110,7 @@ class ClientGraph:
         self.clients, self.directions = tuple(clients), vectors
         self.misalignment = graph.misalignment(vectors)
         floor = max(self.floor, self._usual_misalignment()) if self.guarded else self.floor
-        if floor >= 1:  # at right angles or worse: nobody is tied to anybody
-            floor = self.floor
+        floor = min(floor, float(np.nextafter(1.0, 0.0)))  # the median pair may be opposite to each other
         self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, floor), self.neighbours)
 
     def _usual_misalignment(self) -> float:

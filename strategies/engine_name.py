@@ -8,6 +8,6 @@ DEPLOYMENT = "deployment"
 
 
 def engine_of(grid: Grid) -> str:
-    """Return ``sequential``, ``vectorized``, ``ray`` or ``deployment``."""
+    """Return ``sequential``, ``vectorized``, ``ray``, ``memory`` (of tests) or ``deployment``."""
     name = getattr(grid, "engine", None)
     return name if isinstance(name, str) else "ray" if is_simulation(grid) else DEPLOYMENT

@@ -78,9 +78,7 @@ class Roster:
     def __init__(
         self, min_clients: int = 1, timeout: float = 3600.0, stopped: Callable[[], bool] = never
     ) -> None:
-        self._places: dict[
-            int, int
-        ] = {}  # index by node id, of those that have it from nobody but this roster
+        self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
         self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
         self._devices = False  # whether nodes are devices, whose word is not taken
         self.min_clients = min_clients

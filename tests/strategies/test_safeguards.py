@@ -12,8 +12,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, RunError, messages
-from strategies.client_graph import ClientGraph
+from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, RunError
 from strategies.clock import VirtualClock, WallClock
 from strategies.ledger import Ledger, Member
 from strategies.roster import Client
@@ -337,60 +336,3 @@ def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) ->
     grid = {mode: federation() for mode in ("on", "off")}
     on, off = (go(FedAvg, grid[mode], 5, safeguards=mode)[0] for mode in ("on", "off"))
     assert on == off
-
-
-# The graph ----------------------------------------------------------------------------------------
-
-
-def shares(copies: int, honest: int, *, guarded: bool, seed: int = 0, direction: str = "own") -> float:
-    """Return what copies of one device weigh together, beside devices with directions of non-negative data."""
-    rng = np.random.default_rng(seed)
-    others = np.abs(rng.normal(1.0, 0.5, (honest, 20)))
-    own = others.mean(axis=0) if direction == "centre" else np.abs(rng.normal(1.0, 0.5, 20))
-    vectors = np.vstack([np.tile(own, (copies, 1)), others])
-    graph = ClientGraph(guarded=guarded)
-    graph.build(range(copies + honest), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-    clients = [Client(i, i, None, MetricRecord()) for i in range(copies + honest)]
-    return float(graph.weights(clients)[:copies].sum())
-
-
-def test_the_two_cases_of_the_review() -> None:
-    assert shares(2, 1, guarded=False) > 0.85
-    assert shares(2, 1, guarded=True) == pytest.approx(2 / 3)
-    assert shares(5, 20, guarded=False) > 0.35
-    assert shares(5, 20, guarded=True) == pytest.approx(0.2, abs=0.05)
-
-
-@pytest.mark.parametrize("direction", ["own", "centre"])
-def test_copies_gain_no_more_than_their_number(direction: str) -> None:
-    # By enumeration. What is proved is 2k/C; with directions of their own, copies stay within a tenth of k/C.
-    for clients in range(3, 16):
-        for copies in range(1, clients):
-            for seed in range(3):
-                share = shares(copies, clients - copies, guarded=True, seed=seed, direction=direction)
-                assert share <= min(1.0, 2 * copies / clients) + 1e-12
-                if direction == "own" and copies <= clients // 2:
-                    assert share <= copies / clients + 0.1
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(2, 8))
-def test_no_client_weighs_more_than_twice_its_share(seed: int, clients: int, dimensions: int) -> None:
-    rng = np.random.default_rng(seed)
-    vectors = rng.normal(size=(clients, dimensions)) ** 3
-    graph = ClientGraph(guarded=True)
-    graph.build(range(clients), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-    weights = graph.weights([Client(i, i, None, MetricRecord()) for i in range(clients)])
-    assert weights.max() <= 2 / clients + 1e-12
-    assert weights.sum() == pytest.approx(1.0)
-
-
-def test_in_a_simulation_the_formula_is_the_papers(
-    tied: list[list[float]], federation: Make, go: Make
-) -> None:
-    grid = federation(sizes=(1, 1, 1), directions=tied)
-    _, strategy = go(FedAvg, grid, client_weights="adjacency", safeguards="off")
-    assert list(strategy.importance().values()) == pytest.approx([3 / 12, 4 / 12, 5 / 12])
-    _, strategy = go(FedAvg, federation(sizes=(1, 1, 1), directions=tied), client_weights="adjacency")
-    # The median pair's misalignment is 1/4: A = ln 2 · (1, 2, 2) for the pairs 01, 02, 12.
-    assert list(strategy.importance().values()) == pytest.approx([3 / 10, 3 / 10, 4 / 10])
-    assert messages.DIRECTION
