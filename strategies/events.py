@@ -36,6 +36,7 @@ from strategies.errors import RunError
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
 from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
+from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
 from strategies.safeguards import PATIENCE, bounded
@@ -93,6 +94,7 @@ class AsynchronousStrategy(Scheme):
         Result
             The final model, and the metrics by aggregation.
         """
+        grid = packing(grid)
         self._set_timeout(timeout)
         self.summary()
         self._mail, self.total = Mail(grid, timeout, self.stopped), num_rounds

@@ -26,6 +26,7 @@ from strategies.base import FederatedStrategy, StrategyConfig
 from strategies.chain import Check, Clip, Contribution, Link, Noise, chain
 from strategies.errors import RunError
 from strategies.exchange import arriving
+from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
 from strategies.safeguards import bounded
@@ -241,6 +242,7 @@ class SynchronousStrategy(FederatedStrategy):
         Result
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
+        grid = packing(grid)
         self._set_timeout(timeout)
         self.summary()
         train_config = ConfigRecord() if train_config is None else train_config
