@@ -1,4 +1,4 @@
-"""The ClientApp: a message in, local work, a message out. The same on Ray, under ``flwr run`` and on a device.
+"""What a client answers, by the type of the message: a message in, local work, a message out.
 
 Everything a client needs comes with the message, apart from what only the node knows: its partition
 (``partition-id`` and ``num-partitions`` in the node config) or a ``data-path`` of its own.
@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedapp import federation
 from fedapp.client.device import device_of
@@ -35,8 +34,6 @@ USER_ERRORS = (ConfigError, DataError, ModelError)
 
 Handler = Callable[[Message, Context], Message]
 
-app = ClientApp()
-
 
 def answers_errors(handler: Handler) -> Handler:
     """Turn an error that the user can mend into an error reply with its text, without a traceback."""
@@ -52,7 +49,6 @@ def answers_errors(handler: Handler) -> Handler:
     return wrapped
 
 
-@app.query("describe")
 @answers_errors
 def describe(message: Message, context: Context) -> Message:
     """Say who this client is: partition, number of examples, GPU or not."""
@@ -68,7 +64,6 @@ def describe(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
 
 
-@app.query("direction")
 @answers_errors
 def graph_direction(message: Message, context: Context) -> Message:
     """Send the principal direction of this client's data, which places it in the graph of clients.
@@ -91,7 +86,6 @@ def graph_direction(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.DIRECTION: arrays}), reply_to=message)
 
 
-@app.train()
 @answers_errors
 def train_model(message: Message, context: Context) -> Message:
     """Train the model in the message on this client's data."""
@@ -99,7 +93,6 @@ def train_model(message: Message, context: Context) -> Message:
     return trained_reply(message, context, task, *train_one(task))
 
 
-@app.evaluate()
 @answers_errors
 def evaluate_model(message: Message, context: Context) -> Message:
     """Score the model in the message on this client's data."""
@@ -112,3 +105,16 @@ def evaluate_model(message: Message, context: Context) -> Message:
         {messages.NUM_EXAMPLES: len(data.rows), "loss": result.loss, "accuracy": result.accuracy}
     )
     return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+
+
+HANDLERS: dict[str, Handler] = {
+    messages.DESCRIBE: describe,
+    messages.ASK_DIRECTION: graph_direction,
+    messages.TRAIN: train_model,
+    messages.EVALUATE: evaluate_model,
+}
+
+
+def handle(message: Message, context: Context) -> Message:
+    """Return the reply to a message of a type in ``HANDLERS``."""
+    return HANDLERS[message.metadata.message_type](message, context)

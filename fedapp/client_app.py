@@ -1,0 +1,27 @@
+"""The ClientApp. The same on Ray, under ``flwr run`` and on a device.
+
+On a device Flower starts a process for every message, and what that imports is paid for every time. So nothing heavy
+is imported here: where there is a worker (``fedapp.worker``), it does the work, else ``fedapp.client`` in this
+process.
+"""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedapp.worker.asking import ask_worker
+from strategies.packing import reads_packed
+
+app = ClientApp(mods=[reads_packed])
+
+
+@app.query("describe")
+@app.query("direction")
+@app.train()
+@app.evaluate()
+def answer(message: Message, context: Context) -> Message:
+    """Let the worker answer, or answer here."""
+    if (reply := ask_worker(message, context)) is not None:
+        return reply
+    from fedapp.client.handlers import handle  # PyTorch, and seconds
+
+    return handle(message, context)
