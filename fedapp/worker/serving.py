@@ -49,13 +49,19 @@ class GivenUp(BaseException):
 class Job:
     """A task: what came, and what becomes of it."""
 
-    def __init__(self, message: bytes, context: bytes, folder: str) -> None:
-        self.message, self.context, self.folder = message, context, folder
+    def __init__(self, connection: socket.socket, folder: str) -> None:
+        self.connection, self.folder = connection, folder
+        self.message = protocol.expect(connection, protocol.MESSAGE)
+        self.context = protocol.expect(connection, protocol.CONTEXT)
         self.begun = self.given_up = False
         self.done = threading.Event()
         self.failure = ""
         self.lines: list[Line] = []
         self.answer = b"", b""  # the reply and the context
+
+    def wanted(self) -> bool:
+        """Tell whether anybody waits for it: who does has nothing to say, and keeps the connection open."""
+        return not self.given_up and not select.select([self.connection], [], [], 0)[0]
 
 
 class Worker:
@@ -71,7 +77,8 @@ class Worker:
         self.path = path
         self.sources = digest_of_sources()  # before anything of the app is imported that could change
         self._jobs: queue.Queue[Job | None] = queue.Queue()
-        self._current: Job | None = None
+        self._current: Job | None = None  # only while it can be broken off
+        self._ending = False
         self._data: tuple[object, ...] | None = None  # what is kept belongs to
         self._main = threading.get_ident()
         self._places = threading.Semaphore(BACKLOG)
@@ -80,7 +87,7 @@ class Worker:
         """Work, in the main thread."""
         signal.signal(signal.SIGUSR1, self._break_off)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _end)
+            signal.signal(number, self._end)
         with listening(self.path) as listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
             from fedapp.client import handlers  # seconds, in which who comes is told to wait
@@ -90,11 +97,16 @@ class Worker:
                 self._work(job, handlers.handle)
 
     def _next(self) -> Job | None:
-        while True:
-            try:
-                return self._jobs.get(timeout=IDLE)
-            except queue.Empty:
+        """Wait for a task; None at the end."""
+        # In short waits: a signal that comes just before one doesn't end it.
+        since = time.monotonic()
+        while not self._ending:
+            with suppress(queue.Empty):
+                return self._jobs.get(timeout=LOOK)
+            if time.monotonic() > since + IDLE:
                 self._forget()
+                since = time.monotonic()
+        return None
 
     # ---- Work ----------------------------------------------------------------------------------------------------
 
@@ -104,6 +116,9 @@ class Worker:
         try:
             with _collected(job.lines):
                 job.answer = self._answer(job, handle)
+        except SystemExit:
+            job.failure = "it was told to end"
+            raise
         except GivenUp:
             log.warning("A task was given up by who asked for it")
             self._forget()
@@ -124,7 +139,7 @@ class Worker:
             self._data = data
         self._current = job  # from here on it can be broken off
         try:
-            if job.given_up:
+            if not job.wanted():
                 raise GivenUp
             reply = handle(message, context)
         finally:
@@ -142,6 +157,11 @@ class Worker:
     def _break_off(self, number: int, frame: FrameType | None) -> None:
         if self._current is not None and self._current.given_up:
             raise GivenUp
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self._ending = True
+        if self._current is not None:
+            raise SystemExit
 
     # ---- Connections ---------------------------------------------------------------------------------------------
 
@@ -183,9 +203,7 @@ class Worker:
 
     def _serve(self, connection: socket.socket, folder: str) -> None:
         protocol.send(connection, protocol.ACCEPTED)
-        message = protocol.expect(connection, protocol.MESSAGE)
-        job = Job(message, protocol.expect(connection, protocol.CONTEXT), folder)
-        del message
+        job = Job(connection, folder)
         self._jobs.put(job)
         try:
             self._wait(connection, job)
@@ -203,7 +221,7 @@ class Worker:
         """Wait until the task is done, and say so; WorkerError or OSError if nobody listens."""
         due = 0.0
         while not job.done.wait(LOOK):
-            if select.select([connection], [], [], 0)[0]:  # it has nothing more to say
+            if not job.wanted():
                 raise WorkerError("the connection was closed")
             if time.monotonic() >= due:
                 protocol.send(connection, protocol.WORKING if job.begun else protocol.WAITING)
@@ -217,10 +235,6 @@ class Worker:
             if job.begun:
                 log.error("A task that was given up doesn't end: the worker ends itself")
                 os._exit(os.EX_SOFTWARE)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 def _data_of(context: Context) -> tuple[object, ...]:

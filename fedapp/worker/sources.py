@@ -1,4 +1,7 @@
-"""Whether two processes run the same app: the bundle that Flower delivered, and what the worker has imported."""
+"""Whether two processes run the same app: the bundle that Flower delivered, and what the worker has imported.
+
+The run config's defaults in pyproject.toml don't matter: every key comes with the message.
+"""
 
 import hashlib
 import importlib.util
