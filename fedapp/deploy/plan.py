@@ -171,7 +171,7 @@ class Deployment:
         """Return the command line of a device's SuperNode; its own API is on loopback, for its SuperExec alone."""
         own = f"{self.home}/{device.name}"
         return [
-            "flower-supernode", "--superlink", self.address,
+            "python", "-P", "-m", "fedapp.deploy.supernode", "--superlink", self.address,
             "--root-certificates", f"{own}/ca.crt", "--auth-supernode-private-key", f"{own}/device.key",
             "--node-config", f"{own}/node.toml",
             "--host", LOOPBACK, "--port", str(device.port), "--isolation", "process",
@@ -196,6 +196,7 @@ def environment(home: str) -> dict[str, str]:
     return {
         "FLWR_HOME": f"{home}/flower",
         "FEDAPP_CACHE": f"{home}/cache",
+        "MPLCONFIGDIR": f"{home}/cache/matplotlib",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
