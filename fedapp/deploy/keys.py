@@ -20,6 +20,7 @@ from fedapp.deploy.plan import LOOPBACK
 
 VALID_FOR = datetime.timedelta(days=10 * 365)
 SECRET_BYTES = 32
+OPERATOR = "fedapp operator"  # whom the operator's certificate names
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Authority:
 
     def operator_certificate(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         """Make the key and certificate by which the proxy knows who may start runs: good for a client alone."""
-        return self._issue("fedapp operator", ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue(OPERATOR, ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def _issue(
         self, name: str, usage: x509.ObjectIdentifier, *extensions: x509.ExtensionType

@@ -7,6 +7,7 @@ Both look at the path as it was sent. A path may be spelled in many ways (``%2e`
 SuperLink might read one differently; Flower spells each in one.
 """
 
+from fedapp.deploy.keys import OPERATOR
 from fedapp.deploy.plan import LOOPBACK, Deployment
 
 # The largest request that Flower sends: an app's bundle has 10 MiB at most, a piece of an array 5 MiB.
@@ -75,14 +76,14 @@ server {{
         return 404;
     }}
 
-    location /v1/fleet/ {{
+    location /v1/fleet {{
         if ($fedapp_api != fleet) {{ return 404; }}
         limit_except POST {{ deny all; }}
         proxy_buffers 16 64k;
         proxy_pass https://fedapp_superlink;
     }}
 
-    location /v1/control/ {{
+    location /v1/control {{
         if ($ssl_client_verify != SUCCESS) {{ return 403; }}
         if ($fedapp_api != control) {{ return 404; }}
         limit_except POST {{ deny all; }}
@@ -140,7 +141,7 @@ _CADDY = """\
 		method POST
 		vars_regexp {{http.request.uri}} ^/v1/control/[a-z-]+$
 	}}
-	@operator vars_regexp {{http.request.tls.client.subject}} .
+	@operator vars {{http.request.tls.client.subject}} "CN={operator}"
 	@large header_regexp Content-Length ^(\d{{9,}}|[2-9]\d{{7}}|1[7-9]\d{{6}})$
 
 	request_body {{
@@ -186,6 +187,7 @@ def caddyfile(deployment: Deployment) -> str:
         superlink=deployment.superlink_address,
         first=deployment.hosts[0],
         port=deployment.port,
+        operator=OPERATOR,
         addresses=" ".join(_public(deployment)),
         body=BODY_MIB,
     )

@@ -1,5 +1,6 @@
 """Real proxies, as plain processes of whoever runs the tests, with their files below one folder."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -16,10 +17,11 @@ Start = Callable[[LocalDeployment], "Proxy"]
 
 # What Debian's nginx.conf has, 768 connections included.
 NGINX = """\
+{user}
 daemon off;
 worker_processes 1;
 pid {folder}/nginx.pid;
-error_log {folder}/error.log;
+error_log {folder}/error.log warn;
 events {{ worker_connections 768; }}
 http {{
     access_log {folder}/access.log;
@@ -47,8 +49,9 @@ def nginx(deployment: LocalDeployment) -> Iterator[Proxy]:
     if program is None:
         pytest.skip("needs nginx: apt-get install nginx-light")
     folder, site = deployment.folder / "nginx", deployment.folder / "proxy" / "nginx.conf"
-    folder.mkdir()
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, site=site))
+    folder.mkdir(exist_ok=True)
+    user = "" if os.getuid() else "user root;"  # or its workers couldn't write below the test's folder
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, site=site, user=user))
     command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
     with _running(command, deployment, folder, site) as proxy:
         yield proxy
@@ -61,7 +64,7 @@ def caddy(deployment: LocalDeployment) -> Iterator[Proxy]:
     if program is None:
         pytest.skip("needs Caddy: apt-get install caddy")
     folder, site = deployment.folder / "caddy", deployment.folder / "proxy" / "Caddyfile"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     command = [program, "run", "--config", str(site), "--adapter", "caddyfile"]
     with _running(command, deployment, folder, site) as proxy:
         yield proxy
