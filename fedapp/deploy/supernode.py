@@ -1,7 +1,7 @@
 """Flower's SuperNode, in a process that ends when the SuperNode does: so that its unit knows, and starts it again.
 
-After an answer that it doesn't expect (500, say, from a SuperLink whose disk is full) Flower 1.41's SuperNode leaves its
-loop, and the process stays: its own API goes on and answers that it is healthy, and the device takes part in nothing.
+After an answer that it doesn't expect (500, say, from a SuperLink whose disk is full) Flower 1.41's SuperNode leaves
+its loop, and the process stays: its own API answers that it is healthy, and the device takes part in nothing.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The operator's way through the proxy: a port on loopback, from which all goes on with the operator's certificate.
 
 Flower's command line can't show a client certificate: its config.toml has an address, and whom to trust. So it is
-given an address on loopback, for as long as a command takes, and what comes in there goes to the proxy over TLS. Other
-users of the machine are turned away; where the system doesn't tell whose a connection is (Linux does), they are not.
+given an address on loopback, for as long as a command takes, and what comes in there goes to the proxy over TLS.
+Other users of the machine are turned away, if the system tells whose a connection is (Linux does).
 """
 
 import asyncio

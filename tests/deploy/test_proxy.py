@@ -238,7 +238,7 @@ def test_a_thousand_idle_connections_keep_nobody_out(gate: Gate) -> None:
 
 @pytest.mark.parametrize("gate", ["nginx"], indirect=True)
 def test_one_address_has_so_many_requests_at_once(gate: Gate) -> None:
-    """Of those that never end the SuperLink sees nothing, and the next is told to come again (Flower does, after 503)."""
+    """The SuperLink sees nothing of those that never end; the next is told to come again, as Flower does then."""
     before = gate.seen()
     with ExitStack() as stack:
         for _ in range(REQUESTS_AT_ONCE):
