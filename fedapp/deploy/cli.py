@@ -12,8 +12,8 @@ import typer
 from fedapp.config import ConfigError, RunConfig
 from fedapp.config.options import read_options
 from fedapp.deploy.files import add_device, read_deployment, write_deployment
-from fedapp.deploy.local import LocalDeployment, register
-from fedapp.deploy.plan import DeployError, Deployment, device_of, devices_of
+from fedapp.deploy.local import LocalDeployment, register, run_flwr
+from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -33,6 +33,12 @@ def init(
         int, typer.Option(min=0, help="instead: devices that divide the run's dataset among them")
     ] = 0,
     port: Annotated[int, typer.Option(help="the server's port")] = 8000,
+    proxy: Annotated[
+        bool,
+        typer.Option(
+            help="nginx or Caddy in front of the SuperLink; without it, whoever reaches the port runs code everywhere"
+        ),
+    ] = True,
     home: Annotated[
         str, typer.Option(help="folder for all this on every machine, with .venv")
     ] = "/opt/fedapp",
@@ -40,12 +46,18 @@ def init(
 ) -> None:
     """Make certificates, a key pair per device, and start-up files for systemd and compose."""
     with _one_line_errors():
-        deployment = Deployment(tuple(host or ()), port, home, devices_of(device or [], partitions))
+        members = devices_of(device or [], partitions)
+        backend = SUPERLINK_PORT if proxy else 0
+        deployment = Deployment(tuple(host or ()), port, home, members, backend)
         write_deployment(out, deployment, force=force)
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
+    if proxy:
+        print(f"{out / 'proxy'}: there, into nginx or Caddy")
     for member in deployment.devices:
         print(f"{out / member.name}: to that device, as {home}/{member.name}")
-    print(f"{out / 'ca.key'}: signs server certificates; keep it to yourself")
+    if proxy:
+        print(f"{out / 'operator.key'}: starts runs; keep it to yourself")
+    print(f"{out / 'ca.key'}: signs certificates; keep it to yourself")
 
 
 @app.command()
@@ -64,6 +76,16 @@ def register_command(out: Out = Path("deployment")) -> None:
         deployment = read_deployment(out)
         register(out, deployment)
     print(f"registered: {', '.join(member.name for member in deployment.devices)}")
+
+
+@app.command("flwr", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def flwr_command(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--deployment", help="folder of the deployment")] = Path("deployment"),
+) -> None:
+    """Run one of Flower's commands on the deployment, through its proxy: flwr run . --stream, flwr list, …"""
+    with _one_line_errors():
+        raise SystemExit(run_flwr(out, context.args))
 
 
 @app.command()
