@@ -112,10 +112,11 @@ class Worker:
 
     def _work(self, job: Job, handle: Handle) -> None:
         """Do a task; whatever happens in it, the worker goes on."""
-        job.begun = True
+        job.begun, begun = True, time.monotonic()
         try:
             with _collected(job.lines):
-                job.answer = self._answer(job, handle)
+                kind, job.answer = self._answer(job, handle)
+            log.info("Answered %s in %.1f s", kind, time.monotonic() - begun)
         except SystemExit:
             job.failure = "it was told to end"
             raise
@@ -129,7 +130,8 @@ class Worker:
         finally:
             job.done.set()
 
-    def _answer(self, job: Job, handle: Handle) -> tuple[bytes, bytes]:
+    def _answer(self, job: Job, handle: Handle) -> tuple[str, tuple[bytes, bytes]]:
+        """Return the message's type, and its reply and context."""
         message = flower_internals.message_from_bytes(job.message)
         context = flower_internals.context_from_bytes(job.context)
         job.message = b""
@@ -144,7 +146,8 @@ class Worker:
             reply = handle(message, context)
         finally:
             self._current = None
-        return flower_internals.message_to_bytes(reply), flower_internals.context_to_bytes(context)
+        answer = flower_internals.message_to_bytes(reply), flower_internals.context_to_bytes(context)
+        return message.metadata.message_type, answer
 
     def _forget(self) -> None:
         """Drop what is kept from task to task."""
