@@ -46,7 +46,7 @@ class GivenUp(BaseException):
     """Nobody waits for the task under way any more; no handler of exceptions holds it up."""
 
 
-class Job:
+class Errand:
     """A task: what came, and what becomes of it."""
 
     def __init__(self, connection: socket.socket, folder: str) -> None:
@@ -76,8 +76,8 @@ class Worker:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sources = digest_of_sources()  # before anything of the app is imported that could change
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
-        self._current: Job | None = None  # only while it can be broken off
+        self._jobs: queue.Queue[Errand | None] = queue.Queue()
+        self._current: Errand | None = None  # only while it can be broken off
         self._ending = False
         self._data: tuple[object, ...] | None = None  # what is kept belongs to
         self._main = threading.get_ident()
@@ -96,7 +96,7 @@ class Worker:
             while (job := self._next()) is not None:
                 self._work(job, handlers.handle)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Errand | None:
         """Wait for a task; None at the end."""
         # In short waits: a signal that comes just before one doesn't end it.
         since = time.monotonic()
@@ -110,7 +110,7 @@ class Worker:
 
     # ---- Work ----------------------------------------------------------------------------------------------------
 
-    def _work(self, job: Job, handle: Handle) -> None:
+    def _work(self, job: Errand, handle: Handle) -> None:
         """Do a task; whatever happens in it, the worker goes on."""
         job.begun, begun = True, time.monotonic()
         try:
@@ -130,7 +130,7 @@ class Worker:
         finally:
             job.done.set()
 
-    def _answer(self, job: Job, handle: Handle) -> tuple[str, tuple[bytes, bytes]]:
+    def _answer(self, job: Errand, handle: Handle) -> tuple[str, tuple[bytes, bytes]]:
         """Return the message's type, and its reply and context."""
         message = flower_internals.message_from_bytes(job.message)
         context = flower_internals.context_from_bytes(job.context)
@@ -206,7 +206,7 @@ class Worker:
 
     def _serve(self, connection: socket.socket, folder: str) -> None:
         protocol.send(connection, protocol.ACCEPTED)
-        job = Job(connection, folder)
+        job = Errand(connection, folder)
         self._jobs.put(job)
         try:
             self._wait(connection, job)
@@ -220,7 +220,7 @@ class Worker:
         for kind, content in zip((protocol.MESSAGE, protocol.CONTEXT), job.answer, strict=True):
             protocol.send(connection, kind, content)
 
-    def _wait(self, connection: socket.socket, job: Job) -> None:
+    def _wait(self, connection: socket.socket, job: Errand) -> None:
         """Wait until the task is done, and say so; WorkerError or OSError if nobody listens."""
         due = 0.0
         while not job.done.wait(LOOK):
@@ -230,7 +230,7 @@ class Worker:
                 protocol.send(connection, protocol.WORKING if job.begun else protocol.WAITING)
                 due = time.monotonic() + HEARTBEAT
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: Errand) -> None:
         job.given_up = True
         if job is self._current:
             signal.pthread_kill(self._main, signal.SIGUSR1)

@@ -193,7 +193,10 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "app"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(
+    "package",
+    ["custom", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedapp", "strategies"))],
+)
 def test_a_worker_of_another_version_is_not_asked(
     package: str,
     copied: Path,

@@ -91,6 +91,7 @@ def test_a_worker_that_says_nothing_is_given_up(
     ]
 
 
+@pytest.mark.thorough
 def test_a_busy_worker_s_queue_is_left_after_a_while_and_no_task_is_done_twice(
     start_worker: Start,
     request_to: RequestTo,
@@ -152,7 +153,7 @@ def process_that_asks(folder: Path, message: Message, path: Path) -> subprocess.
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=variables)
 
 
-@pytest.mark.parametrize("deed", ["hang", "hang deaf"])
+@pytest.mark.parametrize("deed", ["hang", pytest.param("hang deaf", marks=pytest.mark.thorough)])
 def test_a_process_that_is_killed_takes_its_task_along(
     deed: str, start_worker: Start, request_to: RequestTo, use: Use, own_work: list[str], tmp_path: Path
 ) -> None:
