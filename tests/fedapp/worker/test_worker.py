@@ -79,12 +79,13 @@ def test_companions_and_other_models_are_as_without_a_worker(
     assert trained(replies[0]).keys() == experiment.model.state_dict().keys()
 
 
+@pytest.mark.parametrize("dp", ["none", "central", "local"])
 def test_a_packed_model_is_answered_packed_with_the_same_bits(
-    worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
+    dp: str, worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
 ) -> None:
     use(worker.path)
-    plain = request_to(messages.TRAIN)
-    packed = request_to(messages.TRAIN)
+    plain = request_to(messages.TRAIN, config={"dp": dp, "dp-clipping-norm": 0.01})
+    packed = request_to(messages.TRAIN, config={"dp": dp, "dp-clipping-norm": 0.01})
     packed.content[messages.ARRAYS] = pack_record(plain.content.array_records[messages.ARRAYS])
     replies = [app(request, context_of()) for request in (plain, packed)]
     records = [reply.content.array_records[messages.ARRAYS] for reply in replies]
