@@ -156,13 +156,11 @@ class PackingGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self._readers: set[int] = set()  # ids of the nodes that said so
-        self._asked: dict[
-            str, int
-        ] = {}  # the node that is asked, by the id of the request for its description
-        self._most_bytes = 0  # of a packed model that was sent
-        self._last: tuple[ArrayRecord, ArrayRecord] | None = (
-            None  # the model sent last, and packed: many get the same
-        )
+        # The node that is asked, by the id of the request for its description.
+        self._asked: dict[str, int] = {}
+        # By a record's name: what was sent last, with the same packed, and the most bytes that one took.
+        self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
+        self._most_bytes: dict[str, int] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, packed where the node reads it; return the ids of those that could be stored."""
@@ -182,18 +180,20 @@ class PackingGrid(Grid):
     def _outgoing(self, message: Message) -> Message:
         content = RecordDict(dict(message.content.items()))
         if _asks_for_description(message):
-            config: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
-            content[messages.CONFIG] = ConfigRecord({**config, READS_PACKED: True})
+            for name, config in message.content.config_records.items():
+                content[name] = ConfigRecord({**config, READS_PACKED: True})
         elif message.metadata.dst_node_id in self._readers:
             for name, record in _array_records(message):
-                content[name] = self._packed_model(record) if name == messages.ARRAYS else pack_record(record)
+                content[name] = self._packed(name, record)
         return with_content(message, content)
 
-    def _packed_model(self, record: ArrayRecord) -> ArrayRecord:
-        if self._last is None or self._last[0] is not record:
-            self._last = record, pack_record(record)
-            self._most_bytes = max(self._most_bytes, messages.num_bytes(self._last[1]))
-        return self._last[1]
+    def _packed(self, name: str, record: ArrayRecord) -> ArrayRecord:
+        """Pack a record; many nodes are sent the same model, which is packed once."""
+        if name not in self._last or self._last[name][0] is not record:
+            self._last[name] = record, pack_record(record)
+            size = messages.num_bytes(self._last[name][1])
+            self._most_bytes[name] = max(self._most_bytes.get(name, 0), size)
+        return self._last[name][1]
 
     def _incoming(self, reply: Message) -> Message:
         if not reply.has_content():
@@ -208,13 +208,15 @@ class PackingGrid(Grid):
             return with_error(reply, NOT_PACKED, str(error))
 
     def _check_size(self, reply: Message) -> None:
-        """Refuse a model that takes more than any that was sent, before it is unpacked."""
-        model = messages.arrays_of(reply)
-        most = self._most_bytes + MOST_HEAD
-        if model is not None and is_packed(model) and (size := messages.num_bytes(model)) > most:
-            raise ArraysMismatchError(
-                f"its packed arrays take {size} bytes, those of the model at most {most}"
-            )
+        """Refuse what takes more than any record of its name that was sent, before it is unpacked."""
+        for name, record in _array_records(reply):
+            if not is_packed(record) or (self._most_bytes and name not in self._most_bytes):
+                continue  # a strategy of one's own may ask for more than comes back
+            size, most = messages.num_bytes(record), self._most_bytes.get(name, 0) + MOST_HEAD
+            if size > most:
+                raise ArraysMismatchError(
+                    f"its packed arrays take {size} bytes, those of the model at most {most}"
+                )
 
     # ---- What goes through as it is ------------------------------------------------------------------------------
 
@@ -260,15 +262,15 @@ def reads_packed(
     if packed:
         for name, record in list(_array_records(reply)):
             reply.content[name] = pack_record(record)
-    elif _asks_for_description(message) and message.content[messages.CONFIG].get(READS_PACKED):
+    elif _asks_for_description(message) and any(
+        config.get(READS_PACKED) for config in message.content.config_records.values()
+    ):
         messages.metrics_of(reply)[READS_PACKED] = 1
     return reply
 
 
 def _asks_for_description(message: Message) -> bool:
-    return message.metadata.message_type == messages.DESCRIBE and isinstance(
-        message.content.get(messages.CONFIG), ConfigRecord
-    )
+    return message.metadata.message_type == messages.DESCRIBE
 
 
 def _array_records(message: Message) -> Iterator[tuple[str, ArrayRecord]]:

@@ -370,3 +370,25 @@ def test_a_mod_leaves_alone_what_it_was_not_asked_for() -> None:
         [reply] = grid.pull_messages([message_id])
         assert reply.has_content()
         assert not reply.content
+
+
+def test_what_comes_back_beside_the_model_may_be_larger_than_it(devices: Make) -> None:
+    """A strategy of one's own gets it as the client made it."""
+    large = ArrayRecord({f"fisher-{i}": Array(np.full((300, 300), i, np.float64)) for i in range(2)})
+
+    def adds(message: Message, context: Any, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type == messages.TRAIN:
+            reply.content["fisher"] = large
+        return reply
+
+    seen = []
+
+    class Listening(FedAvg):
+        def counted(self, contribution: Any) -> Any:
+            seen.append(contribution.arrays["fisher"])
+            return super().counted(contribution)
+
+    Listening().start(devices(mods=(reads_packed, adds)), initial_model(), num_rounds=1, timeout=10.0)
+    assert [content(record) for record in seen] == [content(large)] * 3
+    assert messages.num_bytes(pack_record(large)) > packing.MOST_HEAD
