@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies import messages
+from strategies.accounts import Accounts
 from strategies.arrays import LARGEST_SQUARE, Layout, Vector
 from strategies.chain import Bound, Contribution, Link, Tell
 from strategies.client_graph import ClientGraph
@@ -137,11 +138,16 @@ class FederatedStrategy(Reporting):
         if self.config.client_weights == "adjacency":
             self.graph = ClientGraph(self.config.message_floor, self.config.neighbours)
         self.clients: list[Client] = []
+        self._asked: dict[int, int] = {}
         self.aggregations = 0
         self._evaluated = 0  # the last aggregation that was
         self._resumed: State | None = None
         self._any_moved = False  # whether any client's update was one
         self._any_missed = False  # whether any client's work couldn't be had
+
+    def stop_when(self, stopped: Callable[[], bool]) -> None:
+        """Ask something else at every poll whether the run is to end."""
+        self.stopped = self.roster.stopped = stopped
 
     @property
     def clock(self) -> Clock:
@@ -215,6 +221,7 @@ class FederatedStrategy(Reporting):
             **self.optimizer.state(),
             **self.safeguards.state(),
             **self.roster.state(),
+            **(self.accounts.state() if self.roster.devices else {}),
             **({} if self.graph is None else self.graph.state()),
         }
 
@@ -237,6 +244,7 @@ class FederatedStrategy(Reporting):
         self.optimizer.restore(state)
         self.safeguards.restore(state)
         self.roster.restore(state)
+        self.accounts.restore(state)
         if self.graph is not None:
             self.graph.restore(state)
 
@@ -244,6 +252,7 @@ class FederatedStrategy(Reporting):
         """Drop what an earlier run left: a new one begins."""
         self.optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
         self.safeguards = Safeguards(self.config, lambda: self.pace.learns)
+        self.accounts = Accounts()
 
     def _begin(self, initial_arrays: ArrayRecord) -> State | None:
         """Start from the initial model, or from the state to resume, which is returned."""

@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import messages
+from strategies.accounts import ACCEPTED
 from strategies.aggregation import WeightedSum
 from strategies.arrays import ArraysMismatchError, Layout, Vector
 from strategies.base import State
@@ -165,7 +166,7 @@ class AsynchronousStrategy(Scheme):
             elif member.client.node_id == client.node_id:
                 continue
             elif member.dropped:
-                log.warning("client %d is back, as node %d", client.index, client.node_id)
+                log.warning("%s is back, as node %d", client, client.node_id, extra=client.fields)
             member.client = client
             member.count_again(self.aggregations)
             self.ledger.tasks.pop(member.task, None)  # its former node will not answer
@@ -217,6 +218,7 @@ class AsynchronousStrategy(Scheme):
             message_id = request.metadata.message_id
             when, beside = sent[member.client.index]
             lost = message_id not in pushed
+            self.accounts[member.client.index].tasks += 1
             due = when + self.pace.task_time(member, self.timeout, lost=lost)
             self.ledger.open(Task(member, version, base, message_id, when, lost, beside), due)
         return size
@@ -227,13 +229,13 @@ class AsynchronousStrategy(Scheme):
         try:
             local = self._check(member.client, reply, task.base)
         except ArraysMismatchError as error:
-            self._miss(member, str(error))
+            self._miss(member, str(error), messages.fault_of(reply))
             return
         assert reply is not None
         if self.pace.learns:
             ledger.standing = None
         if member.dropped:
-            log.warning("client %d answers again and counts again", member.client.index)
+            log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             ledger.changed()
         member.count_again(self.aggregations)
         member.seconds += self.pace.now() - task.sent
@@ -276,7 +278,10 @@ class AsynchronousStrategy(Scheme):
         contribution = Contribution.of(local, reply, task.version, self.aggregations - task.version)
         if member.client.num_examples is None:
             member.client, ledger.standing = sized_by(member.client, contribution.metrics), None
-        if not self.accept(contribution):
+        accepted = self.accept(contribution)
+        outcome = ACCEPTED if accepted else messages.TOO_OLD
+        self.accounts[member.client.index].note(outcome, clipped=local.bounded)
+        if not accepted:
             ledger.since.discard(contribution)
             self._offer([member])
             return
@@ -286,20 +291,21 @@ class AsynchronousStrategy(Scheme):
         else:
             self._offer([member])
 
-    def _miss(self, member: Member, reason: str) -> None:
+    def _miss(self, member: Member, reason: str, outcome: str) -> None:
         ledger, client = self.ledger, member.client
         ledger.since.failures += 1
         self._any_missed = True
         member.misses += 1
-        log.warning("client %d (node %d), task %d: %s", client.index, client.node_id, member.tasks, reason)
+        self.accounts[client.index].note(outcome)
+        log.warning("client %s, task %d: %s", client.located, member.tasks, reason, extra=client.fields)
         if not self.pace.waits:
             self._look()  # nobody else does: a miss is the sign that a node may be gone, or back under a new id
         if member.misses < MAX_MISSES:
             self._offer([member])
             return
         if not member.dropped:
-            log.warning("client %d is dropped after %d misses in a row, the others share its weight",
-                        client.index, member.misses)  # fmt: skip
+            log.warning("%s is dropped after %d misses in a row, the others share its weight",
+                        client, member.misses, extra=client.fields)  # fmt: skip
             member.drop(self.aggregations)
             ledger.changed()
             self._release()

@@ -1,8 +1,8 @@
 """Send messages, wait for the replies: the one way in which a round talks to nodes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
 
 from strategies.clock import WallClock
@@ -49,6 +49,21 @@ def arriving(
         m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in pushed
     }
     return _poll(grid, nodes, timeout, stopped)
+
+
+def in_order(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
+    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
+    # Not by src_node_id: an error that the SuperLink reports carries its own.
+    positions = {request.message_id: position for position, request in enumerate(requests)}
+    waiting: dict[int, Message] = {}
+    due = 0
+    for reply in replies:
+        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
+        while due in waiting:
+            yield waiting.pop(due)
+            due += 1
+    for position in range(due, len(requests)):
+        yield waiting.pop(position, None)
 
 
 class Mail:

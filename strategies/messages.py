@@ -6,6 +6,7 @@ strategies, so a ClientApp written for them understands ours.
 """
 
 import itertools
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -21,6 +22,7 @@ METRICS: Final = "metrics"
 NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
 CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
 DIRECTION: Final = "direction"  # one array (d,): what places a client in the graph
+DEVICE: Final = "device"  # beside the metrics of a description: a ConfigRecord with the field below
 
 # Message types.
 TRAIN: Final = MessageType.TRAIN
@@ -42,6 +44,9 @@ NUM_PARTITIONS: Final = "num-partitions"
 TRAIN_LOSS: Final = "train-loss"
 NUM_STEPS: Final = "num-steps"
 
+# Field of `device`, from the client: what its operator calls it. A claim: it is shown, and nothing rests on it.
+NAME: Final = "name"
+
 # What an evaluation may tell a strategy beside its metrics: f_i(w) of all clients, by index.
 CLIENT_LOSSES: Final = "client-losses"
 
@@ -56,9 +61,17 @@ DISCARDED: Final = "discarded-updates"
 # Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
+# What becomes of a client's work that doesn't count: it came late or never, the client said that it can't, the server
+# refused what it sent, or the scheme threw it away as too old.
+LATE: Final = "late"
+FAILED: Final = "failed"
+REFUSED: Final = "refused"
+TOO_OLD: Final = "discarded"
+
 # Of what a client says, no more than this is written anywhere.
 LONGEST_TEXT: Final = 500  # characters
 LONGEST_NAME: Final = 64  # characters of a metric's name
+LONGEST_DEVICE: Final = 63  # characters of a device's name
 MOST_METRICS: Final = 100
 
 LARGEST: Final = 2**63 - 1  # what an integer of a message holds
@@ -101,6 +114,21 @@ def reason_of(reply: Message) -> str:
         return NO_REPLY
     lines = (reply.error.reason or "").strip().splitlines()
     return clean(lines[-1]) if lines else f"error code {reply.error.code}"
+
+
+def fault_of(reply: Message | None) -> str:
+    """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    if reply is None or (reply.has_error() and reply.error.code == MESSAGE_UNAVAILABLE):
+        return LATE
+    return FAILED if reply.has_error() else REFUSED
+
+
+def name_of(reply: Message) -> str:
+    """Return the device's name in a description, of letters, digits, ``_``, ``-`` and ``.``; "" if there is none."""
+    record = reply.content.get(DEVICE)
+    name = record.get(NAME) if isinstance(record, ConfigRecord) else None
+    # Nothing else, so that no name looks like another part of a line.
+    return re.sub(r"[^\w.-]", "_", clean(name, LONGEST_DEVICE)) if isinstance(name, str) else ""
 
 
 def clean(text: str, most: int = LONGEST_TEXT) -> str:

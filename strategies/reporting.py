@@ -1,7 +1,7 @@
 """What all strategies evaluate, and what they tell their observer."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -9,10 +9,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from strategies import messages
-from strategies.exchange import exchange
+from strategies.accounts import Accounts
+from strategies.exchange import arriving
 from strategies.pace import Pace
 from strategies.progress import Observer, Progress
-from strategies.roster import Client, sized_by_replies
+from strategies.roster import Client, Roster, sized_by_replies
 from strategies.weights import Weights, mean_and_spread
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ class Reporting(Strategy):
     observer: Observer | None
     stopped: Callable[[], bool]
     clients: list[Client]
+    roster: Roster
+    #: What has become of each client's work.
+    accounts: Accounts
     timeout: float
+    _asked: dict[int, int]  # clients whose answer is waited for, by node id
     _evaluated: int
 
     @abstractmethod
@@ -38,6 +43,25 @@ class Reporting(Strategy):
 
     @abstractmethod
     def _importances(self, clients: list[Client]) -> Weights: ...
+
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have been asked for something and haven't answered yet."""
+        return list(self._asked.copy().values())
+
+    def _awaited(self, grid: Grid, requests: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+        """Push requests and yield node ids and replies as they come; meanwhile the others are at work."""
+        requests = list(requests)
+        nodes = {request.metadata.dst_node_id for request in requests}
+        self._asked = {client.node_id: client.index for client in self.clients if client.node_id in nodes}
+        return self._crossing_off(arriving(grid, requests, self.timeout, self.stopped))
+
+    def _crossing_off(self, replies: Iterable[tuple[int, Message]]) -> Iterator[tuple[int, Message]]:
+        try:
+            for node_id, reply in replies:
+                self._asked.pop(node_id, None)
+                yield node_id, reply
+        finally:
+            self._asked = {}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -78,7 +102,7 @@ class Reporting(Strategy):
         requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
         if not requests:
             return metrics
-        replies = exchange(grid, requests, self.timeout, self.stopped)
+        replies = dict(self._awaited(grid, requests))
         averages = self.aggregate_evaluate(aggregation, list(replies.values()))
         if averages is None:
             return metrics
@@ -104,11 +128,13 @@ class Reporting(Strategy):
             if isinstance(losses := collected.pop(messages.CLIENT_LOSSES, None), list):
                 collected.update(self._losses(losses))
                 clients = {**(clients or {}), "loss": [float(loss) for loss in losses]}
+        if evaluate and self.roster.devices:
+            known = clients or {}
+            clients = {**self.accounts.columns(max(map(len, known.values()), default=0)), **known}
         if self.observer:
             scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
-            self.observer(
-                Progress(aggregation, self.pace.now(), result.arrays, scalars, evaluate, clients or {})
-            )
+            now, names = self.pace.now(), self.roster.names
+            self.observer(Progress(aggregation, now, result.arrays, scalars, evaluate, clients or {}, names))
 
     def _losses(self, losses: object) -> dict[str, float]:
         """Federated loss Σ p_i f_i and its spread, from the f_i by client index, if the evaluation tells them."""

@@ -14,6 +14,7 @@ One that has no such handler still works: clients are then ordered by node id, a
 A description is a claim. In a simulation it is believed; of devices, the registered node says who a client is: a
 ``partition-id`` counts only for a node that holds a part of common data, that is, beside ``num-partitions``, and
 below the number that most nodes say. Nobody takes a place that another node has, or is waited for on a node's word.
+A device may have a name, in a record ``device`` beside the metrics: it stands for the first that says it, on show.
 """
 
 import logging
@@ -44,13 +45,28 @@ NODE_POLL = 0.1  # seconds between two looks at who is connected
 class Client:
     """A client that takes part: its node, its index in the federation and what it said of itself.
 
-    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells.
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells. ``name`` is
+    what its operator calls the device: for the eye alone.
     """
 
     node_id: int
     index: int
     num_examples: int | None
     description: MetricRecord
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.index}" + (f" ({self.name})" if self.name else "")
+
+    @property
+    def located(self) -> str:
+        """Its index, and which device that is, for the log."""
+        return f"{self.index} ({self.name}{', ' if self.name else ''}node {self.node_id})"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Who it is, as ``extra`` of a line of the log."""
+        return {"client": self.index, "device": self.name, "node": str(self.node_id)}
 
     @property
     def described(self) -> bool:
@@ -58,8 +74,8 @@ class Client:
         return messages.NUM_EXAMPLES in self.description
 
 
-# Partition, node id, number of examples, and all that was said.
-_Described = tuple[int | None, int, int | None, MetricRecord]
+# Partition, node id, number of examples, all metrics that were said, and the device's name.
+_Described = tuple[int | None, int, int | None, MetricRecord, str]
 
 
 class Roster:
@@ -80,7 +96,8 @@ class Roster:
     ) -> None:
         self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
         self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
-        self._devices = False  # whether nodes are devices, whose word is not taken
+        self._owners: dict[str, int] = {}  # who was the first to say a name, by index
+        self.devices = False  # whether nodes are devices, whose word is not taken
         self.min_clients = min_clients
         self.timeout = timeout
         self.stopped = stopped
@@ -109,7 +126,7 @@ class Roster:
             If no client can take part: none came, or came back, within the timeout, or every description failed.
         """
         starting = not self._by_node
-        self._devices = engine_of(grid) == DEPLOYMENT
+        self.devices = engine_of(grid) == DEPLOYMENT
         if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._see(grid)
@@ -121,7 +138,7 @@ class Roster:
                 default=0,
             )
             # A simulation registers its nodes while the ServerApp is already running.
-            if starting and expected > len(self._present) and not self._devices:
+            if starting and expected > len(self._present) and not self.devices:
                 wait_for_nodes(grid, expected, self.timeout, self.stopped)
             self._see(grid)
         if not starting and not self.clients and not self.stopped():
@@ -188,41 +205,57 @@ class Roster:
                 index = self._places.setdefault(node_id, self._free_index())
                 self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
             for node_id in sorted(set(node_ids) - replies.keys()):
-                log.warning("node %d can't take part: no answer", node_id)
+                _refuse(node_id, "no answer")
             return
         described: list[_Described] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
             if reply is None or reply.has_error():
                 reason = "no answer" if reply is None else messages.reason_of(reply)
-                log.warning("node %d can't take part: %s", node_id, reason)
+                _refuse(node_id, reason)
                 continue
             metrics = messages.metrics_of(reply)
             try:
                 num_examples = messages.examples_of(metrics)
             except ValueError as error:
-                log.warning("node %d can't take part: %s", node_id, error)
+                _refuse(node_id, error)
                 continue
-            described.append((self._partition_of(metrics), node_id, num_examples, metrics))
-        if self._devices:
+            name = messages.name_of(reply)
+            described.append((self._partition_of(metrics), node_id, num_examples, metrics, name))
+        if self.devices:
             described = list(self._within_bounds(described))
         taken = {client.index: client.node_id for client in self.clients}
         # Those without a partition id come last, so that they take nobody's place.
         order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
-        for partition, node_id, num_examples, metrics in order:
+        for partition, node_id, num_examples, metrics, name in order:
             index = self._places.setdefault(node_id, self._free_index()) if partition is None else partition
             if index in taken:
-                log.warning(
-                    "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
-                )
+                _refuse(node_id, f"client {index} is node {taken[index]} already")
                 self._rivals[node_id] = taken[index]
                 continue
             taken[index] = node_id
-            self._by_node[node_id] = Client(node_id, index, num_examples, metrics)
+            client = Client(node_id, index, num_examples, metrics, self._name(index, node_id, name))
+            self._by_node[node_id] = client
+            if client.name:
+                log.info("client %s takes part", client.located, extra=client.fields)
+
+    def _name(self, index: int, node_id: int, claim: str) -> str:
+        """Return the name that a client is shown under: what it says, if no other has said it before."""
+        if claim and (owner := self._owners.setdefault(claim, index)) != index:
+            log.warning(
+                "node %d says that it is %s, as client %d did: its id is shown", node_id, claim, owner
+            )
+            return ""
+        return claim
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The devices' names, by the clients' index; a client that has changed its name has the last one."""
+        return {index: name for name, index in list(self._owners.items())}
 
     def _partition_of(self, metrics: MetricRecord) -> int | None:
         """Return the place that a description claims, if it may."""
-        if self._devices and messages.NUM_PARTITIONS not in metrics:
+        if self.devices and messages.NUM_PARTITIONS not in metrics:
             return None
         return messages.whole(metrics.get(messages.PARTITION_ID))
 
@@ -236,28 +269,26 @@ class Roster:
             if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
         )
         most = min(min(said, key=lambda number: (-said[number], number), default=0), MOST_PARTITIONS)
-        for partition, node_id, num_examples, metrics in entries:
+        for entry in entries:
+            partition, node_id = entry[:2]
             if partition is not None and partition >= most:
-                log.warning(
-                    "node %d can't take part: partition-id = %d: must be 0 to %d",
-                    node_id,
-                    partition,
-                    most - 1,
-                )
+                _refuse(node_id, f"partition-id = {partition}: must be 0 to {most - 1}")
                 continue
-            yield partition, node_id, num_examples, metrics
+            yield entry
 
     def _free_index(self) -> int:
         indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
         return max(indices, default=-1) + 1
 
     def state(self) -> dict[str, Any]:
-        """Return which node has which place, where the nodes themselves don't know."""
-        return {"node-places": list(self._places.items())}
+        """Return which node has which place, where the nodes themselves don't know, and which names are taken."""
+        named = {"device-names": list(self._owners.items())} if self._owners else {}
+        return {"node-places": list(self._places.items()), **named}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Give the nodes of an earlier run their places again."""
         self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
+        self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
 
 
 def sized_by(client: Client, metrics: MetricRecord) -> Client:
@@ -298,6 +329,10 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
         if late:
             raise RunError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
         clock.wait_until(clock.now() + NODE_POLL)
+
+
+def _refuse(node_id: int, reason: object) -> None:
+    log.warning("node %d can't take part: %s", node_id, reason, extra={"node": str(node_id)})
 
 
 def _has_no_handler(reply: Message) -> bool:

@@ -9,7 +9,7 @@ shared over the others. A round with no valid reply keeps the model, and the opt
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -20,12 +20,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies import messages, streams
+from strategies.accounts import ACCEPTED
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
 from strategies.arrays import ArraysMismatchError, Layout, Vector
 from strategies.base import FederatedStrategy, StrategyConfig
 from strategies.chain import Check, Clip, Contribution, Link, Noise, chain
 from strategies.errors import RunError
-from strategies.exchange import arriving
+from strategies.exchange import in_order
 from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
 from strategies.safeguards import bounded
@@ -71,8 +72,9 @@ class _Round:
     requests: list[Metadata]
     bytes_down: int
     failures: dict[int, str] = field(default_factory=dict)
+    outcomes: dict[int, str] = field(default_factory=dict)  # of strategies/accounts.py
+    bounded: set[int] = field(default_factory=set)
     bytes_up: int = 0
-    bounded: int = 0
     loss: float = 0.0  # Σ d_i times the training loss of the clients that tell it, and the Σ of their d_i
     loss_weight: float = 0.0
 
@@ -205,7 +207,7 @@ class SynchronousStrategy(FederatedStrategy):
         if streaming and self.stopped():
             return None, None
         metrics = self._metrics_of(current)
-        self._log_failures(server_round, current)
+        self._settle(server_round, current)
         total = gathered.result(weights)
         if total is None:
             number = metrics[messages.PARTICIPANTS]
@@ -252,7 +254,7 @@ class SynchronousStrategy(FederatedStrategy):
             requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
             if self.stopped() or not self._fits_budget(server_round):
                 break
-            replies = (reply for _, reply in arriving(grid, requests, timeout, self.stopped))
+            replies = (reply for _, reply in self._awaited(grid, requests))
             arrays, train_metrics = self.aggregate_train(server_round, replies)
             if arrays is None and self.stopped():  # cut off; a round that is complete counts
                 break
@@ -296,7 +298,7 @@ class SynchronousStrategy(FederatedStrategy):
             or self.participation.scheme in ("md", "paired")
         ):
             return current.weights
-        by_client = zip(current.clients, _by_client(current.requests, replies), strict=True)
+        by_client = zip(current.clients, in_order(current.requests, replies), strict=True)
         by_node = {client.node_id: reply for client, reply in by_client if reply is not None}
         sizes = [client.num_examples or 0 for client in sized_by_replies(current.clients, by_node)]
         return self._by_size(current.clients, sizes).tolist() if any(sizes) else current.weights
@@ -314,19 +316,22 @@ class SynchronousStrategy(FederatedStrategy):
         if self._must_look_first:
             replies = list(replies)
             self._look_at_norms(current, check, replies)
-        in_order = _by_client(current.requests, replies)
-        for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
+        answers = in_order(current.requests, replies)
+        for client, weight, reply in zip(current.clients, weights, answers, strict=True):
             try:
                 local = check(client, reply, current.model)
             except ArraysMismatchError as error:
                 current.failures[client.index] = str(error)
+                current.outcomes[client.index] = messages.fault_of(reply)
                 continue
             assert reply is not None
             links(local)
             contribution = Contribution.of(local, reply, version=current.number - 1, staleness=0)
             moves = self._look_at(self.counted(contribution))
             gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
-            current.bounded += local.bounded
+            current.outcomes[client.index] = ACCEPTED
+            if local.bounded:
+                current.bounded.add(client.index)
             current.bytes_up += contribution.num_bytes
             if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
                 current.loss += weight * loss
@@ -338,7 +343,7 @@ class SynchronousStrategy(FederatedStrategy):
         return self.safeguards.learns_norms and not self.safeguards.norms.knows_enough(len(self.clients))
 
     def _look_at_norms(self, current: _Round, check: Check, replies: Iterable[Message]) -> None:
-        for client, reply in zip(current.clients, _by_client(current.requests, replies), strict=True):
+        for client, reply in zip(current.clients, in_order(current.requests, replies), strict=True):
             with suppress(ArraysMismatchError):
                 self.safeguards.norms.see(check(client, reply, current.model))
 
@@ -352,19 +357,21 @@ class SynchronousStrategy(FederatedStrategy):
             }
         )
         if self.config.update_norm_bound or self.safeguards.learns_norms:
-            metrics[messages.CLIPPED] = current.bounded
+            metrics[messages.CLIPPED] = len(current.bounded)
         if current.loss_weight > 0:
             metrics[messages.TRAIN_LOSS] = current.loss / current.loss_weight
         return metrics
 
-    def _log_failures(self, server_round: int, current: _Round) -> None:
-        """Name every client left out, in one line per reason."""
-        nodes = {client.index: client.node_id for client in current.clients}
+    def _settle(self, server_round: int, current: _Round) -> None:
+        """Enter what came of a round in the accounts; name every client left out, in one line per reason."""
+        for index, outcome in current.outcomes.items():
+            self.accounts[index].tasks += 1
+            self.accounts[index].note(outcome, clipped=index in current.bounded)
         for reason in dict.fromkeys(current.failures.values()):
-            named = ", ".join(
-                f"{index} (node {nodes[index]})" for index, r in current.failures.items() if r == reason
-            )
-            log.warning("round %d: left out client %s: %s", server_round, named, reason)
+            left_out = [client for client in current.clients if current.failures.get(client.index) == reason]
+            named = ", ".join(client.located for client in left_out)
+            who = {"aggregation": server_round, "clients": [client.fields for client in left_out]}
+            log.warning("round %d: left out client %s: %s", server_round, named, reason, extra=who)
 
     def _duration(self, server_round: int) -> float:
         """Seconds by which the round under way moves the clock on."""
@@ -372,18 +379,3 @@ class SynchronousStrategy(FederatedStrategy):
 
     def _fits_budget(self, server_round: int) -> bool:
         return not self.pace.budget or not self.pace.over(self.pace.now() + self._duration(server_round))
-
-
-def _by_client(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
-    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
-    # Not by src_node_id: an error that the SuperLink reports carries its own.
-    positions = {request.message_id: position for position, request in enumerate(requests)}
-    waiting: dict[int, Message] = {}
-    due = 0
-    for reply in replies:
-        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
-        while due in waiting:
-            yield waiting.pop(due)
-            due += 1
-    for position in range(due, len(requests)):
-        yield waiting.pop(position, None)

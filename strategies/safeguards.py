@@ -154,7 +154,7 @@ class Safeguards:
         for client, size, counts in zip(clients, said, capped, strict=True):
             if counts < size:
                 self._say_once(
-                    f"client {client.index} says it has {size} examples",
+                    f"{client} says it has {size} examples",
                     f"it counts with {counts:g} (size_ratio_bound, examples_bound)",
                 )
         return capped  # type: ignore[no-any-return]
@@ -163,7 +163,7 @@ class Safeguards:
         """Return the weights d_i (n,) under the bound."""
         if self.heaviest and (worst := weights.max(initial=0.0)) > self.heaviest:
             self._say_once(
-                f"client {clients[int(weights.argmax())].index} is slow",
+                f"{clients[int(weights.argmax())]} is slow",
                 f"its contributions would count {worst:.2f} times, and count {self.heaviest:g} times "
                 "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one",
             )

@@ -62,6 +62,16 @@ class Scheme(FederatedStrategy):
     ledger: Ledger
     total: int
 
+    def reset(self) -> None:
+        """Begin new books, too."""
+        super().reset()
+        self.ledger = Ledger()
+
+    def at_work(self) -> list[int]:
+        """Add those that have a task under way."""
+        tasks = [task for task in self.ledger.tasks.copy().values() if not task.lost]
+        return list({*super().at_work(), *(task.member.client.index for task in tasks)})
+
     # ---- What a scheme fills in: see strategies/__init__.py ---------------------------------------------------
 
     #: Seconds between two aggregations; None: when ``ready`` says so.
@@ -199,6 +209,6 @@ class Scheme(FederatedStrategy):
             most = max(p, key=lambda index: q[index] - p[index])
             log.warning(
                 "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
-                "(½ Σ |q_i − p_i|); client %d counted most in excess, %.4f for %.4f",
-                distance, most, q[most], p[most],
+                "(½ Σ |q_i − p_i|); %s counted most in excess, %.4f for %.4f",
+                distance, self.ledger.members[most].client, q[most], p[most],
             )  # fmt: skip

@@ -40,6 +40,7 @@ Count = Annotated[int, Field(description="a whole number >= 0", ge=0, le=LARGEST
 Counting = Annotated[int, Field(description="a whole number >= 1", ge=1, le=LARGEST)]
 # Beyond what any machine does in a task or a run: a slip, not a wish.
 Thousands = Annotated[int, Field(description="a whole number from 0 to 1000000", ge=0, le=10**6)]
+Port = Annotated[int, Field(description="a whole number from 0 to 65535", ge=0, le=65535)]
 Threads = Annotated[int, Field(description="a whole number from 0 to 1024", ge=0, le=1024)]
 Moderate = Annotated[float, Field(description="a number from 1e-6 to 1e6", ge=1e-6, le=1e6)]
 UpToAMillion = Annotated[float, Field(description="a number from 0 to 1e6", ge=0, le=1e6)]

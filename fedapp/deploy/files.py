@@ -98,7 +98,7 @@ def write_startup(out: Path, deployment: Deployment) -> None:
         (out / "superlink" / f"fedapp-{name}.service").write_text(unit, "utf-8")
     for device in deployment.devices:
         folder, own = out / device.name, f"{deployment.home}/{device.name}"
-        (folder / "node.toml").write_text(tomli_w.dumps(device.node_config), "utf-8")
+        (folder / "node.toml").write_text(tomli_w.dumps({"name": device.name, **device.node_config}), "utf-8")
         unit = unit_file(
             f"Flower SuperNode {device.name} of fedapp",
             deployment.supernode_command(device),

@@ -21,6 +21,7 @@ from fedapp.config import (
 )
 from fedapp.data import Dataset, Partition
 from fedapp.data.remarks import remarks
+from fedapp.server.exporter import check_exporter
 from fedapp.server.privacy import check_privacy
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
@@ -77,6 +78,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     if config.min_clients > num_clients:
         raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
     check_tracker(config)
+    check_exporter(config)
     device = _server_device(config)
     config = config.model_copy(update={"data_path": federation.absolute(config.data_path)})
     dataset = federation.dataset_of(config, num_clients)

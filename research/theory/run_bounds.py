@@ -1,6 +1,5 @@
 """A finished run beside the bounds that apply to it: which do and why others don't, constants, a figure."""
 
-import json
 import math
 import tomllib
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from fedapp import server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
+from fedapp.report.summary import read_summary
 from fedapp.server import Experiment
 from research.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
 from research.theory.constants import Array, AssumptionError, Constants
@@ -150,8 +150,7 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
 
 
 def _failures(run_dir: Path) -> list[str]:
-    path = run_dir / "summary.json"
-    summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    summary = read_summary(run_dir)
     status, failures = summary.get("status"), summary.get("failures", 0)
     problems = [f"status = {status!r}: the run must be finished"] if status != "finished" else []
     return problems + ([f"failures = {failures}: every client must take part as planned"] if failures else [])

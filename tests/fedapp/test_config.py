@@ -135,6 +135,9 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "client-threads": ("a whole number from 0 to 1024", [1025, *NO_COUNT], [0, 4]),
     "results-dir": ("a text", NO_TEXT, ["results", "/tmp/über"]),
     "tracker": (one_of("none", "tensorboard", "wandb"), ["", "mlflow", False], ["none", "tensorboard", "wandb"]),
+    "log-format": (one_of("text", "json"), ["", "JSON", True], ["text", "json"]),
+    "metrics-port": ("a whole number from 0 to 65535", [65536, *NO_COUNT], [0, 9100]),
+    "metrics-host": ("a text", NO_TEXT, ["127.0.0.1", "::1", "metrics.example.org"]),
     "run-name": (FOLDER, ["a/b", "/a", "..", ".hidden", "a\\b", "-rf", " ", "a\n", 1],
                  ["", "run-1", "v1.2", "älter", "a b"]),
 }  # fmt: skip

@@ -111,6 +111,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"local-epochs": 5, "step-heterogeneity": "list:1,2,1"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "range:1-3"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "uniform:1-3"}, ["local-epochs"]),
+    ({"metrics-host": "localhost"}, ["metrics-host"]),
 ]  # fmt: skip
 
 
@@ -191,6 +192,10 @@ def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: 
 )  # fmt: skip
 def test_nothing_is_said_where_all_is_read(values: Values) -> None:
     assert unread(values) == {}
+
+
+def test_where_prometheus_asks_is_read_if_it_may_ask(free_port: int) -> None:
+    assert unread({"metrics-port": free_port, "metrics-host": "localhost", "log-format": "json"}) == {}
 
 
 def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(

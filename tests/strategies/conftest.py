@@ -74,6 +74,8 @@ def client_app(*, describes: bool = True) -> ClientApp:
             keys = [k for k in ("partition-id", "num-partitions", "num-examples") if k in client]
             metrics = MetricRecord({key: client[key] for key in keys})
             content = _misbehave(client.get("fault-query"), RecordDict({"metrics": metrics}))
+            if "name" in client:
+                content["device"] = ConfigRecord({"name": client["name"]})
             return Message(content, reply_to=message)
 
     return app
