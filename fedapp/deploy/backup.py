@@ -57,7 +57,7 @@ def restore(file: Path, out: Path) -> Deployment:
             out.mkdir(parents=True, exist_ok=True)
             archive.extractall(out, filter="data")  # nothing outside the folder
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise DeployError(f"{file}: can't be restored ({error})") from None
+        raise DeployError(f"{file}: can't be restored ({str(error).splitlines()[0].rstrip(':')})") from None
     deployment = read_deployment(out)
     write_startup(out, deployment)  # Flower's config.toml holds the folder's path
     return deployment

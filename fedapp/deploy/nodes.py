@@ -16,7 +16,7 @@ FILE = "nodes.json"
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeRecord:
     """A registered key.
 
     Attributes
@@ -45,7 +45,7 @@ class NodeRecords:
     """All nodes that a deployment's folder knows; every change is written at once."""
 
     path: Path
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[NodeRecord] = field(default_factory=list)
 
     @classmethod
     def read(cls, out: Path) -> "NodeRecords":
@@ -59,19 +59,19 @@ class NodeRecords:
         path = out / FILE
         try:
             content = json.loads(path.read_text("utf-8")) if path.exists() else {"nodes": []}
-            return cls(path, [Node(**node) for node in content["nodes"]])
+            return cls(path, [NodeRecord(**node) for node in content["nodes"]])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise DeployError(f"{path}: can't be read ({error})") from None
 
-    def of_key(self, key: str) -> Node | None:
+    def of_key(self, key: str) -> NodeRecord | None:
         """Return the node of a key, if it is on record."""
         return next((node for node in reversed(self.nodes) if node.key == key), None)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: NodeRecord) -> None:
         """Note a node, in place of what was on record of its key."""
         self._write([*(other for other in self.nodes if other.key != node.key), node])
 
-    def _write(self, nodes: list[Node]) -> None:
+    def _write(self, nodes: list[NodeRecord]) -> None:
         text = json.dumps({"nodes": [asdict(node) for node in nodes]}, indent=2) + "\n"
         new = self.path.with_suffix(".new")
         try:

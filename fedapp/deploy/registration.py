@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedapp.deploy import keys
 from fedapp.deploy.flower import ask
-from fedapp.deploy.nodes import Node, NodeRecords, fingerprint
+from fedapp.deploy.nodes import NodeRecord, NodeRecords, fingerprint
 from fedapp.deploy.plan import DeployError, Deployment
 
 State = Literal["registered", "new key", "already registered", "known", "refused"]
@@ -119,7 +119,7 @@ def retire(out: Path, name: str, node_id: str = "") -> str:
     key = fingerprint(_public_key(out, name))
     records = NodeRecords.read(out)
     ask(out, "supernode", "unregister", number)
-    records.add(replace(records.of_key(key) or Node(name, number, key, _now()), unregistered=_now()))
+    records.add(replace(records.of_key(key) or NodeRecord(name, number, key, _now()), unregistered=_now()))
     return number
 
 
@@ -134,7 +134,7 @@ def _register_key(out: Path, name: str) -> Registration:
             raise
         return _known_key(records, listed_nodes(out), name, key, out)
     number = str(answer["node-id"])
-    records.add(Node(name, number, key, _now()))
+    records.add(NodeRecord(name, number, key, _now()))
     return Registration(name, "registered", number, f"{name}: registered, as node {number}")
 
 
@@ -152,7 +152,9 @@ def _known_key(
     gone = {is_gone(said) for said in candidates.values()}
     if number:
         said = candidates[number]
-        records.add(Node(name, number, key, said["created-at"], said["deleted-at"] if is_gone(said) else ""))
+        records.add(
+            NodeRecord(name, number, key, said["created-at"], said["deleted-at"] if is_gone(said) else "")
+        )
     if gone == {True}:
         offer = (
             f"'fedapp deploy rekey {out} {name}' makes a new one, 'register --new-keys' for all such devices"

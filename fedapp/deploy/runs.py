@@ -25,7 +25,7 @@ _FOLDER = re.compile(r"Recording this run in (.+?)\s*$")
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run was when its log last said so; what isn't known is empty or 0.
 
     Attributes
@@ -45,7 +45,7 @@ class Progress:
     time_left: str = ""
 
     @classmethod
-    def read(cls, log: list[str]) -> "Progress":
+    def read(cls, log: list[str]) -> "RunProgress":
         """Read the last of it out of a log's lines."""
         earlier = cls()
         for line in reversed(log):
@@ -59,7 +59,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Run:
+class DeployedRun:
     """A run.
 
     Attributes
@@ -89,9 +89,9 @@ class Run:
         return next((found[1] for line in self.log if (found := _FOLDER.search(line))), "")
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """How far it is."""
-        return Progress.read(self.log)
+        return RunProgress.read(self.log)
 
     def remark(self, node_id: str) -> str:
         """Return the last line that names a node, without its level."""
@@ -100,7 +100,7 @@ class Run:
         return re.sub(r"^[A-Z]+\s*:\s+", "", line)
 
 
-def present_runs(out: Path) -> list[Run]:
+def present_runs(out: Path) -> list[DeployedRun]:
     """Return the runs that go, or the last one that there was.
 
     Raises
@@ -147,10 +147,10 @@ def stop(out: Path, run_id: str = "") -> str:
     return run_id
 
 
-def _read(out: Path, said: Mapping[str, Any]) -> Run:
+def _read(out: Path, said: Mapping[str, Any]) -> DeployedRun:
     try:
         text = flwr(out, "log", said["run-id"], CONNECTION, "--show", seconds=LOG_TIMEOUT)
     except DeployError:
         text = ""
     log = [line for line in _COLOUR.sub("", text).splitlines() if line.strip()]
-    return Run(said["run-id"], said["status"], said["status-details"], said["elapsed"], log)
+    return DeployedRun(said["run-id"], said["status"], said["status-details"], said["elapsed"], log)

@@ -14,10 +14,10 @@ from typing import Any
 from fedapp.deploy import database as superlink_database
 from fedapp.deploy.certificates import Validity, read, shown_by_server, validities
 from fedapp.deploy.files import read_deployment
-from fedapp.deploy.nodes import Node, NodeRecords, fingerprint
+from fedapp.deploy.nodes import NodeRecord, NodeRecords, fingerprint
 from fedapp.deploy.plan import DeployError, Deployment
 from fedapp.deploy.registration import is_gone, listed_nodes
-from fedapp.deploy.runs import Run, present_runs
+from fedapp.deploy.runs import DeployedRun, present_runs
 
 UNKNOWN = "unknown"
 _NONE = "N/A"  # Flower's for no time
@@ -61,7 +61,7 @@ class Status:
     error : str
         Why the SuperLink couldn't be asked; empty if it could.
     devices : sequence of DeviceStatus
-    runs : sequence of Run
+    runs : sequence of DeployedRun
         Those that go, or the last one.
     certificates : sequence of Validity
     warnings : sequence of str
@@ -71,7 +71,7 @@ class Status:
     superlink: str
     error: str
     devices: Sequence[DeviceStatus]
-    runs: Sequence[Run]
+    runs: Sequence[DeployedRun]
     certificates: Sequence[Validity]
     warnings: Sequence[str]
 
@@ -122,7 +122,7 @@ def status(out: Path, database: Path | None = None) -> Status:
     deployment = read_deployment(out)
     records = NodeRecords.read(out)
     nodes: Mapping[str, Mapping[str, Any]] | None = None
-    runs: Sequence[Run] = ()
+    runs: Sequence[DeployedRun] = ()
     error = ""
     try:
         nodes, runs = listed_nodes(out), present_runs(out)
@@ -144,7 +144,7 @@ def _device(
     records: NodeRecords,
     nodes: Mapping[str, Mapping[str, Any]] | None,
     tasks: Mapping[str, str] | None,
-    going: Sequence[Run],
+    going: Sequence[DeployedRun],
 ) -> DeviceStatus:
     node = records.of_key(fingerprint(out / name / "device.pub"))
     number = node.node_id if node else ""
@@ -181,7 +181,7 @@ def _certificate_warnings(
 
 
 def _node_warnings(records: NodeRecords, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    known: dict[str, Node] = {node.node_id: node for node in records.nodes}
+    known: dict[str, NodeRecord] = {node.node_id: node for node in records.nodes}
     for number, said in nodes.items():
         if is_gone(said):
             continue
@@ -194,13 +194,13 @@ def _node_warnings(records: NodeRecords, nodes: Mapping[str, Mapping[str, Any]])
             )
 
 
-def _run_as_json(run: Run) -> dict[str, Any]:
+def _run_as_json(run: DeployedRun) -> dict[str, Any]:
     content = _kebab(asdict(run))
     del content["log"]
     return {**content, "folder": run.folder, "progress": _kebab(asdict(run.progress))}
 
 
-def _run_lines(run: Run) -> Iterator[str]:
+def _run_lines(run: DeployedRun) -> Iterator[str]:
     progress = run.progress
     parts = [f"{run.status} for {timedelta(seconds=round(run.elapsed))}" if not run.is_over else run.status]
     if progress.of:
