@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedapp.deploy.files import read_deployment, write_startup
+from fedapp.deploy.files import REMOVED, read_deployment, write_startup
 from fedapp.deploy.plan import DeployError, Deployment
 
-_NOT_KEPT = (".log", ".db", ".db-wal", ".db-shm", ".new")  # what processes write
+# What processes write.
+_OTHER_FILES = (".log", ".db", ".db-wal", ".db-shm", ".new")
+_OTHER_FOLDERS = ("cache", "results", REMOVED)
 
 
 def backup(out: Path, file: Path) -> list[str]:
     """Write a deployment's folder into one compressed file that only its owner may read.
 
-    Left out are databases, logs, and what is deeper than the folders of machines: caches, runs, removed devices.
+    Left out are databases, logs, caches, runs and removed devices.
 
     Returns
     -------
@@ -31,8 +33,8 @@ def backup(out: Path, file: Path) -> list[str]:
     read_deployment(out)
     kept = sorted(
         path.relative_to(out)
-        for path in [*out.glob("*"), *out.glob("*/*")]
-        if path.is_file() and path.suffix not in _NOT_KEPT and file.absolute() != path.absolute()
+        for path in out.rglob("*")
+        if path.is_file() and _is_kept(path.relative_to(out)) and file.absolute() != path.absolute()
     )
     with _new_private_file(file) as content, tarfile.open(fileobj=content, mode="w:gz") as archive:
         for name in kept:
@@ -61,6 +63,13 @@ def restore(file: Path, out: Path) -> Deployment:
     deployment = read_deployment(out)
     write_startup(out, deployment)  # Flower's config.toml holds the folder's path
     return deployment
+
+
+def _is_kept(name: Path) -> bool:
+    folders = name.parts[:-1]
+    # The operator's own flower/ holds config.toml; those of machines, what their processes write.
+    others = bool(set(folders) & set(_OTHER_FOLDERS)) or "flower" in folders[1:]
+    return not others and name.suffix not in _OTHER_FILES
 
 
 @contextmanager

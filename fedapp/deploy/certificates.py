@@ -8,11 +8,13 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from fedapp.deploy import keys
 from fedapp.deploy.plan import DeployError, Deployment
@@ -49,7 +51,7 @@ def validities(out: Path) -> list[Validity]:
     """Return until when each certificate of a deployment is valid, its authority's first."""
     return [
         Validity(str(path.relative_to(out)), read(path).not_valid_after_utc)
-        for path in [out / "ca.crt", *_signed(out)]
+        for path in [out / "ca.crt", *_with_keys(out)]
     ]
 
 
@@ -82,7 +84,7 @@ def renew(out: Path, *, authority: bool = False) -> list[Path]:
             keys.replace_certificate(path, issuer.certificate)
     elif issuer.certificate.not_valid_after_utc <= datetime.now(UTC):
         raise DeployError(f"{out / 'ca.crt'}: the authority has expired; 'fedapp deploy renew --authority'")
-    for path in list(_signed(out)):
+    for path in list(_signed(out, issuer.certificate)):
         keys.replace_pair(path, *issuer.successor(read(path)))
         new.append(path)
     return new
@@ -118,10 +120,17 @@ def shown_by_server(deployment: Deployment) -> x509.Certificate | None:
     return x509.load_der_x509_certificate(shown) if shown else None
 
 
-def _signed(out: Path) -> Iterator[Path]:
-    """Yield the certificates that the authority signed and whose keys are here."""
-    for path in sorted([*out.glob("*.crt"), *out.glob("*/*.crt")]):
-        if path.name != "ca.crt" and path.with_suffix(".key").is_file():
+def _with_keys(out: Path) -> list[Path]:
+    """Return the certificates whose keys are here, whoever signed them."""
+    found = sorted([*out.glob("*.crt"), *out.glob("*/*.crt")])
+    return [path for path in found if path.name != "ca.crt" and path.with_suffix(".key").is_file()]
+
+
+def _signed(out: Path, authority: x509.Certificate) -> Iterator[Path]:
+    """Yield those that the authority signed."""
+    for path in _with_keys(out):
+        with suppress(InvalidSignature, ValueError, TypeError):
+            read(path).verify_directly_issued_by(authority)
             yield path
 
 

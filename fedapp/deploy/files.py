@@ -75,13 +75,8 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
     return deployment
 
 
-def remove_device(out: Path, name: str) -> tuple[Deployment, Path]:
-    """Take a device out of a deployment; what the others have stays as it is.
-
-    Returns
-    -------
-    tuple of Deployment and Path
-        What is left, and where the device's folder is now.
+def remove_device(out: Path, name: str) -> Path:
+    """Take a device out of a deployment, and return where its folder is now; what the others have stays as it is.
 
     Raises
     ------
@@ -93,7 +88,7 @@ def remove_device(out: Path, name: str) -> tuple[Deployment, Path]:
     moved.parent.mkdir(exist_ok=True)
     write_startup(out, deployment)
     (out / name).rename(moved)
-    return deployment, moved
+    return moved
 
 
 def without_device(out: Path, name: str) -> Deployment:

@@ -14,10 +14,10 @@ from fedapp.deploy import backup as backups
 from fedapp.deploy import certificates, database, runs
 from fedapp.deploy import status as statuses
 from fedapp.deploy.audit import Audit, audited
-from fedapp.deploy.files import read_deployment, remove_device, without_device
+from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
 from fedapp.deploy.plan import DeployError
+from fedapp.deploy.registration import new_key, retire
 from fedapp.deploy.registration import register as register_keys
-from fedapp.deploy.registration import replace_key, retire
 
 Out = Annotated[Path, typer.Argument(help="folder of the deployment")]
 DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="name of the device")]
@@ -56,7 +56,8 @@ def rekey(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
     with one_line_errors(), audited(out, "rekey", device=device) as audit:
         deployment = read_deployment(out)
         deployment.device(device)
-        answer = replace_key(out, deployment, device, node_id)
+        audit.note("unregistered", device=device, node=retire(out, device, node_id))
+        answer = new_key(out, deployment, device)
         audit.note(answer.state, device=device, node=answer.node_id)
     print(answer.line)
 
@@ -66,8 +67,9 @@ def remove(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
     with one_line_errors(), audited(out, "remove", device=device) as audit:
         without_device(out, device)  # whether it can be
         number = retire(out, device, node_id)
-        _, moved = remove_device(out, device)
-        audit.note("unregistered and removed", device=device, node=number)
+        audit.note("unregistered", device=device, node=number)
+        moved = remove_device(out, device)
+        audit.note("removed", device=device, node=number)
     print(f"{device}: unregistered (node {number}), its key can never return; what it had is in {moved}")
 
 
@@ -135,6 +137,14 @@ def renew(
         print("copy each device's ca.crt to it before the authority's former certificate expires")
 
 
+def refresh(out: Out = Path("deployment")) -> None:
+    """Write start-up files as this version of the app does; keys and certificates stay."""
+    with one_line_errors(), audited(out, "refresh") as audit:
+        write_startup(out, read_deployment(out))
+        audit.note("done")
+    print(f"{out}: start-up files are new; copy to the machines what differs")
+
+
 def backup(out: Out, file: File) -> None:
     """Write the deployment's folder, private keys included, into one file with mode 0600."""
     with one_line_errors(), audited(out, "backup") as audit:
@@ -170,5 +180,5 @@ def _own_database(out: Path) -> Path | None:
 
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    register, rekey, remove, status, run, stop, renew, backup, restore, backup_server,
+    register, rekey, remove, status, run, stop, renew, refresh, backup, restore, backup_server,
 )  # fmt: skip

@@ -78,23 +78,18 @@ def register(out: Path, deployment: Deployment, *, new_keys: bool = False) -> It
     """
     for device in deployment.devices:
         found = _register_key(out, device.name)
-        yield _replace_key(out, deployment, device.name) if found.refused and new_keys else found
+        yield new_key(out, deployment, device.name) if found.refused and new_keys else found
 
 
-def replace_key(out: Path, deployment: Deployment, name: str, node_id: str = "") -> Registration:
-    """Give a device a new key, and make its present one useless.
-
-    Parameters
-    ----------
-    out, deployment
-        The deployment, and its folder.
-    name : str
-        Name of the device.
-    node_id : str
-        The present key's number at the SuperLink, where it isn't on record.
-    """
-    retire(out, name, node_id)
-    return _replace_key(out, deployment, name)
+def new_key(out: Path, deployment: Deployment, name: str) -> Registration:
+    """Make a new key for a device, and register it; its present one stays what it is at the SuperLink."""
+    keys.write_device(out / name)
+    made = _register_key(out, name)
+    line = (
+        f"{name}: new key, registered as node {made.node_id}; copy {out / name} to that device as "
+        f"{deployment.home}/{name} again, and restart fedapp-{name}"
+    )
+    return Registration(name, "new key", made.node_id, line)
 
 
 def retire(out: Path, name: str, node_id: str = "") -> str:
@@ -170,16 +165,6 @@ def _known_key(
         f"{name}: its key is known to the SuperLink, but not on record here, and some nodes there were unregistered; "
         f"if its SuperNode is refused (exit code 305), 'fedapp deploy rekey {out} {name}' makes a new one",
     )
-
-
-def _replace_key(out: Path, deployment: Deployment, name: str) -> Registration:
-    keys.write_device(out / name)
-    made = _register_key(out, name)
-    line = (
-        f"{name}: new key, registered as node {made.node_id}; copy {out / name} to that device as "
-        f"{deployment.home}/{name} again, and restart fedapp-{name}"
-    )
-    return Registration(name, "new key", made.node_id, line)
 
 
 def _public_key(out: Path, name: str) -> Path:

@@ -34,7 +34,16 @@ def entries(out: Path) -> list[dict[str, str]]:
 
 
 def test_a_folder_is_restored_as_it_was(made: Path, tmp_path: Path) -> None:
-    for name in ("superlink/superlink.db", "superlink/cache/x", "superlink.log", "results/run/model"):
+    (made / "oslo" / "own").mkdir()
+    (made / "oslo" / "own" / "secret").write_text("kept, however deep")
+    written = {
+        "superlink/superlink.db",
+        "oslo/flower/apps/x.py",
+        "bern/cache/x",
+        "bern.log",
+        "results/run/model",
+    }
+    for name in written:
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text("what processes write")
     before = contents(made)
@@ -44,9 +53,7 @@ def test_a_folder_is_restored_as_it_was(made: Path, tmp_path: Path) -> None:
     result = deploy("restore", file, tmp_path / "restored")
     assert result.output.startswith(f"{tmp_path / 'restored'}: 2 devices")
     after = contents(tmp_path / "restored")
-    assert {name for name in before if name not in after} == {
-        "superlink/superlink.db", "superlink/cache/x", "superlink.log", "results/run/model",
-    }  # fmt: skip
+    assert {name for name in before if name not in after} == written
     assert set(after) <= set(before)
     changed = {name for name in after if after[name] != before[name]}
     assert changed == {"flower/config.toml", "audit.jsonl"}  # the first holds the folder's path
@@ -148,6 +155,14 @@ def test_without_an_audit_log_nothing_is_changed(made: Path) -> None:
     assert contents(made) == before
 
 
+def test_start_up_files_are_written_anew_and_nothing_else(made: Path) -> None:
+    before = contents(made)
+    for name in ("oslo/fedapp-oslo.service", "compose.yaml"):
+        (made / name).write_text("as an earlier version wrote it")
+    assert deploy("refresh", made).exit_code == 0
+    assert {**contents(made), "audit.jsonl": b""} == {**before, "audit.jsonl": b""}
+
+
 def test_the_last_device_cannot_be_removed(made: Path) -> None:
     from fedapp.deploy.files import remove_device
 
@@ -163,6 +178,7 @@ def test_the_last_device_cannot_be_removed(made: Path) -> None:
     [
         (("-c", "lr=-1.0"), "error: lr = -1.0: must be a number > 0\n"),
         (("-c", "lrr=0.1"), "error: unknown key 'lrr'"),
+        (("-c", 'resume="/only/on/the/server"', "--app", "/nowhere"), "error: flwr run /nowhere: "),
         (("--app", "/nowhere"), "error: flwr run /nowhere: "),
     ],
 )

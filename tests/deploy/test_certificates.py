@@ -102,6 +102,15 @@ def test_whoever_else_has_a_certificate_here_gets_a_new_one_of_its_kind(made: Pa
     renewed.verify_directly_issued_by(authority.certificate)
 
 
+def test_what_another_authority_signed_is_left_alone(made: Path) -> None:
+    other = keys.Authority.create()
+    keys.replace_pair(made / "oslo" / "local.crt", *other.server_certificate(["127.0.0.1"]))
+    before = contents(made)
+    assert deploy("renew", made).exit_code == 0
+    assert contents(made)["oslo/local.crt"] == before["oslo/local.crt"]
+    assert "oslo/local.crt" in [certificate.name for certificate in validities(made)]
+
+
 def test_an_authority_is_prolonged_with_its_key(made: Path) -> None:
     former = (made / "ca.crt").read_bytes()
     result = deploy("renew", made, "--authority")
