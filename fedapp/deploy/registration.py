@@ -113,6 +113,9 @@ def retire(out: Path, name: str, node_id: str = "") -> str:
         raise DeployError(f"--node-id = {node_id}: device {name!r} is node {number}")
     key = fingerprint(_public_key(out, name))
     records = NodeRecords.read(out)
+    for other in records.nodes:
+        if other.node_id == number and other.key != key:
+            raise DeployError(f"--node-id = {number}: is on record as a node of device {other.device!r}")
     ask(out, "supernode", "unregister", number)
     records.add(replace(records.of_key(key) or NodeRecord(name, number, key, _now()), unregistered=_now()))
     return number

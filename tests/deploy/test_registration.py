@@ -82,6 +82,13 @@ def test_a_key_is_registered_once_and_known_afterwards(superlink: LocalDeploymen
     flwr(out, "supernode", "unregister", numbers[1], CONNECTION)
     doubtful = deploy("register", out)
     assert doubtful.output.count("known to the SuperLink, but not on record here") == 3
+    # Such a device is removed once it is said which node it is; it can't be that of another device.
+    unsaid = deploy("remove", out, "device-0")
+    assert unsaid.output.startswith("error: device 'device-0': its node id isn't on record; ")
+    assert deploy("remove", out, "device-0", "--node-id", numbers[0]).exit_code == 0
+    wrong = deploy("remove", out, "device-2", "--node-id", numbers[0])
+    assert wrong.output == f"error: --node-id = {numbers[0]}: is on record as a node of device 'device-0'\n"
+    assert list(listed(out).values()) == ["unregistered", "unregistered", "registered"]
 
 
 def test_an_unregistered_key_is_refused_and_a_new_one_is_offered(superlink: LocalDeployment) -> None:
