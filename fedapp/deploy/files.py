@@ -7,21 +7,26 @@ OUT/
   compose.yaml         the same in containers
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
   NAME/                to that device: CA certificate, key pair, node.toml, unit of its SuperNode
+  nodes.json           which node of the SuperLink is which device
+  audit.jsonl          who changed what, and when
+  removed/             folders of devices that were removed
 """
 
 import shutil
 import tomllib
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedapp.deploy import keys
+from fedapp.deploy import audit, keys
 from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device
 from fedapp.deploy.startup import compose_file, unit_file
 
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
+REMOVED = "removed"  # folder of what devices had that are no longer part of it
 
 
 def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) -> None:
@@ -40,7 +45,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
                 f"{out}: holds a deployment already, and its keys are kept; --force replaces them, "
                 "'fedapp deploy add' adds a device"
             )
-        shutil.rmtree(out)
+        _clear(out)
     try:
         (out / "superlink").mkdir(parents=True)
     except OSError as error:
@@ -68,6 +73,30 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
     _write_device_keys(out, device)
     write_startup(out, deployment)
     return deployment
+
+
+def remove_device(out: Path, name: str) -> Path:
+    """Take a device out of a deployment, and return where its folder is now; what the others have stays as it is.
+
+    Raises
+    ------
+    DeployError
+        If `out` holds no deployment, it has no device of this name, or no other one.
+    """
+    deployment = without_device(out, name)
+    moved = out / REMOVED / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    moved.parent.mkdir(exist_ok=True)
+    write_startup(out, deployment)
+    (out / name).rename(moved)
+    return moved
+
+
+def without_device(out: Path, name: str) -> Deployment:
+    """Read a deployment, and return what it is without a device."""
+    deployment = read_deployment(out)
+    return replace(
+        deployment, devices=tuple(d for d in deployment.devices if d is not deployment.device(name))
+    )
 
 
 def read_deployment(out: Path) -> Deployment:
@@ -107,6 +136,15 @@ def write_startup(out: Path, deployment: Deployment) -> None:
             "network-online.target",
         )
         (folder / f"fedapp-{device.name}.service").write_text(unit, "utf-8")
+
+
+def _clear(out: Path) -> None:
+    """Remove a deployment, all but the record of who did what."""
+    for path in out.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != audit.FILE:
+            path.unlink()
 
 
 def _write_device_keys(out: Path, device: Device) -> None:

@@ -13,10 +13,17 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID_FOR = datetime.timedelta(days=10 * 365)
+AUTHORITY_VALID_FOR = datetime.timedelta(days=10 * 365)
+CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew' makes the next one
 SECRET_BYTES = 32
 
 
@@ -30,11 +37,55 @@ class Authority:
     @classmethod
     def create(cls) -> "Authority":
         """Make one, self-signed."""
+        return cls._self_signed(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Authority":
+        """Read one from its ca.key and ca.crt.
+
+        Raises
+        ------
+        ValueError
+            If they can't be read, or don't belong together.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+            key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{folder}: ca.key and ca.crt can't be read ({error})") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ValueError(f"{folder / 'ca.key'}: isn't the key of ca.crt")
+        return cls(key, certificate)
+
+    def prolonged(self) -> "Authority":
+        """Return the same authority, with the same key, and a certificate that begins today."""
+        return self._self_signed(self.key)
+
+    def successor(self, certificate: x509.Certificate) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Make a new key, and a certificate for it that says what an earlier one said."""
         key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(
+            certificate.subject,
+            self.certificate.subject,
+            key.public_key(),
+            self._at_most(CERTIFICATE_VALID_FOR),
+        )
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        for extension in certificate.extensions:
+            value = own if isinstance(extension.value, x509.SubjectKeyIdentifier) else extension.value
+            builder = builder.add_extension(value, critical=extension.critical)
+        return key, builder.sign(self.key, hashes.SHA256())
+
+    def _at_most(self, duration: datetime.timedelta) -> datetime.timedelta:
+        """Shorten a time so that what is signed now doesn't outlive the authority, which would be worth nothing."""
+        return min(duration, self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC))
+
+    @classmethod
+    def _self_signed(cls, key: ec.EllipticCurvePrivateKey) -> "Authority":
         name = _name("fedapp deployment CA")
         usage = _key_usage(key_cert_sign=True, crl_sign=True)
         certificate = (
-            _builder(name, name, key.public_key())
+            _builder(name, name, key.public_key(), AUTHORITY_VALID_FOR)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -86,6 +137,20 @@ def write_server(folder: Path, authority: Authority, hosts: Sequence[str]) -> No
     write_private(folder / "superexec.secret", os.urandom(SECRET_BYTES).hex().encode())
 
 
+def replace_pair(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    """Write a certificate to ``path`` and its key beside it, in place of what is there."""
+    write_private(path.with_suffix(".key.new"), _pem(key))
+    os.replace(path.with_suffix(".key.new"), path.with_suffix(".key"))
+    replace_certificate(path, certificate)
+
+
+def replace_certificate(path: Path, certificate: x509.Certificate) -> None:
+    """Write a certificate in place of what is there."""
+    new = path.with_suffix(".crt.new")
+    new.write_bytes(certificate.public_bytes(Encoding.PEM))
+    os.replace(new, path)
+
+
 def write_device(folder: Path) -> None:
     """Write the key pair of a device, device.key and device.pub: P-256, the private half in OpenSSH's format."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -108,7 +173,10 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    valid_for: datetime.timedelta = CERTIFICATE_VALID_FOR,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -118,7 +186,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # devices' clocks may be behind
-        .not_valid_after(now + VALID_FOR)
+        .not_valid_after(now + valid_for)
     )
 
 

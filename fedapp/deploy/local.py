@@ -1,13 +1,10 @@
 """A whole deployment on this machine: real SuperLink, SuperExec and SuperNodes, TLS and node authentication."""
 
-import json
 import os
-import re
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -19,16 +16,15 @@ from typing import Any, Self
 import tomli_w
 
 from fedapp.deploy.files import CONNECTION, write_deployment
-from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device, environment
+from fedapp.deploy.flower import BIN, ask, environment_of
+from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device
+from fedapp.deploy.registration import register
 
 START_TIMEOUT = 120.0  # seconds until the SuperLink must answer
 STATUS_POLL = 5.0  # seconds between two questions whether the run has ended
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 NodeConfigs = Iterable[Mapping[str, int | str]]
-
-# Flower starts its other commands by name.
-_BIN = Path(sys.executable).parent
 
 
 class LocalDeployment:
@@ -79,7 +75,9 @@ class LocalDeployment:
         self.start_superlink()
         self.start_superexec()
         self.wait_for_superlink()
-        register(self.folder, self.deployment)
+        for answer in register(self.folder, self.deployment):
+            if answer.refused:
+                raise DeployError(answer.line)
         for device in self.deployment.devices:
             self.start_supernode(device.name)
 
@@ -93,8 +91,7 @@ class LocalDeployment:
 
     def start_supernode(self, name: str) -> subprocess.Popen[bytes]:
         """Start a device's SuperNode."""
-        device = next(device for device in self.deployment.devices if device.name == name)
-        return self._start(name, self.deployment.supernode_command(device), name)
+        return self._start(name, self.deployment.supernode_command(self.deployment.device(name)), name)
 
     def wait_for_superlink(self) -> None:
         """Wait until the SuperLink answers.
@@ -130,11 +127,11 @@ class LocalDeployment:
         options = self.folder / "run.toml"
         options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
         command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
-        return self._spawn([str(_BIN / "flwr"), *command], self.folder, **output)
+        return self._spawn([str(BIN / "flwr"), *command], self.folder, **output)
 
     def status(self) -> str:
         """Return what the SuperLink says of the last run, such as ``running`` or ``finished:completed``."""
-        runs = json.loads(flwr(self.folder, "list", CONNECTION, "--format", "json"))["runs"]
+        runs = ask(self.folder, "list")["runs"]
         return str(runs[0]["status"]) if runs else "none"
 
     def log(self, name: str) -> Path:
@@ -162,53 +159,15 @@ class LocalDeployment:
     def _start(self, name: str, command: list[str], own: str) -> subprocess.Popen[bytes]:
         with self.log(name).open("ab") as log:
             self.processes[name] = self._spawn(
-                [str(_BIN / command[0]), *command[1:]], self.folder / own, stdout=log, stderr=log
+                [str(BIN / command[0]), *command[1:]], self.folder / own, stdout=log, stderr=log
             )
         return self.processes[name]
 
     def _spawn(self, command: list[str], own: Path, **output: Any) -> subprocess.Popen[bytes]:
         # In a session of its own: Ctrl-C is for us alone, and its children can be ended with it.
-        process = subprocess.Popen(command, env=_environment(own), start_new_session=True, **output)
+        process = subprocess.Popen(command, env=environment_of(own), start_new_session=True, **output)
         self._started.append(process)
         return process
-
-
-def register(out: Path, deployment: Deployment) -> None:
-    """Make the devices' public keys known to the SuperLink, those that aren't yet.
-
-    Raises
-    ------
-    DeployError
-        If the SuperLink can't be reached, or refuses a key.
-    """
-    for device in deployment.devices:
-        key = str(out / device.name / "device.pub")
-        try:
-            flwr(out, "supernode", "register", key, CONNECTION, "--name", device.name)
-        except DeployError as error:
-            if "already in use" not in str(error):
-                raise
-
-
-def flwr(out: Path, *arguments: str) -> str:
-    """Run Flower's command line as the owner of a deployment, and return what it prints.
-
-    Raises
-    ------
-    DeployError
-        If the command fails.
-    """
-    done = subprocess.run(
-        [str(_BIN / "flwr"), *arguments],
-        env=_environment(out),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    if done.returncode:
-        text = " ".join(re.sub("[─│╭╮╰╯]", " ", done.stdout).split())  # it frames errors
-        raise DeployError(f"flwr {' '.join(arguments[:2])}: {text[-500:]}")
-    return done.stdout
 
 
 def free_ports(count: int) -> list[int]:
@@ -218,10 +177,6 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind((LOOPBACK, 0))
         return [int(probe.getsockname()[1]) for probe in probes]
-
-
-def _environment(own: Path) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", **environment(str(own))}
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

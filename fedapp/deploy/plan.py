@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 FIRST_NODE_PORT = (
     9094  # of a SuperNode's own API on loopback: Flower's default; the next device has the next one
 )
-_RESERVED = ("superlink", "superexec", "flower", "cache")
+_RESERVED = ("superlink", "superexec", "flower", "cache", "removed")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -78,6 +78,19 @@ class Deployment:
         """The SuperLink's address for clients, HOST:PORT."""
         host = self.hosts[0]
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def device(self, name: str) -> Device:
+        """Return the device of a name.
+
+        Raises
+        ------
+        DeployError
+            If there is none.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise DeployError(f"device {name!r}: isn't one of {', '.join(d.name for d in self.devices)}")
 
     # ---- How its processes are started ------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedapp.deploy import keys
 from fedapp.deploy.files import CONNECTION
-from fedapp.deploy.local import flwr
+from fedapp.deploy.flower import flwr
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
