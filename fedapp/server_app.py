@@ -26,7 +26,8 @@ def main(grid: Grid, context: Context) -> None:
         if values.get("resume"):  # Flower fills in the defaults: a value that is one counts as not given
             values = {key: value for key, value in values.items() if value != defaults().get(key)}
         config = RunConfig.load(values)
-        run(grid, prepare(config, _wait_for_clients(grid, config)))
+        number, on_devices = _wait_for_clients(grid, config), engine_of(grid) == DEPLOYMENT
+        run(grid, prepare(config, number, on_devices=on_devices))
 
 
 def _wait_for_clients(grid: Grid, config: RunConfig) -> int:

@@ -81,14 +81,32 @@ class Mail:
         self.grid = grid
         self.timeout = timeout
         self.stopped = stopped
+        self.clock = WallClock()
+        self._listeners: dict[str, Callable[[Message], None]] = {}
 
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages; return the ids of those that the grid could store."""
         return set(self.grid.push_messages(messages))
 
     def poll(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there."""
-        return list(self.grid.pull_messages(message_ids))
+        """Return the replies that are there; those that somebody listens for go to them."""
+        returned = []
+        for reply in list(self.grid.pull_messages([*message_ids, *self._listeners])):
+            listener = self._listeners.pop(reply.metadata.reply_to_message_id, None)
+            if listener is None:
+                returned.append(reply)
+            else:
+                listener(reply)
+        return returned
+
+    def listen(self, message_ids: Iterable[str], listener: Callable[[Message], None]) -> None:
+        """Give the replies to these messages to somebody, at the poll that brings them."""
+        self._listeners |= dict.fromkeys(message_ids, listener)
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Listen for these no longer."""
+        for message_id in message_ids:
+            self._listeners.pop(message_id, None)
 
     def wait(self, message_id: str) -> Message | None:
         """Wait for the reply to one message; None if it doesn't come."""

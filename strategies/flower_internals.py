@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
 __all__ = [
+    "APP_RAISED",
     "MESSAGE_UNAVAILABLE",
+    "MOD_FAILED",
     "SERVER",
+    "UNKNOWN",
     "Run",
     "be_the_server",
     "empty_run",
@@ -32,8 +35,11 @@ __all__ = [
     "unavailable_reply",
 ]
 
-#: Error code of a reply whose time to live is over; the codes have no public name.
+#: Error codes of replies, which have no public names: its time to live is over; what a simulation says of an app
+#: that raised something, what a device does, and that a mod in front of the app refuses.
 MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
+UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
 
 RUN_ID = 1
 #: The server's own node id.

@@ -19,7 +19,7 @@ A device may have a name, in a record ``device`` beside the metrics: it stands f
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,11 +32,16 @@ from strategies.clock import WallClock
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import exchange, never
+from strategies.flower_internals import APP_RAISED, MOD_FAILED, UNKNOWN
 
 log = logging.getLogger("flwr.strategies")
 
 # Partitions of common data that devices can hold: arrays by client are as long as the largest index.
 MOST_PARTITIONS = 100_000
+
+# Error codes of replies where the app raised something: it has no handler, or a mod in front of it fails.
+APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
+NOT_ASKED = "it wasn't asked"
 
 NODE_POLL = 0.1  # seconds between two looks at who is connected
 
@@ -51,7 +56,7 @@ class Client:
 
     node_id: int
     index: int
-    num_examples: int | None
+    num_examples: float | None
     description: MetricRecord
     name: str = ""
 
@@ -68,14 +73,11 @@ class Client:
         """Who it is, as ``extra`` of a line of the log."""
         return {"client": self.index, "device": self.name, "node": str(self.node_id)}
 
-    @property
-    def described(self) -> bool:
-        """Whether it said of itself how many examples it has."""
-        return messages.NUM_EXAMPLES in self.description
+    described: bool = False  # whether it said of itself how many examples it has
 
 
 # Partition, node id, number of examples, all metrics that were said, and the device's name.
-_Described = tuple[int | None, int, int | None, MetricRecord, str]
+_Described = tuple[int | None, int, float | None, MetricRecord, str]
 
 
 class Roster:
@@ -89,11 +91,20 @@ class Roster:
         Seconds to wait for nodes, and then for their descriptions.
     stopped : callable
         True ends any wait.
+    weight_key, config_key : str
+        Names of the metric that says how much a client counts, and of the record of a request.
     """
 
     def __init__(
-        self, min_clients: int = 1, timeout: float = 3600.0, stopped: Callable[[], bool] = never
+        self,
+        min_clients: int = 1,
+        timeout: float = 3600.0,
+        stopped: Callable[[], bool] = never,
+        weight_key: str = messages.NUM_EXAMPLES,
+        config_key: str = messages.CONFIG,
     ) -> None:
+        self.weight_key = weight_key
+        self._keys = (messages.ARRAYS, config_key)
         self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
         self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
         self._owners: dict[str, int] = {}  # who was the first to say a name, by index
@@ -160,7 +171,7 @@ class Roster:
         now = self._clock.now()
         asked = {node_id for node_id, _ in self._asked.values()}
         new = sorted(self._present - self._by_node.keys() - self._refused - asked)
-        requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in new]
+        requests = [self._request(node_id, config) for node_id in new]
         pushed = set(grid.push_messages(requests)) if requests else set()
         for request in requests:
             if request.metadata.message_id in pushed:
@@ -191,37 +202,64 @@ class Roster:
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
-        requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in node_ids]
-        replies = exchange(grid, requests, self.timeout, self.stopped)
+        # In a simulation all run the same app: where one has no handler, the others aren't asked, as each would show
+        # a traceback.
+        asked = node_ids if self.devices or self._by_node else node_ids[:1]
+        replies = exchange(grid, [self._request(n, config) for n in asked], self.timeout, self.stopped)
+        if len(asked) < len(node_ids) and not any(_has_no_handler(reply) for reply in replies.values()):
+            others = [self._request(n, config) for n in node_ids[1:]]
+            replies |= exchange(grid, others, self.timeout, self.stopped)
+            asked = node_ids
         if not self.stopped():
-            self._take(node_ids, replies)
+            self._take(node_ids, replies, set(node_ids) - set(asked))
             self._clients = None
 
-    def _take(self, node_ids: list[int], replies: Mapping[int, Message]) -> None:
+    def _request(self, node_id: int, config: ConfigRecord) -> Message:
+        return messages.request(messages.DESCRIBE, node_id, config, ttl=self.timeout, keys=self._keys)
+
+    def _take(
+        self, node_ids: list[int], replies: Mapping[int, Message], unasked: Collection[int] = ()
+    ) -> None:
         """Make clients of the nodes whose answers will do; name the others in the log."""
-        if replies and all(_has_no_handler(reply) for reply in replies.values()):
-            log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
-            for node_id in sorted(replies):
-                index = self._places.setdefault(node_id, self._free_index())
-                self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
-            for node_id in sorted(set(node_ids) - replies.keys()):
-                _refuse(node_id, "no answer")
-            return
+        silent: dict[int, str] = {}  # why a node doesn't describe itself
         described: list[_Described] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
-            if reply is None or reply.has_error():
+            if node_id in unasked:
+                continue
+            if reply is None or (reply.has_error() and reply.error.code not in APP_FAILED):
                 reason = "no answer" if reply is None else messages.reason_of(reply)
                 _refuse(node_id, reason)
                 continue
+            if reply.has_error():
+                silent[node_id] = messages.reason_of(reply)
+                continue
             metrics = messages.metrics_of(reply)
             try:
-                num_examples = messages.examples_of(metrics)
+                num_examples = messages.weight_of(metrics, self.weight_key)
             except ValueError as error:
                 _refuse(node_id, error)
                 continue
             name = messages.name_of(reply)
             described.append((self._partition_of(metrics), node_id, num_examples, metrics, name))
+        self._place(described)
+        self._place_silent(silent | dict.fromkeys(unasked, NOT_ASKED))
+
+    def _place_silent(self, reasons: Mapping[int, str]) -> None:
+        """Make clients of nodes that don't describe themselves: after the others, by node id."""
+        if not reasons:
+            return
+        log.warning(
+            "%s: no answer to query.describe (%s): ordered by node id, which is random, and weighed by their replies",
+            f"{len(reasons)} clients" if len(reasons) > 1 else f"node {next(iter(reasons))}",
+            next(iter(reasons.values())),
+        )
+        for node_id in sorted(reasons):
+            index = self._places.setdefault(node_id, self._free_index())
+            self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
+
+    def _place(self, described: list[_Described]) -> None:
+        """Make clients of nodes that describe themselves, each where it belongs."""
         if self.devices:
             described = list(self._within_bounds(described))
         taken = {client.index: client.node_id for client in self.clients}
@@ -234,7 +272,8 @@ class Roster:
                 self._rivals[node_id] = taken[index]
                 continue
             taken[index] = node_id
-            client = Client(node_id, index, num_examples, metrics, self._name(index, node_id, name))
+            shown, described_size = self._name(index, node_id, name), num_examples is not None
+            client = Client(node_id, index, num_examples, metrics, shown, described=described_size)
             self._by_node[node_id] = client
             if client.name:
                 log.info("client %s takes part", client.located, extra=client.fields)
@@ -291,22 +330,24 @@ class Roster:
         self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
 
 
-def sized_by(client: Client, metrics: MetricRecord) -> Client:
+def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAMPLES) -> Client:
     """Fill in the number of examples from a reply's metrics, where the handshake didn't tell and they do."""
     if client.num_examples is not None:
         return client
     with suppress(ValueError):  # such a reply doesn't count: strategies/chain.py
-        return replace(client, num_examples=messages.examples_of(metrics))
+        return replace(client, num_examples=messages.weight_of(metrics, key))
     return client
 
 
-def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message]) -> list[Client]:
+def sized_by_replies(
+    clients: Sequence[Client], replies: Mapping[int, Message], key: str = messages.NUM_EXAMPLES
+) -> list[Client]:
     """Do that for several clients; ``replies`` by node id."""
     sized = []
     for client in clients:
         reply = replies.get(client.node_id)
         sized.append(
-            sized_by(client, messages.metrics_of(reply)) if reply and reply.has_content() else client
+            sized_by(client, messages.metrics_of(reply), key) if reply and reply.has_content() else client
         )
     return sized
 

@@ -79,7 +79,7 @@ def local(
         nodes: list[dict[str, int | str]] = [{"data-path": path} for path in paths] or [
             {"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)
         ]
-        given = {"clock": "wall", "min-clients": len(nodes), **read_options("--run-config", run_config)}
+        given = {"min-clients": len(nodes), **read_options("--run-config", run_config)}
         RunConfig.load(given)
         if not (source / "pyproject.toml").is_file():
             raise DeployError(

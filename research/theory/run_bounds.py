@@ -179,9 +179,9 @@ def _obstacles(config: RunConfig) -> list[str]:
         ),
         f"server-optimizer = {config.server_optimizer!r}: must be sgd": config.server_optimizer == "sgd",
         f"server-lr = {config.server_lr}: must be 1, but for {' and '.join(ASYNCHRONOUS)}": (
-            config.server_lr == 1 or config.strategy not in SYNCHRONOUS
+            config.server_lr in (0, 1) or config.strategy not in SYNCHRONOUS
         ),
-        "clock = 'wall': the run can't be repeated": config.clock == "virtual",
+        "clock = 'wall': the run can't be repeated": config.clock != "wall",
         "aggregation-weights = 'identical': clients then count by their speed": (
             config.aggregation_weights == "time-based" or config.strategy in SYNCHRONOUS
         ),

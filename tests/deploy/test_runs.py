@@ -45,7 +45,10 @@ def test_progress_is_the_last_that_was_said(log: str, progress: RunProgress) -> 
 
 
 def test_a_line_of_json_says_what_a_line_of_text_does() -> None:
-    record = {"time": "2026-01-01T00:00:00Z", "message": "progress: aggregation 1 of 2, 0 of 1 devices at work"}
+    record = {
+        "time": "2026-01-01T00:00:00Z",
+        "message": "progress: aggregation 1 of 2, 0 of 1 devices at work",
+    }
     assert message_of(json.dumps(record)) == record["message"]
     for line in ("INFO :      a line", "{torn", '{"level": "INFO"}', "[1]"):
         assert message_of(line) == line
