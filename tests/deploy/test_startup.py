@@ -155,10 +155,8 @@ def test_no_container_has_more_than_it_needs(made: Path) -> None:
 
 
 def test_compose_accepts_its_file(made: Path) -> None:
-    if (
-        shutil.which("docker") is None
-        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
-    ):
+    asked = ["docker", "compose", "version"]
+    if shutil.which("docker") is None or subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("needs docker compose")
     command = ["docker", "compose", "--file", str(made / "compose.yaml"), "config", "--quiet"]
     assert subprocess.run(command).returncode == 0
