@@ -25,7 +25,7 @@ import tomli_w
 from fedapp.deploy import keys
 from fedapp.deploy.compose import compose_file
 from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
-from fedapp.deploy.proxy import caddyfile, nginx_site
+from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
 from fedapp.deploy.startup import unit_file
 
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
@@ -111,6 +111,7 @@ def _write_way_in(out: Path, deployment: Deployment) -> None:
         (out / "proxy").mkdir(exist_ok=True)
         (out / "proxy" / "nginx.conf").write_text(nginx_site(deployment), "utf-8")
         (out / "proxy" / "Caddyfile").write_text(caddyfile(deployment), "utf-8")
+        (out / "proxy" / "caddy.conf").write_text(caddy_unit(deployment), "utf-8")
     else:
         (out / "flower").mkdir(exist_ok=True)
         config = flower_config(deployment.address, {"root-certificates": str((out / "ca.crt").absolute())})

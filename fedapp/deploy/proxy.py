@@ -165,6 +165,15 @@ _CADDY = """\
 """
 
 
+_CADDY_UNIT = """\
+# At /etc/systemd/system/caddy.service.d/fedapp.conf of the server: systemd reads the key, which Caddy's user can't.
+[Service]
+LoadCredential=ca.crt:{own}/ca.crt
+LoadCredential=server.crt:{own}/server.crt
+LoadCredential=server.key:{own}/server.key
+"""
+
+
 def nginx_site(deployment: Deployment) -> str:
     """Return what goes into nginx's ``http`` block."""
     addresses = _public(deployment)
@@ -191,6 +200,11 @@ def caddyfile(deployment: Deployment) -> str:
         addresses=" ".join(_public(deployment)),
         body=BODY_MIB,
     )
+
+
+def caddy_unit(deployment: Deployment) -> str:
+    """Return what is added to the distribution's unit of Caddy."""
+    return _CADDY_UNIT.format(own=f"{deployment.home}/superlink")
 
 
 def _public(deployment: Deployment) -> tuple[str, ...]:

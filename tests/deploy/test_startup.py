@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -163,6 +164,15 @@ def test_compose_accepts_its_file(made: Path) -> None:
 
 
 # Proxies -------------------------------------------------------------------------------------------------------
+
+
+def test_systemd_hands_caddy_what_its_file_reads(made: Path) -> None:
+    lines = (made / "proxy" / "caddy.conf").read_text().splitlines()
+    handed = dict(line.removeprefix("LoadCredential=").split(":") for line in lines if "=" in line)
+    read = set(re.findall(r"\{\$CREDENTIALS_DIRECTORY\}/(\S+)", (made / "proxy" / "Caddyfile").read_text()))
+    assert set(handed) == read
+    assert handed == {name: f"{read_deployment(made).home}/superlink/{name}" for name in read}
+    assert all((made / "superlink" / name).is_file() for name in read)
 
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="needs Caddy: apt-get install caddy")
