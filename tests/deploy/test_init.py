@@ -83,6 +83,14 @@ def test_certificates_are_each_good_for_one_thing(made: Path) -> None:
     }
 
 
+def test_what_only_a_device_uses_needs_no_renewal(made: Path) -> None:
+    ends = {
+        name: x509.load_pem_x509_certificate((made / name).read_bytes()).not_valid_after_utc
+        for name in ("ca.crt", "superlink/server.crt", "oslo/local.crt")
+    }
+    assert ends["oslo/local.crt"] >= ends["ca.crt"] > ends["superlink/server.crt"]
+
+
 def test_a_superexec_knows_its_supernode_and_no_other(made: Path) -> None:
     own = made / "oslo" / "local.crt"
     assert shake_hands(made, "127.0.0.1", own, server=own) is None
