@@ -142,7 +142,7 @@ _CADDY = """\
 		vars_regexp {{http.request.uri}} ^/v1/control/[a-z-]+$
 	}}
 	@operator vars {{http.request.tls.client.subject}} "CN={operator}"
-	@large header_regexp Content-Length ^(\d{{9,}}|[2-9]\d{{7}}|1[7-9]\d{{6}})$
+	@large header_regexp Content-Length ^(\\d{{9,}}|[2-9]\\d{{7}}|1[7-9]\\d{{6}})$
 
 	request_body {{
 		max_size {body}MiB
