@@ -30,6 +30,7 @@ import numpy as np
 
 from benchmarks.measure import ROOT, descendants, resident
 from fedapp.deploy.local import LocalDeployment
+from fedapp.deploy.plan import SUPEREXEC
 from fedapp.report.figures import INK, TEST, TRAIN, new_figure, save, style_axes
 from strategies import streams
 
@@ -106,12 +107,15 @@ class Watch:
         self._note("SuperLink", [superlink])
         self._note("SuperExec", set(server) - set(server_app))
         self._note("ServerApp", server_app)
-        devices = [processes[d.name].pid for d in self.deployment.deployment.devices if d.name in processes]
-        for root in devices:
-            family = descendants(root)
+        devices = []
+        for device in self.deployment.deployment.devices:
+            names = (device.name, f"{device.name}-{SUPEREXEC}")
+            roots = [processes[name].pid for name in names if name in processes]
+            family = [pid for root in roots for pid in descendants(root)]
             client_app = [pid for pid in family if CLIENT_APP in command_of(pid)]
             self._note("SuperNode", set(family) - set(client_app))
             self._note("ClientApp", client_app)
+            devices += roots
         files = self.deployment.folder.glob("superlink/superlink.db*")
         self.database = max(self.database, sum(file.stat().st_size for file in files) / 2**20)
         if rounds_in(self.metrics) > len(self.marks):

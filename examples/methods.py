@@ -26,10 +26,9 @@ class FedNova(FedAvg):
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        steps = [float(c.metrics["num-steps"]) for c in contributions]
-        effective = sum(p * tau for p, tau in zip(weights, steps, strict=True))
-        normed = [p / tau * c.update for p, tau, c in zip(weights, steps, contributions, strict=True)]
-        return model + effective * np.sum(normed, axis=0)
+        steps = np.array([c.metrics["num-steps"] for c in contributions])
+        updates = np.array([c.update for c in contributions])
+        return np.asarray(model + (weights @ steps) * ((weights / steps) @ updates))
 
 
 @dataclass(frozen=True)

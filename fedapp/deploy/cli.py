@@ -12,9 +12,10 @@ from fedapp.config.options import read_options
 from fedapp.deploy import operate
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import add_device, write_deployment
+from fedapp.deploy.flower import run_flwr
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.operate import Out, one_line_errors
-from fedapp.deploy.plan import DeployError, Deployment, device_of, devices_of
+from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -32,6 +33,12 @@ def init(
         int, typer.Option(min=0, help="instead: devices that divide the run's dataset among them")
     ] = 0,
     port: Annotated[int, typer.Option(help="the server's port")] = 8000,
+    proxy: Annotated[
+        bool,
+        typer.Option(
+            help="nginx or Caddy in front of the SuperLink; without it, whoever reaches the port runs code everywhere"
+        ),
+    ] = True,
     home: Annotated[
         str, typer.Option(help="folder for all this on every machine, with .venv")
     ] = "/opt/fedapp",
@@ -39,13 +46,19 @@ def init(
 ) -> None:
     """Make certificates, a key pair per device, and start-up files for systemd and compose."""
     with one_line_errors():
-        deployment = Deployment(tuple(host or ()), port, home, devices_of(device or [], partitions))
+        members = devices_of(device or [], partitions)
+        backend = SUPERLINK_PORT if proxy else 0
+        deployment = Deployment(tuple(host or ()), port, home, members, backend)
         write_deployment(out, deployment, force=force)
         Audit(out, "init --force" if force else "init").note("done")
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
+    if proxy:
+        print(f"{out / 'proxy'}: there, into nginx or Caddy")
     for member in deployment.devices:
         print(f"{out / member.name}: to that device, as {home}/{member.name}")
-    print(f"{out / 'ca.key'}: signs server certificates; keep it to yourself")
+    if proxy:
+        print(f"{out / 'operator.key'}: starts runs; keep it to yourself")
+    print(f"{out / 'ca.key'}: signs certificates; keep it to yourself")
 
 
 @app.command()
@@ -57,6 +70,18 @@ def add(out: Out, device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH"
             deployment = add_device(out, name, node_config)
             audit.note("done", device=name)
     print(f"{out / name}: to that device, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
+
+
+@app.command("flwr", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def flwr_command(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--deployment", help="folder of the deployment")] = Path("deployment"),
+) -> None:
+    """Run one of Flower's commands on the deployment, through its proxy: flwr run . --stream, flwr list, …"""
+    with one_line_errors(), audited(out, "flwr") as audit:
+        code = run_flwr(out, context.args)
+        audit.note(f"ended with {code}", arguments=" ".join(context.args))
+    raise SystemExit(code)
 
 
 @app.command()

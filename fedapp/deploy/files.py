@@ -2,11 +2,15 @@
 
 OUT/
   deployment.toml      hosts, port, install folder, devices
-  ca.key               signs server certificates: keep it, copy it nowhere
-  flower/config.toml   FLWR_HOME of whoever starts runs
+  ca.key               signs certificates: keep it, copy it nowhere
+  operator.crt, .key   let whoever starts runs through the proxy
+  flower/config.toml   FLWR_HOME of whoever starts runs, where there is no proxy
   compose.yaml         the same in containers
+  proxy/               to the server: nginx and Caddy in front of the SuperLink
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
-  NAME/                to that device: CA certificate, key pair, node.toml, unit of its SuperNode
+    superexec/         the folder of the user who runs the code of runs
+  NAME/                to that device: CA certificate, keys, node.toml, units of its SuperNode and SuperExec
+    superexec/         as on the server
   nodes.json           which node of the SuperLink is which device
   audit.jsonl          who changed what, and when
   removed/             folders of devices that were removed
@@ -14,6 +18,7 @@ OUT/
 
 import shutil
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +27,10 @@ from typing import Any
 import tomli_w
 
 from fedapp.deploy import audit, keys
-from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device
-from fedapp.deploy.startup import compose_file, unit_file
+from fedapp.deploy.compose import compose_file
+from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
+from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
+from fedapp.deploy.startup import unit_file
 
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
 REMOVED = "removed"  # folder of what devices had that are no longer part of it
@@ -46,14 +53,17 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
                 "'fedapp deploy add' adds a device"
             )
         _clear(out)
+    server = out / "superlink"
     try:
-        (out / "superlink").mkdir(parents=True)
+        (server / SUPEREXEC).mkdir(parents=True)
     except OSError as error:
         raise DeployError(f"{out}: can't be made a folder ({error.strerror})") from None
     (out / ".gitignore").write_text("*\n")  # private keys stay out of repositories
-    keys.write_server(
-        out / "superlink", keys.write_authority(out), [*deployment.hosts, "localhost", LOOPBACK]
-    )
+    authority = keys.write_authority(out)
+    keys.write_server(server, authority, [*deployment.hosts, "localhost", LOOPBACK])
+    keys.write_secret(server, server / SUPEREXEC)
+    if deployment.backend:
+        keys.write_operator(out, authority)
     for device in deployment.devices:
         _write_device_keys(out, device)
     write_startup(out, deployment)
@@ -116,26 +126,27 @@ def write_startup(out: Path, deployment: Deployment) -> None:
     content: dict[str, Any] = asdict(deployment)
     (out / "deployment.toml").write_text(tomli_w.dumps(content), "utf-8")
     (out / "compose.yaml").write_text(compose_file(deployment), "utf-8")
-    (out / "flower").mkdir(exist_ok=True)
-    (out / "flower" / "config.toml").write_text(_flower_config(out, deployment), "utf-8")
-    own = f"{deployment.home}/superlink"
-    for name, command, after in (
-        ("superlink", deployment.superlink_command(), "network-online.target"),
-        ("superexec", deployment.superexec_command(), "fedapp-superlink.service"),
-    ):
-        unit = unit_file(f"Flower {name} of fedapp", command, deployment.home, own, after)
-        (out / "superlink" / f"fedapp-{name}.service").write_text(unit, "utf-8")
+    _write_way_in(out, deployment)
     for device in deployment.devices:
-        folder, own = out / device.name, f"{deployment.home}/{device.name}"
-        (folder / "node.toml").write_text(tomli_w.dumps({"name": device.name, **device.node_config}), "utf-8")
-        unit = unit_file(
-            f"Flower SuperNode {device.name} of fedapp",
-            deployment.supernode_command(device),
-            deployment.home,
-            own,
-            "network-online.target",
+        (out / device.name / "node.toml").write_text(
+            tomli_w.dumps({"name": device.name, **device.node_config}), "utf-8"
         )
-        (folder / f"fedapp-{device.name}.service").write_text(unit, "utf-8")
+    for service in deployment.services:
+        unit = out / service.machine / f"fedapp-{service.name}.service"
+        unit.write_text(unit_file(deployment, service), "utf-8")
+
+
+def _write_way_in(out: Path, deployment: Deployment) -> None:
+    """Write what lies between whoever starts runs and the SuperLink."""
+    if deployment.backend:
+        (out / "proxy").mkdir(exist_ok=True)
+        (out / "proxy" / "nginx.conf").write_text(nginx_site(deployment), "utf-8")
+        (out / "proxy" / "Caddyfile").write_text(caddyfile(deployment), "utf-8")
+        (out / "proxy" / "caddy.conf").write_text(caddy_unit(deployment), "utf-8")
+    else:
+        (out / "flower").mkdir(exist_ok=True)
+        config = flower_config(deployment.address, {"root-certificates": str((out / "ca.crt").absolute())})
+        (out / "flower" / "config.toml").write_text(config, "utf-8")
 
 
 def _clear(out: Path) -> None:
@@ -149,11 +160,13 @@ def _clear(out: Path) -> None:
 
 def _write_device_keys(out: Path, device: Device) -> None:
     folder = out / device.name
-    folder.mkdir()
+    (folder / SUPEREXEC).mkdir(parents=True)
     keys.write_device(folder)
+    keys.write_loopback(folder)
+    keys.write_secret(folder, folder / SUPEREXEC)
     shutil.copyfile(out / "ca.crt", folder / "ca.crt")
 
 
-def _flower_config(out: Path, deployment: Deployment) -> str:
-    connection = {"address": deployment.address, "root-certificates": str((out / "ca.crt").absolute())}
-    return tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+def flower_config(address: str, trust: Mapping[str, str | bool]) -> str:
+    """Return Flower's config.toml with one SuperLink, and how its address is trusted."""
+    return tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}})

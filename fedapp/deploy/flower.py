@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedapp.deploy.files import CONNECTION
 from fedapp.deploy.plan import DeployError, environment
+from fedapp.deploy.tunnel import way_in
 
 # Flower starts its other commands by name.
 BIN = Path(sys.executable).parent
@@ -34,19 +37,34 @@ def flwr(out: Path, *arguments: str, seconds: float | None = None) -> str:
     """
     named = f"flwr {' '.join(arguments[:2])}"
     try:
-        done = subprocess.run(
-            [str(BIN / "flwr"), *arguments],
-            env=environment_of(out),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-        )
+        with way_in(out) as home:
+            done = subprocess.run(
+                [str(BIN / "flwr"), *arguments],
+                env={**environment_of(out), "FLWR_HOME": str(home)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+            )
     except subprocess.TimeoutExpired:
         raise DeployError(f"{named}: no answer within {seconds:.0f} s") from None
     if done.returncode:
         raise DeployError(f"{named}: {_one_line(done.stdout)}")
     return done.stdout
+
+
+def run_flwr(out: Path, arguments: Sequence[str]) -> int:
+    """Run Flower's command line as the owner of a deployment, on this terminal, and return its exit code."""
+    with way_in(out) as home:
+        environment = {**environment_of(out), "FLWR_HOME": str(home)}
+        process = subprocess.Popen([str(BIN / "flwr"), *arguments], env=environment)
+        former = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C is for Flower, which ends in its own way
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGINT, former)
 
 
 def ask(out: Path, *arguments: str) -> dict[str, Any]:

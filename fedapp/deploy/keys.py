@@ -22,14 +22,17 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedapp.deploy.plan import LOOPBACK
+
 AUTHORITY_VALID_FOR = datetime.timedelta(days=10 * 365)
 CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew' makes the next one
 SECRET_BYTES = 32
+OPERATOR = "fedapp operator"  # whom the operator's certificate names
 
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority: its key signs server certificates, its certificate is what devices trust."""
+    """A certificate authority: its key signs certificates, its certificate is what devices and the proxy trust."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
@@ -93,24 +96,39 @@ class Authority:
         )
         return cls(key, certificate)
 
-    def server_certificate(self, hosts: Sequence[str]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    def server_certificate(
+        self, hosts: Sequence[str], valid_for: datetime.timedelta = CERTIFICATE_VALID_FOR
+    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         """Make the key and certificate of a server.
 
         Parameters
         ----------
         hosts : sequence of str
             Host names and IP addresses under which clients reach it: the subject's alternative names.
+        valid_for : timedelta
         """
+        names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, valid_for, names)
+
+    def operator_certificate(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Make the key and certificate by which the proxy knows who may start runs: good for a client alone."""
+        return self._issue(OPERATOR, ExtendedKeyUsageOID.CLIENT_AUTH, CERTIFICATE_VALID_FOR)
+
+    def _issue(
+        self,
+        name: str,
+        usage: x509.ObjectIdentifier,
+        valid_for: datetime.timedelta,
+        *extensions: x509.ExtensionType,
+    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = ec.generate_private_key(ec.SECP256R1())
-        issuer = self.certificate.subject
+        builder = _builder(_name(name), self.certificate.subject, key.public_key(), valid_for)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
         certificate = (
-            _builder(_name(hosts[0]), issuer, key.public_key())
-            .add_extension(
-                x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False
-            )
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(digital_signature=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
@@ -129,12 +147,33 @@ def write_authority(folder: Path) -> Authority:
 
 
 def write_server(folder: Path, authority: Authority, hosts: Sequence[str]) -> None:
-    """Write ca.crt, server.crt and server.key for a server at ``hosts``, and superexec.secret for its SuperExec."""
-    key, certificate = authority.server_certificate(hosts)
+    """Write ca.crt, server.crt and server.key for a server at ``hosts``."""
     (folder / "ca.crt").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
-    (folder / "server.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    write_private(folder / "server.key", _pem(key))
-    write_private(folder / "superexec.secret", os.urandom(SECRET_BYTES).hex().encode())
+    _write_pair(folder, "server", *authority.server_certificate(hosts))
+
+
+def write_operator(folder: Path, authority: Authority) -> None:
+    """Write operator.crt and operator.key, for whoever starts runs."""
+    _write_pair(folder, "operator", *authority.operator_certificate())
+
+
+def write_loopback(folder: Path) -> None:
+    """Write local.crt and local.key of a device's own API: by them its SuperExec knows it, and nobody else does.
+
+    They have an authority of their own, whose key nobody keeps; its certificate is in local.crt, too. They hold as
+    long as that one: nothing outside the device depends on them, so there is nothing to renew.
+    """
+    authority = Authority.create()
+    _write_pair(folder, "local", *authority.server_certificate([LOOPBACK], AUTHORITY_VALID_FOR))
+    with (folder / "local.crt").open("ab") as file:
+        file.write(authority.certificate.public_bytes(Encoding.PEM))
+
+
+def write_secret(*folders: Path) -> None:
+    """Write superexec.secret, the same in each folder: with it a SuperExec gets tasks, and without it nobody."""
+    secret = os.urandom(SECRET_BYTES).hex().encode()
+    for folder in folders:
+        write_private(folder / "superexec.secret", secret)
 
 
 def replace_pair(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
@@ -166,6 +205,13 @@ def write_private(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+def _write_pair(
+    folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> None:
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_private(folder / f"{name}.key", _pem(key))
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

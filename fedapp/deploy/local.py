@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: real SuperLink, SuperExec and SuperNodes, TLS and node authentication."""
+"""A whole deployment on this machine: real SuperLink, SuperNodes and their SuperExecs, TLS, keys and secrets."""
 
 import os
 import signal
@@ -17,8 +17,9 @@ import tomli_w
 
 from fedapp.deploy.files import CONNECTION, write_deployment
 from fedapp.deploy.flower import BIN, ask, environment_of
-from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment, Device
+from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
 from fedapp.deploy.registration import register
+from fedapp.deploy.tunnel import way_in
 
 START_TIMEOUT = 120.0  # seconds until the SuperLink must answer
 STATUS_POLL = 5.0  # seconds between two questions whether the run has ended
@@ -36,24 +37,28 @@ class LocalDeployment:
         A new or empty folder: keys, start-up files, databases, and a log per process.
     node_configs : iterable of mapping
         What each device's SuperNode is told; device i is called ``device-i``.
+    proxied : bool
+        Whether a proxy stands in front of the SuperLink; whoever wants it starts it, from the folder's `proxy`.
 
     Attributes
     ----------
     processes : dict of str to Popen
-        The last process started under each name: superlink, superexec, device-0, …
+        The last process started under each name: superlink, superexec, device-0, device-0-superexec, …
     """
 
-    def __init__(self, folder: Path, node_configs: NodeConfigs) -> None:
+    def __init__(self, folder: Path, node_configs: NodeConfigs, *, proxied: bool = False) -> None:
         self.folder = folder.absolute()
         configs = [dict(config) for config in node_configs]
-        port, *node_ports = free_ports(1 + len(configs))
+        port, backend, *node_ports = free_ports(2 + len(configs))
         devices = tuple(
             Device(f"device-{place}", config, node_port)
             for place, (config, node_port) in enumerate(zip(configs, node_ports, strict=True))
         )
-        self.deployment = Deployment((LOOPBACK,), port, str(self.folder), devices)
+        self.deployment = Deployment((LOOPBACK,), port, str(self.folder), devices, backend if proxied else 0)
+        self.services = {service.name: service for service in self.deployment.services}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
+        self._ways = ExitStack()  # of runs that are shown
         write_deployment(self.folder, self.deployment)
 
     def __enter__(self) -> Self:
@@ -83,15 +88,18 @@ class LocalDeployment:
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink, on the state that is in its database."""
-        return self._start("superlink", self.deployment.superlink_command(), "superlink")
+        return self._start("superlink")
 
     def start_superexec(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink's SuperExec; relative paths of a run are relative to this process's folder."""
-        return self._start("superexec", self.deployment.superexec_command(), "superlink")
+        return self._start(SUPEREXEC)
 
     def start_supernode(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a device's SuperNode."""
-        return self._start(name, self.deployment.supernode_command(self.deployment.device(name)), name)
+        """Start a device's SuperNode, and its SuperExec unless that one runs."""
+        superexec = self.processes.get(f"{name}-{SUPEREXEC}")
+        if superexec is None or superexec.poll() is not None:
+            self._start(f"{name}-{SUPEREXEC}")
+        return self._start(name)
 
     def wait_for_superlink(self) -> None:
         """Wait until the SuperLink answers.
@@ -101,11 +109,12 @@ class LocalDeployment:
         DeployError
             If it ends, or doesn't answer within ``START_TIMEOUT`` seconds.
         """
+        url = f"https://{self.deployment.superlink_address}/health"
         trust = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:
-                with urllib.request.urlopen(f"https://{self.deployment.address}/health", context=trust):
+                with urllib.request.urlopen(url, context=trust):
                     return
             except OSError:
                 ended = self.processes["superlink"].poll() is not None
@@ -127,7 +136,9 @@ class LocalDeployment:
         options = self.folder / "run.toml"
         options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
         command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
-        return self._spawn([str(BIN / "flwr"), *command], self.folder, **output)
+        home = self._ways.enter_context(way_in(self.folder))
+        environment = {**environment_of(self.folder), "FLWR_HOME": str(home)}
+        return self._spawn([str(BIN / "flwr"), *command], environment, **output)
 
     def status(self) -> str:
         """Return what the SuperLink says of the last run, such as ``running`` or ``finished:completed``."""
@@ -135,14 +146,15 @@ class LocalDeployment:
         return str(runs[0]["status"]) if runs else "none"
 
     def log(self, name: str) -> Path:
-        """Return where a process's output goes."""
-        return self.folder / f"{name}.log"
+        """Return where a process's output goes; a device has one log for both."""
+        return self.folder / f"{name.removesuffix(f'-{SUPEREXEC}')}.log"
 
     def kill(self, name: str) -> None:
-        """End a process and its children at once, as a power cut does."""
-        process = self.processes[name]
-        _signal(process, signal.SIGKILL)
-        process.wait()
+        """End a process and its children at once, as a power cut does; of a device both."""
+        for each in (name, f"{name}-{SUPEREXEC}"):
+            if each in self.processes:
+                _signal(self.processes[each], signal.SIGKILL)
+                self.processes[each].wait()
 
     def stop(self) -> None:
         """End every process, the last started first."""
@@ -155,17 +167,22 @@ class LocalDeployment:
             _signal(process, signal.SIGKILL)  # also what it may have left behind
             process.wait()
         self._started.clear()
+        self._ways.close()
 
-    def _start(self, name: str, command: list[str], own: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        service = self.services[name]
+        command = [str(BIN / service.command[0]), *service.command[1:]]
         with self.log(name).open("ab") as log:
             self.processes[name] = self._spawn(
-                [str(BIN / command[0]), *command[1:]], self.folder / own, stdout=log, stderr=log
+                command, environment_of(self.folder / service.folder), stdout=log, stderr=log
             )
         return self.processes[name]
 
-    def _spawn(self, command: list[str], own: Path, **output: Any) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, command: list[str], environment: dict[str, str], **output: Any
+    ) -> subprocess.Popen[bytes]:
         # In a session of its own: Ctrl-C is for us alone, and its children can be ended with it.
-        process = subprocess.Popen(command, env=environment_of(own), start_new_session=True, **output)
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **output)
         self._started.append(process)
         return process
 

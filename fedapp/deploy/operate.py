@@ -132,7 +132,8 @@ def renew(
         audit.note(f"new: {', '.join(new)}")
         lines = [certificate.line for certificate in certificates.validities(out)]
     print("\n".join(lines))
-    print(f"new: {', '.join(new)}; copy what is in superlink/ to the server, and restart what uses it")
+    print(f"new: {', '.join(new)}; copy what is in superlink/ to the server")
+    print("there, reload nginx or restart Caddy, and restart fedapp-superlink")
     if authority:
         print("copy each device's ca.crt to it before the authority's former certificate expires")
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+SUPERLINK_PORT = 9093  # of the SuperLink behind the proxy
 FIRST_NODE_PORT = (
     9094  # of a SuperNode's own API on loopback: Flower's default; the next device has the next one
 )
-_RESERVED = ("superlink", "superexec", "flower", "cache", "removed")
+SUPEREXEC = "superexec"
+_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -31,6 +33,41 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Service:
+    """A process that a machine keeps running.
+
+    Attributes
+    ----------
+    name : str
+        ``superlink``, ``superexec``; ``oslo``, ``oslo-superexec``.
+    machine : str
+        The machine's folder below the deployment's: ``superlink``, or a device's name.
+    command : list of str
+        Its command line; the program is in the environment's `bin`.
+    runs_apps : bool
+        Whether it is a SuperExec, in which the code of runs runs: as another user, in a folder within the machine's.
+    data : str
+        What a device's code is to train on, empty if the run's config says it.
+    """
+
+    name: str
+    machine: str
+    command: list[str]
+    runs_apps: bool = False
+    data: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The folder that it may write to, below the deployment's."""
+        return f"{self.machine}/{SUPEREXEC}" if self.runs_apps else self.machine
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is on the server."""
+        return self.machine == "superlink"
+
+
+@dataclass(frozen=True)
 class Deployment:
     """What a deployment is.
 
@@ -39,16 +76,19 @@ class Deployment:
     hosts : tuple of str
         Host names and IP addresses of the server; devices connect to the first.
     port : int
-        The SuperLink's port.
+        The server's port for devices and the operator: the proxy's, or the SuperLink's own if there is none.
     home : str
         Folder on every machine that holds `.venv` and the machine's own folder, `superlink` or the device's name.
     devices : tuple of Device
+    backend : int
+        The SuperLink's port on loopback, behind the proxy; 0 if there is no proxy.
     """
 
     hosts: tuple[str, ...]
     port: int
     home: str
     devices: tuple[Device, ...]
+    backend: int = 0
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -57,16 +97,18 @@ class Deployment:
             raise DeployError("--host: at least one host name or IP address of the server is needed")
         if not 1 <= self.port <= 65535:
             raise DeployError(f"--port = {self.port}: must be 1 to 65535")
+        if self.port == self.backend:
+            raise DeployError(f"--port = {self.port}: is the SuperLink's own behind the proxy; take another")
         if not Path(self.home).is_absolute() or re.search(r"[\s%$\"'\\]", self.home):
             raise DeployError(
                 f"--home = {self.home!r}: must be an absolute path without spaces, quotes, % or $"
             )
         names = [device.name for device in self.devices]
         for name in names:
-            if not _NAME.fullmatch(name) or name in _RESERVED:
+            if not _NAME.fullmatch(name) or name in _RESERVED or name.endswith(f"-{SUPEREXEC}"):
                 raise DeployError(
                     f"--device {name!r}: a name is 1 to 63 of a-z, 0-9 and -, no - first, "
-                    f"and none of {', '.join(_RESERVED)}"
+                    f"no -{SUPEREXEC} last, and none of {', '.join(_RESERVED)}"
                 )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DeployError(f"--device {twice[0]!r}: is there twice; names must differ")
@@ -75,9 +117,14 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """The SuperLink's address for clients, HOST:PORT."""
+        """The server's address for devices and the operator, HOST:PORT."""
         host = self.hosts[0]
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def superlink_address(self) -> str:
+        """The SuperLink's address on the server itself."""
+        return f"{LOOPBACK}:{self.backend or self.port}"
 
     def device(self, name: str) -> Device:
         """Return the device of a name.
@@ -94,12 +141,34 @@ class Deployment:
 
     # ---- How its processes are started ------------------------------------------------------------------------
 
+    @property
+    def services(self) -> list[Service]:
+        """All processes, the server's first."""
+        found = [
+            Service("superlink", "superlink", self.superlink_command()),
+            Service(SUPEREXEC, "superlink", self.superexec_command(), runs_apps=True),
+        ]
+        for device in self.devices:
+            data = str(device.node_config.get("data-path", ""))
+            found += [
+                Service(device.name, device.name, self.supernode_command(device)),
+                Service(
+                    f"{device.name}-{SUPEREXEC}", device.name, self.node_superexec_command(device), True, data
+                ),
+            ]
+        return found
+
     def superlink_command(self) -> list[str]:
-        """Return the SuperLink's command line, with its state in a database."""
+        """Return the SuperLink's command line, with its state in a database.
+
+        TLS on loopback, too: Flower wants it for node authentication, and a process that took the port while the
+        SuperLink is away would learn nothing.
+        """
         own, host = f"{self.home}/superlink", self.hosts[0]
         everywhere = "::" if ":" in host else "0.0.0.0"
         return [
-            "flower-superlink", "--host", host if host == LOOPBACK else everywhere, "--port", str(self.port),
+            "flower-superlink", "--host", LOOPBACK if self.backend or host == LOOPBACK else everywhere,
+            "--port", str(self.backend or self.port),
             "--ssl-ca-certfile", f"{own}/ca.crt", "--ssl-certfile", f"{own}/server.crt",
             "--ssl-keyfile", f"{own}/server.key", "--enable-supernode-auth",
             "--database", f"{own}/superlink.db", "--isolation", "process",
@@ -109,19 +178,29 @@ class Deployment:
 
     def superexec_command(self) -> list[str]:
         """Return the command line of the SuperLink's SuperExec: the ServerApp's processes outlive the SuperLink."""
-        own = f"{self.home}/superlink"
-        return [
-            "flower-superexec", "--runtime-api-address", f"{LOOPBACK}:{self.port}",
-            "--root-certificates", f"{own}/ca.crt", "--superexec-auth-secret-file", f"{own}/superexec.secret",
-        ]  # fmt: skip
+        return self._superexec("superlink", self.superlink_address, "ca.crt")
 
     def supernode_command(self, device: Device) -> list[str]:
-        """Return the command line of a device's SuperNode."""
+        """Return the command line of a device's SuperNode; its own API is on loopback, for its SuperExec alone."""
         own = f"{self.home}/{device.name}"
         return [
-            "flower-supernode", "--superlink", self.address, "--port", str(device.port),
+            "python", "-P", "-m", "fedapp.deploy.supernode", "--superlink", self.address,
             "--root-certificates", f"{own}/ca.crt", "--auth-supernode-private-key", f"{own}/device.key",
             "--node-config", f"{own}/node.toml",
+            "--host", LOOPBACK, "--port", str(device.port), "--isolation", "process",
+            "--ssl-ca-certfile", f"{own}/local.crt", "--ssl-certfile", f"{own}/local.crt",
+            "--ssl-keyfile", f"{own}/local.key", "--superexec-auth-secret-file", f"{own}/superexec.secret",
+        ]  # fmt: skip
+
+    def node_superexec_command(self, device: Device) -> list[str]:
+        """Return the command line of a SuperNode's SuperExec, which starts the ClientApp's processes."""
+        return self._superexec(device.name, f"{LOOPBACK}:{device.port}", "local.crt")
+
+    def _superexec(self, machine: str, address: str, certificate: str) -> list[str]:
+        own = f"{self.home}/{machine}"
+        return [
+            "flower-superexec", "--runtime-api-address", address, "--root-certificates", f"{own}/{certificate}",
+            "--superexec-auth-secret-file", f"{own}/{SUPEREXEC}/superexec.secret",
         ]  # fmt: skip
 
 
@@ -130,6 +209,7 @@ def environment(home: str) -> dict[str, str]:
     return {
         "FLWR_HOME": f"{home}/flower",
         "FEDAPP_CACHE": f"{home}/cache",
+        "MPLCONFIGDIR": f"{home}/cache/matplotlib",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

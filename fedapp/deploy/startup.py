@@ -1,21 +1,22 @@
-"""Texts of the start-up files: systemd units, and a compose file."""
+"""Texts of the systemd units, one a process.
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+Flower's own processes have one user and the code of runs another, which can read neither keys nor the SuperLink's
+database. What a unit may do beside that is as little as PyTorch bears: it makes memory both writable and executable,
+and CUDA opens devices.
+"""
 
-from fedapp.deploy.plan import Deployment, environment
+from fedapp.deploy.plan import Deployment, Service, environment
 
 _UNIT = """\
 [Unit]
-Description={description}
+Description=Flower {what} of fedapp
 Wants=network-online.target
 After={after}
 # Never give up: a SuperLink refuses a key for up to 60 s after its SuperNode was killed, and may itself be away.
 StartLimitIntervalSec=0
 
 [Service]
-User=fedapp
+User={user}
 WorkingDirectory={own}
 {variables}
 ExecStart={command}
@@ -24,82 +25,80 @@ RestartSec=10
 # From systemd 254 on the pause grows to a minute; an older one ignores these two and keeps to 10 s.
 RestartSteps=5
 RestartMaxDelaySec=60
-# Keys and state are for this user alone, and only its own folder can be written to.
+
+# Only its own folder can be written to, and what it writes is for its user alone.
 UMask=0077
-NoNewPrivileges=yes
 ProtectSystem=strict
 ReadWritePaths={own}
+ProtectHome=read-only
 PrivateTmp=yes
+# Other users' processes can't be seen from here: Flower hands tokens over on command lines.
+ProtectProc=invisible
+
+# Nothing becomes more than it is.
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+RestrictSUIDSGID=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+{kind}
+# What goes wrong here leaves the machine usable, and no core with keys in it.
+MemoryMax={memory}
+TasksMax=4096
+LimitNOFILE=65536
+LimitCORE=0
 
 [Install]
 WantedBy=multi-user.target
 """
 
-_COMPOSE = """\
-# Every machine starts its own services: docker compose up --detach SERVICE …
-# FEDAPP_SOURCE is the app's source folder, by default the one above this file's.
-x-build: &build
-  context: ${FEDAPP_SOURCE:-..}
-  # Only these are copied: no key gets into an image.
-  dockerfile_inline: |
-    FROM python:3.12-slim
-    WORKDIR /app
-    COPY pyproject.toml README.md LICENSE constraints.txt ./
-    COPY fedapp fedapp
-    COPY strategies strategies
-    RUN pip install --no-cache-dir --constraint constraints.txt .
-
-services:
+_FLOWER = """\
+PrivateDevices=yes
+ProtectClock=yes
+"""
+# No PrivateDevices, nor ProtectClock, which implies it: a GPU is a device.
+_APPS = """\
+# One process that takes too much memory is not the end of the others.
+OOMPolicy=continue
+"""
+_LOOPBACK_ALONE = """\
+IPAddressDeny=any
+IPAddressAllow=localhost
 """
 
 
-def unit_file(description: str, command: Sequence[str], home: str, own: str, after: str) -> str:
-    """Return a systemd unit that runs a command in the machine's own folder `own` and restarts it for ever."""
+def unit_file(deployment: Deployment, service: Service) -> str:
+    """Return a service's systemd unit, which restarts it for ever."""
+    home, own = deployment.home, f"{deployment.home}/{service.folder}"
     variables = {"PATH": f"{home}/.venv/bin:/usr/local/bin:/usr/bin:/bin", **environment(own)}
+    what = "SuperExec" if service.runs_apps else "SuperLink" if service.is_server else "SuperNode"
     return _UNIT.format(
-        description=description,
-        after=after,
-        command=f"{home}/.venv/bin/" + " ".join(command).replace(" --", " \\\n  --"),
+        what=what if service.is_server else f"{what} {service.machine}",
+        after=f"fedapp-{service.machine}.service" if service.runs_apps else "network-online.target",
+        user=f"fedapp-{what.lower()}",
+        command=f"{home}/.venv/bin/" + " ".join(service.command).replace(" --", " \\\n  --"),
         own=own,
         variables="\n".join(f"Environment={name}={value}" for name, value in variables.items()),
+        kind=(_APPS if service.runs_apps else _FLOWER) + _network(deployment, service),
+        memory="45%" if service.is_server else "65%" if service.runs_apps else "25%",
     )
 
 
-def compose_file(deployment: Deployment) -> str:
-    """Return a compose file with the SuperLink, its SuperExec and every device's SuperNode as services.
-
-    They use their machine's network, so that addresses are those of the certificate.
-    """
-    services = {
-        "superlink": _service(deployment, "superlink", deployment.superlink_command()),
-        "superexec": _service(deployment, "superlink", deployment.superexec_command()),
-    }
-    for device in deployment.devices:
-        command = deployment.supernode_command(device)
-        services[device.name] = _service(deployment, device.name, command)
-        if path := str(device.node_config.get("data-path", "")):
-            services[device.name]["volumes"].append({**_mount(path, path), "read_only": True})
-    return _COMPOSE + "".join(_yaml(name, service) for name, service in services.items())
-
-
-def _service(deployment: Deployment, name: str, command: Sequence[str]) -> dict[str, Any]:
-    own = f"{deployment.home}/{name}"
-    return {
-        "image": "fedapp",
-        "command": command,
-        "working_dir": own,
-        "environment": environment(own),
-        "volumes": [_mount(f"./{name}", own)],
-        "network_mode": "host",
-        "restart": "always",  # the pause doubles from 0.1 s to 60 s
-    }
-
-
-def _mount(source: str, target: str) -> dict[str, Any]:
-    return {"type": "bind", "source": source, "target": target}
-
-
-def _yaml(name: str, service: Mapping[str, Any]) -> str:
-    """Write a service as YAML, of which JSON is a part; compose reads $$ as $."""
-    lines = [f"    {key}: {json.dumps(value)}\n".replace("$", "$$") for key, value in service.items()]
-    return f"  {name}:\n    build: *build\n" + "".join(lines)
+def _network(deployment: Deployment, service: Service) -> str:
+    """Return what keeps a process off the network that needs nothing but its neighbour on the same machine."""
+    if service.data and service.runs_apps:
+        return "# This device's data leave it through its SuperNode or not at all.\n" + _LOOPBACK_ALONE
+    if deployment.backend and service.name == "superlink":
+        return "# Its clients come through the proxy.\n" + _LOOPBACK_ALONE
+    return ""

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fedapp.deploy.files import CONNECTION
-from fedapp.deploy.local import LocalDeployment, flwr
+from fedapp.deploy.flower import flwr
+from fedapp.deploy.local import LocalDeployment
 from fedapp.report.summary import GONE, read_summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,14 +12,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.common.config import parse_config_args
 from typer.testing import CliRunner, Result
 
 from fedapp.cli import app
-from fedapp.deploy.files import read_deployment
 
 HOSTS = ("--host", "fl.example.org", "--host", "10.0.0.5")
 DEVICES = ("--device", "oslo=/srv/my data/$x.npz", "--device", "bern=/data/images")
@@ -47,11 +47,55 @@ def contents(out: Path) -> dict[str, bytes]:
 
 def test_private_keys_are_for_their_owner_alone_and_nothing_else_is_private(made: Path) -> None:
     private = {name for name, content in contents(made).items() if b"PRIVATE KEY" in content}
-    assert private == {"ca.key", "superlink/server.key", "oslo/device.key", "bern/device.key"}
-    for name in (*private, "superlink/superexec.secret"):
+    assert private == {
+        "ca.key", "operator.key", "superlink/server.key",
+        "oslo/device.key", "oslo/local.key", "bern/device.key", "bern/local.key",
+    }  # fmt: skip
+    secrets = {name: content for name, content in contents(made).items() if name.endswith(".secret")}
+    for name in (*private, *secrets):
         assert stat.S_IMODE((made / name).stat().st_mode) == 0o600, name
+    # Each machine has a secret of its own, twice: for each of its two users.
+    for machine in ("superlink", "oslo", "bern"):
+        first, second = f"{machine}/superexec.secret", f"{machine}/superexec/superexec.secret"
+        assert secrets.pop(first) == secrets.pop(second) not in secrets.values()
+    assert not secrets
     # A machine gets its own secrets only: the authority's key is in no folder that is copied.
     assert (made / ".gitignore").read_text() == "*\n"
+
+
+def test_the_folder_of_the_user_who_runs_the_code_of_runs_has_no_key(made: Path) -> None:
+    files = {str(path.relative_to(made)) for path in made.glob("*/superexec/**/*")}
+    assert files == {f"{machine}/superexec/superexec.secret" for machine in ("superlink", "oslo", "bern")}
+
+
+def test_certificates_are_each_good_for_one_thing(made: Path) -> None:
+    """A server's opens no control port, and the operator's makes no server."""
+    good = {
+        name: x509.load_pem_x509_certificate((made / name).read_bytes())
+        .extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+        .value
+        for name in ("operator.crt", "superlink/server.crt", "oslo/local.crt")
+    }
+    assert good == {
+        "operator.crt": x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]),
+        "superlink/server.crt": x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        "oslo/local.crt": x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+    }
+
+
+def test_what_only_a_device_uses_needs_no_renewal(made: Path) -> None:
+    ends = {
+        name: x509.load_pem_x509_certificate((made / name).read_bytes()).not_valid_after_utc
+        for name in ("ca.crt", "superlink/server.crt", "oslo/local.crt")
+    }
+    assert ends["oslo/local.crt"] >= ends["ca.crt"] > ends["superlink/server.crt"]
+
+
+def test_a_superexec_knows_its_supernode_and_no_other(made: Path) -> None:
+    own = made / "oslo" / "local.crt"
+    assert shake_hands(made, "127.0.0.1", own, server=own) is None
+    for other in (made / "bern" / "local.crt", made / "superlink" / "server.crt"):
+        assert "CERTIFICATE_VERIFY_FAILED" in str(shake_hands(made, "127.0.0.1", own, server=other))
 
 
 @pytest.mark.parametrize("name", ["fl.example.org", "10.0.0.5", "localhost", "127.0.0.1"])
@@ -69,17 +113,20 @@ def test_a_client_refuses_the_server_under_another_name_and_without_the_authorit
     assert "CERTIFICATE_VERIFY_FAILED" in str(shake_hands(made, "10.0.0.5", tmp_path / "else" / "ca.crt"))
 
 
-def shake_hands(made: Path, name: str, authority: Path | None = None) -> ssl.SSLError | None:
+def shake_hands(
+    made: Path, name: str, authority: Path | None = None, server: Path | None = None
+) -> ssl.SSLError | None:
     """Connect over TLS on loopback as if to ``name``; return why the client refuses the server."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(made / "superlink" / "server.crt", made / "superlink" / "server.key")
+    certificate = server or made / "superlink" / "server.crt"
+    listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listening.load_cert_chain(certificate, certificate.with_suffix(".key"))
     client = ssl.create_default_context(cafile=str(authority or made / "oslo" / "ca.crt"))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
         try:
-            server.wrap_socket(theirs, server_side=True).close()
+            listening.wrap_socket(theirs, server_side=True).close()
         except OSError:
             theirs.close()
 
@@ -125,42 +172,6 @@ def test_partitions_instead_of_data(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".venv").symlink_to(Path(sys.executable).parents[1])
-    assert deploy("init", tmp_path / "d", *HOSTS, *DEVICES, "--home", home).exit_code == 0
-    units = sorted((tmp_path / "d").glob("*/*.service"))
-    assert [unit.name for unit in units] == [
-        "fedapp-bern.service", "fedapp-oslo.service", "fedapp-superexec.service", "fedapp-superlink.service",
-    ]  # fmt: skip
-    command = ["systemd-analyze", "verify", "--man=no", *map(str, units)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    newer = ("RestartSteps", "RestartMaxDelaySec")  # keys that systemd knows from 254 on
-    complaints = [line for line in done.stdout.splitlines() if not any(key in line for key in newer)]
-    assert [line for line in complaints if "fedapp-" in line] == []
-
-
-def test_units_and_compose_start_the_same_commands(made: Path) -> None:
-    deployment = read_deployment(made)
-    services = yaml.safe_load((made / "compose.yaml").read_text())["services"]
-    commands = {
-        "superlink": deployment.superlink_command(),
-        "superexec": deployment.superexec_command(),
-        **{device.name: deployment.supernode_command(device) for device in deployment.devices},
-    }
-    assert {name: service["command"] for name, service in services.items()} == commands
-    for name, command in commands.items():
-        folder = made / ("superlink" if name == "superexec" else name)
-        unit = (folder / f"fedapp-{name}.service").read_text().replace(" \\\n ", "")
-        assert f"ExecStart=/opt/fedapp/.venv/bin/{' '.join(command)}\n" in unit
-    # Data is mounted where the device has it, for reading only; $ is doubled for compose.
-    assert services["oslo"]["volumes"][1] == {
-        "type": "bind", "source": "/srv/my data/$$x.npz", "target": "/srv/my data/$$x.npz", "read_only": True,
-    }  # fmt: skip
-
-
 # What is there already -----------------------------------------------------------------------------------------
 
 
@@ -194,7 +205,8 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
     after = contents(out)
     assert {name for name in after if after[name] != before.get(name)} == {
         "audit.jsonl", "deployment.toml", "compose.yaml", "lima/ca.crt", "lima/device.key", "lima/device.pub",
-        "lima/node.toml", "lima/fedapp-lima.service",
+        "lima/local.crt", "lima/local.key", "lima/superexec.secret", "lima/superexec/superexec.secret",
+        "lima/node.toml", "lima/fedapp-lima.service", "lima/fedapp-lima-superexec.service",
     }  # fmt: skip
     assert after["lima/ca.crt"] == before["ca.crt"]
     ports = [device["port"] for device in tomllib.loads(after["deployment.toml"].decode())["devices"]]
@@ -215,6 +227,8 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
         ((*HOSTS, "--device", "oslo=a.npz"), "--device 'oslo=a.npz': the data-path must be absolute"),
         ((*HOSTS, "--device", "../x=/a"), "--device '../x': a name is 1 to 63 of a-z, 0-9 and -"),
         ((*HOSTS, "--device", "superlink=/a"), "--device 'superlink': a name is"),
+        ((*HOSTS, "--device", "oslo-superexec=/a"), "--device 'oslo-superexec': a name is"),
+        ((*HOSTS, *DEVICES, "--port", 9093), "--port = 9093: is the SuperLink's own behind the proxy"),
         ((*HOSTS, "--device", "a=/a", "--device", "a=/b"), "--device 'a': is there twice"),
         ((*HOSTS, *DEVICES, "--port", 0), "--port = 0: must be 1 to 65535"),
         ((*HOSTS, *DEVICES, "--home", "opt"), "--home = 'opt': must be an absolute path"),

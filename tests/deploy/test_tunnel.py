@@ -1,0 +1,125 @@
+"""The operator's way through the proxy: what goes in comes out, with a certificate, and for nobody else."""
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.cli import app
+from fedapp.deploy.files import read_deployment, write_deployment
+from fedapp.deploy.plan import DeployError, Deployment, devices_of
+from fedapp.deploy.tunnel import Tunnel, way_in
+
+PAYLOAD = os.urandom(2**20)
+
+
+@pytest.fixture
+def out(tmp_path: Path, free_port: int) -> Path:
+    """A deployment whose server is this machine, and where nothing listens."""
+    write_deployment(
+        tmp_path / "d", Deployment(("127.0.0.1",), free_port, "/opt/fedapp", devices_of([], 1), 9093)
+    )
+    return tmp_path / "d"
+
+
+@pytest.fixture
+def echo(out: Path) -> Iterator[list[str]]:
+    """In the proxy's place, who sends back what comes from somebody with a certificate; and whom it was shown."""
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(out / "superlink" / "server.crt", out / "superlink" / "server.key")
+    trust.load_verify_locations(out / "ca.crt")
+    trust.verify_mode = ssl.CERT_REQUIRED
+    listening = socket.create_server(("127.0.0.1", read_deployment(out).port))
+    shown = []
+
+    def serve() -> None:
+        with suppress(OSError):  # it is closed at the end
+            while True:
+                connection, _ = listening.accept()
+                with suppress(OSError), trust.wrap_socket(connection, server_side=True) as client:
+                    shown.append(dict(pair[0] for pair in client.getpeercert()["subject"])["commonName"])
+                    while piece := client.recv(65536):
+                        client.sendall(piece)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield shown
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_all_passes_unchanged_with_the_operators_certificate(out: Path, echo: list[str]) -> None:
+    with Tunnel(out, read_deployment(out)) as tunnel:
+        with socket.create_connection(("127.0.0.1", tunnel.port), timeout=60) as client:
+            sender = threading.Thread(target=client.sendall, args=(PAYLOAD,))
+            sender.start()
+            came = b""
+            while len(came) < len(PAYLOAD):
+                piece = client.recv(65536)
+                assert piece
+                came += piece
+            sender.join()
+        assert came == PAYLOAD
+        assert echo == ["fedapp operator"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", tunnel.port))
+
+
+KNOCK = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60)
+try:
+    connection.sendall(b"x")
+    print(len(connection.recv(1)))
+except ConnectionError:
+    print(0)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/net/tcp").exists(), reason="this system doesn't tell whose a connection is"
+)
+@pytest.mark.skipif(os.getuid() != 0, reason="needs another user: run it as root")
+def test_another_user_of_the_machine_is_turned_away(out: Path, echo: list[str]) -> None:
+    with Tunnel(out, read_deployment(out)) as tunnel:
+        knock = ["/usr/bin/env", "python3", "-c", KNOCK, str(tunnel.port)]
+        other = subprocess.run(
+            knock, user=65534, text=True, capture_output=True, env={"PATH": "/usr/bin:/bin"}
+        )
+        assert (other.stdout, echo) == ("0\n", []), other.stderr
+        knock[:2] = [sys.executable]
+        assert subprocess.run(knock, text=True, capture_output=True).stdout == "1\n"
+        assert echo == ["fedapp operator"]
+
+
+def test_a_proxy_that_is_away_is_named(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    deployment = read_deployment(out)
+    with (
+        Tunnel(out, deployment) as tunnel,
+        socket.create_connection(("127.0.0.1", tunnel.port), timeout=60) as client,
+    ):
+        assert client.recv(1) == b""
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"127.0.0.1:{deployment.port}: can't be reached (")
+
+
+def test_who_has_no_certificate_is_told_so(out: Path) -> None:
+    (out / "operator.key").unlink()
+    with (
+        pytest.raises(DeployError, match=r"operator.crt, operator.key: can't be read \(No such file"),
+        way_in(out),
+    ):
+        pass
+    result = CliRunner().invoke(app, ["deploy", "flwr", "--deployment", str(out), "list"])
+    assert (result.exit_code, len(result.output.splitlines())) == (1, 1)
+    assert result.output.startswith(f"error: {out}/operator.crt, operator.key: can't be read")
