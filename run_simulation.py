@@ -22,6 +22,7 @@ from fedapp.config.options import read_options
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate, stop_on_interrupt
 from fedapp.server import Observer, RunDirectory
+from fedapp.server.logs import logging_as
 from fedapp.training.choose import WAYS
 
 
@@ -40,30 +41,35 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
         return 0
     try:
         config = RunConfig.load(read_options("--run-config", options.run_config))
-        federation = read_options("--federation-config", options.federation_config)
-        if config.resume:
-            federation = {"num-supernodes": read_run(config.resume)[1], **federation}
-        simulation = SimulationConfig.read(federation)
-        simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")
-        experiment = server.prepare(config, simulation.num_supernodes)
-        directory = RunDirectory(config)
-        with stop_on_interrupt() as stop:
-            if options.engine != "ray":
-                cores = simulation.init_args_num_cpus or 0
-                grid = make_grid(options.engine, simulation.num_supernodes, cores, options.way)
-                server.run(grid, experiment, stop.is_set, directory, observers)
-            else:
-                app = ServerApp()
-
-                @app.main()
-                def run(grid: Grid, context: Context) -> None:
-                    server.run(grid, experiment, stop.is_set, directory, observers)
-
-                simulate(app, client_app.app, simulation)
-            return 130 if stop.is_set() else 0
+        with logging_as(config.log_format):
+            return _simulate(config, options, observers)
     except server.USER_ERRORS as error:
         print(f"error: {in_keys(error)}", file=sys.stderr)
         return 1
+
+
+def _simulate(config: RunConfig, options: argparse.Namespace, observers: Sequence[Observer]) -> int:
+    federation = read_options("--federation-config", options.federation_config)
+    if config.resume:
+        federation = {"num-supernodes": read_run(config.resume)[1], **federation}
+    simulation = SimulationConfig.read(federation)
+    simulation = simulation.fit_to_machine(config, on_ray=options.engine == "ray")
+    experiment = server.prepare(config, simulation.num_supernodes)
+    directory = RunDirectory(config)
+    with stop_on_interrupt() as stop:
+        if options.engine != "ray":
+            cores = simulation.init_args_num_cpus or 0
+            grid = make_grid(options.engine, simulation.num_supernodes, cores, options.way)
+            server.run(grid, experiment, stop.is_set, directory, observers)
+        else:
+            app = ServerApp()
+
+            @app.main()
+            def run(grid: Grid, context: Context) -> None:
+                server.run(grid, experiment, stop.is_set, directory, observers)
+
+            simulate(app, client_app.app, simulation)
+        return 130 if stop.is_set() else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -77,6 +77,23 @@ def graph_command(
         print(path.absolute())
 
 
+@app.command("runs")
+def runs_command(
+    folder: Annotated[
+        Path, typer.Argument(help="folder of runs, or of one run: then its devices, too")
+    ] = Path("results"),
+) -> None:
+    """How runs stand: a run whose process is gone is put down as failed."""
+    from fedapp.report.runs import devices_of, runs_in, runs_table
+
+    runs = runs_in(folder)
+    if not runs:
+        raise SystemExit(f"error: {folder}: holds no run, a folder with a config.toml")
+    Console().print(runs_table(runs))
+    if runs == [folder] and (devices := devices_of(folder)) is not None:
+        Console().print(devices)
+
+
 @app.command()
 def keys() -> None:
     """Every key of the run config, as Markdown: default, what it accepts, its meaning, who reads it."""

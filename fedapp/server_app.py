@@ -1,11 +1,18 @@
 """The ServerApp: Flower's run config in, a run out."""
 
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp.config import RunConfig, defaults, read_run
+from fedapp.report.summary import read_summary
 from fedapp.server import prepare, run
+from fedapp.server.ending import one_line_errors, told_to_stop
+from fedapp.server.heartbeat import Heartbeat, HowFar
+from fedapp.server.logs import logging_as
 from strategies.engine_name import DEPLOYMENT, engine_of
+from strategies.exchange import never
 from strategies.roster import wait_for_nodes
 
 app = ServerApp()
@@ -15,10 +22,20 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run from Flower's run config."""
     values = context.run_config
-    if values.get("resume"):  # Flower fills in the defaults: a value that is one counts as not given
-        values = {key: value for key, value in values.items() if value != defaults().get(key)}
-    config = RunConfig.load(values)
-    num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout))
+    with logging_as(values.get("log-format")), told_to_stop(), one_line_errors():
+        if values.get("resume"):  # Flower fills in the defaults: a value that is one counts as not given
+            values = {key: value for key, value in values.items() if value != defaults().get(key)}
+        config = RunConfig.load(values)
+        number, on_devices = _wait_for_clients(grid, config), engine_of(grid) == DEPLOYMENT
+        run(grid, prepare(config, number, on_devices=on_devices))
+
+
+def _wait_for_clients(grid: Grid, config: RunConfig) -> int:
+    """Wait for the clients that a run begins with; return how many it is made for."""
+    done = int(read_summary(Path(config.resume)).get("aggregations", 0)) if config.resume else 0
+    heartbeat = Heartbeat(config.num_server_rounds, lambda: HowFar(done, 0, len(list(grid.get_node_ids()))))
+    stopped = heartbeat.watching(never)
+    num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout, stopped))
     if config.resume and engine_of(grid) == DEPLOYMENT:  # devices may be missing
         num_clients = read_run(config.resume)[1]
-    run(grid, prepare(config, num_clients))
+    return num_clients

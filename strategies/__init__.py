@@ -2,10 +2,13 @@
 
 A library of its own: Flower ``Strategy`` subclasses for any Flower app, on flwr and numpy (graphs: scipy) ::
 
-    from strategies import FedProx
+    from strategies import FedFix
 
-    strategy = FedProx(FedProx.Config(proximal_mu=0.1, participation="uniform", fraction_train=0.2))
+    strategy = FedFix(fedfix_interval=30.0)          # any of Flower's keywords too: min_available_nodes=5, …
     result = strategy.start(grid, initial_arrays, num_rounds=50)
+
+A strategy takes Flower's keywords with Flower's meaning, and its own method's; a wrong one is a TypeError. Clients
+stay as they are. On devices time is real, in a simulation it is virtual, without anybody saying so.
 
 A method of your own
 --------------------
@@ -22,66 +25,77 @@ as it comes. Its parameters are fields of a frozen config; all else it says in h
         def ready(self, arrived):                    # or `interval`: seconds between two aggregations
             return arrived >= self.config.every
 
-    Every(Every.Config(every=5)).start(grid, initial_arrays, num_rounds=50)
+    Every(every=5).start(grid, initial_arrays, num_rounds=50)
 
 In both loops. A contribution has ``client``, ``update`` Δ_i, ``base`` (the model it was sent), ``model`` w_i,
-``staleness``, ``metrics`` and ``arrays``; vectors are (D,) in float64, ``self.model`` is the global one::
+``staleness``, ``metrics`` and ``records``; vectors are (D,) in float64, ``self.model`` is the global one::
 
     def local_rule(self):                            # fields of the message: what clients' local steps depend on
         return {messages.ALPHA: self.config.proximal_mu}
 
-    def companions(self, clients):                   # vectors beside the model, by record name; back in c.arrays
+    def companions(self, clients):                   # vectors beside the model, by record name
         for client in clients:
-            yield {messages.CONSTANT: self.c - self.variates.get(client.index)}   # added to every gradient
+            yield {messages.CONSTANT: self.c - self.vectors("variates").get(client.index)}   # added to gradients
+
+    def outgoing(self, client):                      # other records for a client; back in c.records
+        return {"hint": ConfigRecord({"rate": 0.1})}
 
     def received(self, client, local_model):         # take note of w_i before it is aggregated
-        self.cache.put(client.index, local_model)
+        self.memory["last"] = client.index
+
+    def weigh(self, contributions):                  # d_i; by default those of the draw, time-based or identical
+        return [(1 + c.staleness) ** -0.5 / len(contributions) for c in contributions]
 
     def counted(self, c):                            # what is weighted and summed, in place of Δ_i
         return c.update / c.metrics["num-steps"]
 
     def direction(self, total):                      # what the server optimizer takes, in place of the sum
-        return self.cache.weighted_sum(self.importance())
+        return self.vectors("updates").weighted_sum(self.importance())
+
+    def aggregate(self, model, contributions, weights):         # or the whole step
+        return model + sum(d * c.update for d, c in zip(weights, contributions))
+
+In rounds::
+
+    def select(self, clients, rng):                  # who takes part, and their d_i; None: by p_i
+        return clients[:3], None
 
 Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the time)::
 
-    def accept(self, c):                             # late work: False throws it away
+    def accept(self, c):                             # late work: False throws it away, its client gets the new model
         return c.staleness < 10
 
     def choose(self, free):                          # who is handed the model, now that these are free
         return [member for member in free if not member.waiting]
 
-    def weigh(self, contributions):                  # d_i, in place of time-based or identical weights
-        return [(1 + c.staleness) ** -0.5 / len(contributions) for c in contributions]
-
     def periods(self, times):                        # P_i: time-based weights are d_i = p_i P_i
         return np.ceil(times / self.interval)
 
-A memory goes into ``reset`` (a run begins), ``state`` and ``restore`` (a run goes on). A vector of each client is a
-``strategies.cache.ClientVectors``, random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds,
-a method with a memory sets ``streams = False``, so that a round that is cut off leaves no trace in it::
+What it remembers is ``self.memory`` (arrays, and values that JSON holds) and ``self.vectors(name)`` (a vector of each
+client): empty when a run begins, saved with it, and back when it goes on. ``begin(layout, model)`` is told of both.
+Random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds, a method with a memory sets
+``streams = False``, so that a round that is cut off leaves no trace in it.
 
-    def state(self):
-        return super().state() | self.cache.state("updates")
-
-    def restore(self, state):
-        super().restore(state)
-        self.cache = ClientVectors.restored(state, "updates")
-
-Whole methods made of these are in tests/strategies/test_hooks.py, and ``strategies.testing.MemoryGrid`` runs them
-without a network.
+SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are in examples/methods.py, and
+``strategies.testing.MemoryGrid`` runs them without a network.
 """
 
+from strategies.arrays import Vector
 from strategies.async_fedavg import AsyncFedAvg
-from strategies.base import FederatedStrategy, StrategyConfig
+from strategies.base import FederatedStrategy
+from strategies.chain import Contribution
+from strategies.clock import VirtualClock, WallClock
+from strategies.config import StrategyConfig, SynchronousConfig
 from strategies.errors import DivergedError, RunError
 from strategies.events import AsynchronousStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedbuff import FedBuff
 from strategies.fedfix import FedFix
 from strategies.fedprox import FedProx
+from strategies.ledger import Member
 from strategies.progress import Progress
-from strategies.rounds import SynchronousConfig, SynchronousStrategy
+from strategies.roster import Client
+from strategies.rounds import SynchronousStrategy
 from strategies.scheme import AsynchronousConfig
 from strategies.spectral import Spectral
 
@@ -102,16 +116,22 @@ __all__ = [
     "AsyncFedAvg",
     "AsynchronousConfig",
     "AsynchronousStrategy",
+    "Client",
+    "Contribution",
     "DivergedError",
     "FedAvg",
     "FedBuff",
     "FedFix",
     "FedProx",
     "FederatedStrategy",
+    "Member",
     "Progress",
     "RunError",
     "Spectral",
     "StrategyConfig",
     "SynchronousConfig",
     "SynchronousStrategy",
+    "Vector",
+    "VirtualClock",
+    "WallClock",
 ]

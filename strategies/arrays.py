@@ -55,8 +55,8 @@ class Layout:
 
     @cached_property
     def most_bytes(self) -> int:
-        """Bytes that a record of this layout takes at most, headers included."""
-        return sum(d.itemsize * prod(s) + _HEADER for d, s in zip(self.dtypes, self.shapes, strict=True))
+        """Bytes that a record of this layout takes at most, in numbers of 8 bytes and headers included."""
+        return sum(8 * prod(shape) + _HEADER for shape in self.shapes)
 
     @property
     def narrow(self) -> np.dtype:
@@ -72,13 +72,15 @@ class Layout:
     def to_vector(self, record: ArrayRecord) -> Vector:
         """Flatten a record of this layout to float64, shape (D,).
 
+        Its arrays may come in another order, and in another dtype of real numbers.
+
         Raises
         ------
         ArraysMismatchError
-            If the record has other names, shapes or dtypes, or holds a value that isn't finite or, like 1e30,
-            of no use in float32.
+            If the record has other names or shapes, or holds anything but numbers, a value that isn't finite or,
+            like 1e30, of no use in float32.
         """
-        if tuple(record) != self.names:
+        if tuple(record) != self.names and set(record) != set(self.names):
             raise ArraysMismatchError(
                 f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
             )
@@ -90,7 +92,7 @@ class Layout:
         start = 0
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             values = _decode(name, record[name])
-            if values.shape != shape or values.dtype != dtype:
+            if values.shape != shape or (values.dtype != dtype and values.dtype.kind not in "fiub"):
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.base import StrategyConfig
+from strategies.config import StrategyConfig
 from strategies.events import AsynchronousStrategy
 from strategies.pace import Times
 from strategies.scheme import AsynchronousConfig
@@ -28,13 +28,22 @@ def periods(times: Times) -> Times:
 
 
 class AsyncFedAvg(AsynchronousStrategy):
-    """Asynchronous FedAvg (Fraboni et al. 2023, eq. 36)."""
+    """Asynchronous FedAvg (Fraboni et al. 2023, eq. 36).
+
+    While every client works once, the d_i add up to C or more, so that with η_g = 1, the paper's reading, all but
+    short steps diverge. By default (``server_lr = 0``) η_g is 1/C: as many arrivals as there are clients then move
+    the model about as far as a synchronous round.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = AsyncFedAvgConfig
 
     def ready(self, arrived: int) -> bool:
         """At every arrival."""
         return arrived >= 1
+
+    def own_lr(self) -> float:
+        """1/C of the clients that count now."""
+        return 1 / max(len(self.ledger.counting), 1)
 
     def periods(self, times: Times) -> Times:
         """Count all arrivals."""

@@ -1,102 +1,61 @@
-"""What all strategies share: the handshake, importances, evaluation, and telling an observer how the run goes."""
+"""What all strategies share: what a method fills in, how clients count, and what becomes of their work."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from strategies import messages
-from strategies.arrays import LARGEST_SQUARE, Layout, Vector
-from strategies.chain import Bound, Contribution, Link, Tell
-from strategies.client_graph import ClientGraph
-from strategies.clock import Clock, VirtualClock
-from strategies.errors import DivergedError, RunError
+from strategies.arrays import LARGEST_SQUARE, Vector
+from strategies.cache import ClientVectors
+from strategies.chain import Bound, Check, Contribution, Link, Tell
+from strategies.clock import Clock
+from strategies.config import StrategyConfig, configured
+from strategies.errors import DivergedError
 from strategies.exchange import never
-from strategies.graph import FLOOR
-from strategies.pace import Pace, make_pace
+from strategies.lifecycle import Lifecycle
 from strategies.progress import Observer
-from strategies.reporting import Reporting
-from strategies.roster import Client, Roster
-from strategies.safeguards import Safeguards, SafeguardsConfig
-from strategies.server_optimizer import make_optimizer
+from strategies.roster import Client
+from strategies.safeguards import bounded
 from strategies.time_scenario import TimeScenario
+from strategies.untrained import Untrained
 from strategies.weights import IMPORTANCES, Weights, importances
 
 log = logging.getLogger("flwr.strategies")
 
-
-@dataclass(frozen=True)
-class StrategyConfig(SafeguardsConfig):
-    """What every strategy can be told.
-
-    Parameters
-    ----------
-    client_weights : str
-        Importances p_i: ``samples``, ``uniform``, or ``adjacency``: how alike a client's data are to the others'.
-    seed : int
-        Fixes the draws of participants and of task times.
-    eval_every : int
-        Aggregations between two evaluations; the first and the last model are always evaluated.
-    client_evaluation : bool
-        Evaluate on the clients too, weighted by p_i.
-    time_budget : float
-        Stop before the clock passes this time (seconds); 0: no limit.
-    time_scenario : str
-        In virtual time, how long a client's task takes: see ``strategies.time_scenario.TimeScenario``.
-    min_clients : int
-        Clients to wait for before the first task.
-    update_norm_bound : float
-        S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted, and none moves the model further
-        than S; 0: no bound.
-    server_optimizer, server_lr : str, float
-        How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``.
-    message_floor, neighbours : float, int
-        Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
-
-    The others are those of ``strategies.safeguards.SafeguardsConfig``.
-    """
-
-    client_weights: str = "samples"
-    seed: int = 0
-    eval_every: int = 1
-    client_evaluation: bool = False
-    time_budget: float = 0.0
-    time_scenario: str = "F80"
-    min_clients: int = 1
-    update_norm_bound: float = 0.0
-    server_optimizer: str = "sgd"
-    server_lr: float = 1.0
-    message_floor: float = FLOOR
-    neighbours: int = 0
-
-
 # Told of every valid local model (D,), by client index, before it is aggregated; the array is on loan.
 Witness = Callable[[int, Vector], None]
 
-# What a run goes on from: arrays, and values that JSON holds.
-State = dict[str, Any]
 
-
-class FederatedStrategy(Reporting):
+class FederatedStrategy(Lifecycle):
     """Base of the synchronous and the asynchronous loop.
 
     Parameters
     ----------
     config : StrategyConfig
         The algorithm's own frozen config.
-    clock : Clock
-        ``VirtualClock`` (default) or ``WallClock``.
+    options
+        Fields of the config by name, in place of a config or to change it, and the keywords of Flower's own
+        strategies (``strategies.config.FlowerOptions``): ``FedProx(proximal_mu=0.1, fraction_train=0.5)``.
+    clock : Clock, optional
+        ``VirtualClock()`` or ``WallClock()``. By default it follows from where a run is: real time on devices,
+        virtual time in any simulation; each run begins with a new one, and the log says which.
     observer : callable
-        Called with a ``Progress`` after every aggregation.
+        Called with a ``Progress`` after every aggregation. Without one the log says how a run goes.
     witness : callable
         Called with the client's index and its model (D,) for every valid reply, before it is aggregated.
     stopped : callable
         Asked at every poll; True ends the run with the last complete aggregation.
+
+    Raises
+    ------
+    TypeError
+        If there is no such keyword, or its value is of another type.
+    ValueError
+        If a value can't be.
     """
 
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
@@ -116,45 +75,20 @@ class FederatedStrategy(Reporting):
         observer: Observer | None = None,
         witness: Witness | None = None,
         stopped: Callable[[], bool] = never,
+        **options: Any,
     ) -> None:
-        self.config = self._adapt(config or self.Config())
-        if self.config.eval_every < 1:
-            raise ValueError(f"eval_every = {self.config.eval_every}: must be 1 or more")
+        own, self.flower = configured(type(self).__name__, self.Config, config, options)
+        self.config = self._adapt(own)
+        if self.config.eval_every < 0:
+            raise ValueError(f"eval_every = {self.config.eval_every}: must be 0 or more")
         if not self.config.time_scenario.startswith("trace:"):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
         if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
             raise ValueError(
                 f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
-        self.reset()
-        self.pace: Pace = self._pace_of(clock or VirtualClock())
-        self.observer = observer
         self.witness = witness
-        self.stopped = stopped
-        self.timeout = 3600.0
-        self.roster = Roster(self.config.min_clients, self.timeout, stopped)
-        self.graph: ClientGraph | None = None
-        if self.config.client_weights == "adjacency":
-            self.graph = ClientGraph(self.config.message_floor, self.config.neighbours)
-        self.clients: list[Client] = []
-        self.aggregations = 0
-        self._evaluated = 0  # the last aggregation that was
-        self._resumed: State | None = None
-        self._any_moved = False  # whether any client's update was one
-        self._any_missed = False  # whether any client's work couldn't be had
-
-    @property
-    def clock(self) -> Clock:
-        """The run's clock; another one may be put in its place between two runs."""
-        return self.pace.clock
-
-    @clock.setter
-    def clock(self, clock: Clock) -> None:
-        self.pace = self._pace_of(clock)
-
-    def _pace_of(self, clock: Clock) -> Pace:
-        config = self.config
-        return make_pace(clock, config.time_scenario, config.seed, config.time_budget)
+        super().__init__(clock, observer, stopped)
 
     # ---- What an algorithm fills in: see strategies/__init__.py -----------------------------------------------
 
@@ -163,6 +97,10 @@ class FederatedStrategy(Reporting):
 
     def local_rule(self) -> dict[str, float]:
         """Return the message fields that tell clients the algorithm's local step."""
+        return {}
+
+    def outgoing(self, client: Client) -> Mapping[str, messages.RecordType]:
+        """Return records for a client beside the model, by name; those of replies are in ``Contribution.records``."""
         return {}
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
@@ -183,90 +121,132 @@ class FederatedStrategy(Reporting):
         """Return the update (D,) that the server optimizer takes, from the sum over what counted, (D,)."""
         return total
 
+    def aggregate(
+        self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector:
+        """Return the next global model (D,) from this one (D,) and the contributions with their weights d_i.
+
+        By default the server optimizer's step by the ``direction`` of Σ d_i × what ``counted`` returns.
+        """
+        total = np.zeros(len(model))
+        for weight, contribution in zip(weights, contributions, strict=True):
+            moves = self._look_at(self.counted(contribution))
+            total += weight * bounded(weight, moves, self.config.update_norm_bound)
+        return self._moved(model, self.direction(total))
+
+    def own_lr(self) -> float:
+        """Return η_g where the config leaves it to the method."""
+        return 1.0
+
+    def vectors(self, name: str) -> ClientVectors:
+        """Return a vector (D,) of each client that the method remembers under this name, at first 0."""
+        if name not in self.memory.vectors:
+            self.memory.vectors[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
+        return self.memory.vectors[name]
+
     def _adapt(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with what the algorithm demands."""
         return config
 
-    # ---- Going on where an earlier run was ------------------------------------------------------------------
-
-    def state(self) -> State:
-        """Return what this run can be resumed from; an observer takes it, after any aggregation.
-
-        Arrays may be those that the run goes on to work with: write them before the observer returns. Random
-        streams need no state, each comes from the seed, the client and the task or round. A strategy with memory
-        of its own adds it here, takes it back in ``restore`` and drops it in ``reset``.
-
-        Returns
-        -------
-        dict
-            Arrays, ``model`` (D,) among them, and values that JSON holds.
-        """
-        arrays = self._result.arrays
-        values = [
-            np.empty(0, Layout.of(arrays).narrow),
-            *(array.numpy().ravel() for array in arrays.values()),
-        ]
-        return {
-            "strategy": type(self).__name__,
-            "aggregations": self.aggregations,
-            "evaluated": self._evaluated,
-            "model": np.concatenate(values),
-            **self.pace.state(),
-            **self.optimizer.state(),
-            **self.safeguards.state(),
-            **self.roster.state(),
-            **({} if self.graph is None else self.graph.state()),
-        }
-
-    def restore(self, state: State) -> None:
-        """Let the next ``start`` go on from the ``state`` of an earlier run with the same config.
-
-        In virtual time it then does what the earlier run would have done, to the last bit. In real time, tasks that
-        were under way are handed out anew.
-
-        Raises
-        ------
-        ValueError
-            If the state is another strategy's.
-        """
-        if state["strategy"] != type(self).__name__:
-            raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
-        if not np.isfinite(state["model"]).all():
-            raise ValueError("the model of its state isn't finite")
-        self._resumed = state
-        self.optimizer.restore(state)
-        self.safeguards.restore(state)
-        self.roster.restore(state)
-        if self.graph is not None:
-            self.graph.restore(state)
-
-    def reset(self) -> None:
-        """Drop what an earlier run left: a new one begins."""
-        self.optimizer = make_optimizer(self.config.server_optimizer, self.config.server_lr)
-        self.safeguards = Safeguards(self.config, lambda: self.pace.learns)
-
-    def _begin(self, initial_arrays: ArrayRecord) -> State | None:
-        """Start from the initial model, or from the state to resume, which is returned."""
-        state, self._resumed = self._resumed, None
-        if state is None:
-            self.reset()
-        self._result = Result(arrays=initial_arrays)
-        self.aggregations = self._evaluated = 0
-        self._any_moved = self._any_missed = False
-        if state is not None:
-            layout = Layout.of(initial_arrays)
-            if len(state["model"]) != layout.size:
-                raise ValueError(
-                    f"the state is that of a model of {len(state['model'])} values, this one has {layout.size}"
-                )
-            self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
-            self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
-            self.pace.restore(state)
-        return state
-
     def summary(self) -> None:
         """Log the strategy and its config."""
         log.info("%s: %s", type(self).__name__, self.config)
+
+    # ---- Who counts how much ----------------------------------------------------------------------------------
+
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+        if not self.clients:
+            return {}
+        weights = self._importances(self.clients).tolist()
+        return {client.index: p for client, p in zip(self.clients, weights, strict=True)}
+
+    def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
+        """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
+        clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
+        if self.graph is not None and clients:
+            self.graph.guarded = self.safeguards.active
+            clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
+        self.pace.enrol(clients)
+        return clients
+
+    def _importances(self, clients: Sequence[Client]) -> Weights:
+        if self.graph is not None:
+            return self.graph.weights(clients)
+        sizes = [client.num_examples for client in clients]
+        if any(size is None for size in sizes):
+            # Sizes come with the replies; until then all count the same (strategies/roster.py).
+            return importances("uniform", [1] * len(clients))
+        return self._by_size(clients, [size or 0 for size in sizes])
+
+    def _by_size(self, clients: Sequence[Client], sizes: Sequence[float]) -> Weights:
+        """Return p_i (n,) of clients by the sizes that they tell."""
+        kind = self.config.client_weights
+        return importances(kind, self.safeguards.sizes(clients, sizes) if kind == "samples" else sizes)
+
+    # ---- Messages ---------------------------------------------------------------------------------------------
+
+    def _train_config(
+        self, client: Client, server_round: int, task: int, config: ConfigRecord
+    ) -> ConfigRecord:
+        own = config.copy()  # the caller's stays as it is
+        own[messages.SERVER_ROUND] = server_round
+        own[messages.CLIENT] = client.index
+        own[messages.TASK] = task
+        for key, value in self.local_rule().items():
+            own[key] = value
+        return own
+
+    def _train_request(
+        self, client: Client, config: ConfigRecord, arrays: ArrayRecord, companions: Mapping[str, Vector]
+    ) -> Message:
+        """Return a client's task, with what goes beside the model."""
+        beside = {name: self._layout.to_record(vector) for name, vector in companions.items()}
+        return messages.request(
+            messages.TRAIN,
+            client.node_id,
+            config,
+            ttl=self.timeout,
+            arrays=arrays,
+            companions={**self.outgoing(client), **beside},
+            keys=self.flower.keys,
+        )
+
+    def _reads(self, apart: Untrained) -> Check:
+        """Return what reads replies, and sets apart what isn't trained."""
+        return Check(
+            self._layout,
+            self.flower.arrayrecord_key,
+            self.flower.weighted_by_key,
+            must_weigh=self.config.client_weights == "samples",
+            untrained=apart,
+        )
+
+    def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:
+        """Say once that a client doesn't say that its local steps go by the method's rule."""
+        asked = [*self.local_rule(), *companions]
+        applied = contribution.records.get(messages.APPLIED)
+        done = {} if applied is None else dict(applied)
+        known = [*done, *(done.get(messages.RECORDS) or [])]  # type: ignore[misc]
+        if missing := [name for name in asked if name not in known]:
+            self._say_once(
+                "clients don't say that their local steps go by %s: if they don't, this is another method "
+                "(a reply says so in its ConfigRecord %r)",
+                ", ".join(missing),
+                messages.APPLIED,
+            )
+
+    # ---- What becomes of work ---------------------------------------------------------------------------------
+
+    def _links(self) -> list[Link | None]:
+        """Return what a local model goes through between the check and the sum."""
+        bound, witness = self.config.update_norm_bound, self.witness
+        return [
+            Bound(bound) if bound else None,
+            self.safeguards.norms if self.safeguards.learns_norms else None,
+            Tell(self.received),
+            Tell(lambda client, model: witness(client.index, model)) if witness else None,
+        ]
 
     def _moved(self, model: Vector, update: Vector) -> Vector:
         """Return the next global model (D,), by the server optimizer, from this one and the update (D,).
@@ -276,6 +256,7 @@ class FederatedStrategy(Reporting):
         DivergedError
             If it is none that can be trained on.
         """
+        self.optimizer.lr = self.config.server_lr or self.own_lr()
         moved = self.optimizer.step(model, update)
         number = self.aggregations + 1
         if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE:
@@ -293,69 +274,6 @@ class FederatedStrategy(Reporting):
         """Note whether any client's update (D,) is one."""
         self._any_moved = self._any_moved or bool(update.any())
         return update
-
-    def _check_worked(self, initial_arrays: ArrayRecord) -> None:
-        """Raise RunError if no client's work was ever accepted."""
-        tried = self.aggregations or self._any_missed
-        if tried and self._result.arrays is initial_arrays and not self.stopped():
-            raise RunError(
-                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one; "
-                "the log names the reasons"
-            )
-
-    def importance(self) -> dict[int, float]:
-        """Return p_i of the clients that count now, by index."""
-        if not self.clients:
-            return {}
-        weights = self._importances(self.clients).tolist()
-        return {client.index: p for client, p in zip(self.clients, weights, strict=True)}
-
-    def _set_timeout(self, timeout: float) -> None:
-        self.timeout = self.roster.timeout = timeout
-
-    def _train_config(
-        self, client: Client, server_round: int, task: int, config: ConfigRecord
-    ) -> ConfigRecord:
-        own = config.copy()  # the caller's stays as it is
-        own[messages.SERVER_ROUND] = server_round
-        own[messages.CLIENT] = client.index
-        own[messages.TASK] = task
-        for key, value in self.local_rule().items():
-            own[key] = value
-        return own
-
-    def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
-        """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
-        clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
-        if self.graph is not None and clients:
-            self.graph.guarded = self.safeguards.active
-            clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
-        self.pace.enrol(clients)
-        return clients
-
-    def _importances(self, clients: list[Client]) -> Weights:
-        if self.graph is not None:
-            return self.graph.weights(clients)
-        sizes = [client.num_examples for client in clients]
-        if any(size is None for size in sizes):
-            # Sizes come with the replies; until then all count the same (strategies/roster.py).
-            return importances("uniform", [1] * len(clients))
-        return self._by_size(clients, [size or 0 for size in sizes])
-
-    def _by_size(self, clients: Sequence[Client], sizes: Sequence[int]) -> Weights:
-        """Return p_i (n,) of clients by the sizes that they tell."""
-        kind = self.config.client_weights
-        return importances(kind, self.safeguards.sizes(clients, sizes) if kind == "samples" else sizes)
-
-    def _links(self) -> list[Link | None]:
-        """Return what a local model goes through between the check and the sum."""
-        bound, witness = self.config.update_norm_bound, self.witness
-        return [
-            Bound(bound) if bound else None,
-            self.safeguards.norms if self.safeguards.learns_norms else None,
-            Tell(self.received),
-            Tell(lambda client, model: witness(client.index, model)) if witness else None,
-        ]
 
     def most_tasks(self) -> int:
         """Return how many tasks a client has been handed at most; every round counts, whoever took part."""

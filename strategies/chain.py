@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
 from strategies.roster import Client
+from strategies.untrained import Untrained
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Local:
     model: Vector
     base: NDArray[Any]
     bounded: bool = False  # whether its update was longer than allowed
+    untrained: Vector | None = None  # values (B,) that aren't trained; in the model stand those it was sent
 
     def update(self) -> Vector:
         """Return Δ_i = w_i − w̄ (D,); the model's memory is used for it."""
@@ -55,11 +57,31 @@ def chain(*links: Link | None) -> Link:
     return through
 
 
+class UnweighedError(ArraysMismatchError):
+    """A client doesn't say how much it counts."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """Reads the local model from a reply."""
+    """Reads the local model from a reply.
+
+    Parameters
+    ----------
+    layout : Layout
+        The model's.
+    arrays_key, weight_key : str
+        Names of the record of arrays, and of the metric that says how much a client counts.
+    must_weigh : bool
+        Whether a client that has never said that is left out.
+    untrained : Untrained, optional
+        What is set apart.
+    """
 
     layout: Layout
+    arrays_key: str = messages.ARRAYS
+    weight_key: str = messages.NUM_EXAMPLES
+    must_weigh: bool = False
+    untrained: Untrained | None = None
 
     def __call__(self, client: Client, reply: Message | None, base: NDArray[Any]) -> Local:
         """Return the model of a valid reply.
@@ -73,20 +95,27 @@ class Check:
             raise ArraysMismatchError(messages.NO_REPLY)
         if reply.has_error():
             raise ArraysMismatchError(messages.reason_of(reply))
-        if (arrays := messages.arrays_of(reply)) is None:
-            raise ArraysMismatchError(f"its reply has no record {messages.ARRAYS!r}")
+        if (arrays := messages.model_of(reply, self.arrays_key)) is None:
+            raise ArraysMismatchError(f"its reply has no record {self.arrays_key!r}")
         self._check_size(client, reply)
-        return Local(client, self.layout.to_vector(arrays), base)
+        local = Local(client, self.layout.to_vector(arrays), base)
+        if self.untrained is not None:
+            local.untrained = self.untrained.take_out(local.model, base)
+        return local
 
     def _check_size(self, client: Client, reply: Message) -> None:
         """What a client says of its size must be a size, and no more than it said before."""
         try:
-            said = messages.examples_of(messages.metrics_of(reply))
+            said = messages.weight_of(messages.metrics_of(reply), self.weight_key)
         except ValueError as error:
             raise ArraysMismatchError(str(error)) from None
+        if said is None and client.num_examples is None and self.must_weigh:
+            raise UnweighedError(
+                f"its reply has no metric {self.weight_key!r}, which says how much it counts (weighted_by_key)"
+            )
         if said is not None and client.described and said > (client.num_examples or 0):
             raise ArraysMismatchError(
-                f"{messages.NUM_EXAMPLES} = {said}: it described itself with {client.num_examples}"
+                f"{self.weight_key} = {said}: it described itself with {client.num_examples}"
             )
 
 
@@ -151,10 +180,12 @@ class Contribution:
         The aggregation that made that model, and how many there have been since; in rounds the latter is 0.
     metrics : MetricRecord
         Of its reply, such as ``num-steps`` (strategies/messages.py).
-    arrays : mapping of str to ArrayRecord
-        What came beside the model, by record name.
+    records : mapping of str to record
+        What came beside the model and the metrics, by record name.
     num_bytes : int
         Size of all arrays of the reply.
+    untrained : Vector, optional
+        Values (B,) that aren't trained (strategies/untrained.py); in ``update`` they are 0.
     """
 
     client: Client
@@ -163,8 +194,9 @@ class Contribution:
     version: int
     staleness: int
     metrics: MetricRecord
-    arrays: Mapping[str, ArrayRecord]
+    records: Mapping[str, messages.RecordType]
     num_bytes: int
+    untrained: Vector | None = None
 
     @property
     def model(self) -> Vector:
@@ -172,7 +204,9 @@ class Contribution:
         return np.asarray(self.base + self.update)
 
     @classmethod
-    def of(cls, local: Local, reply: Message, version: int, staleness: int) -> "Contribution":
+    def of(
+        cls, local: Local, reply: Message, version: int, staleness: int, key: str = messages.ARRAYS
+    ) -> "Contribution":
         """Return the contribution of a local model that has been through the chain."""
         base, client = local.base, local.client
         return cls(
@@ -182,6 +216,12 @@ class Contribution:
             version,
             staleness,
             messages.metrics_of(reply),
-            messages.beside_the_model(reply),
+            messages.beside_the_model(reply, key),
             messages.total_bytes(reply),
+            local.untrained,
         )
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayRecord]:
+        """The arrays among ``records``."""
+        return {name: record for name, record in self.records.items() if isinstance(record, ArrayRecord)}

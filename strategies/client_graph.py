@@ -167,7 +167,7 @@ class ClientGraph:
                 self._known[client.node_id] = m
             else:
                 self._silent.add(client.node_id)
-                log.warning("client %d (node %d) takes no part: %s", client.index, client.node_id, m)
+                log.warning("client %s takes no part: %s", client.located, m, extra=client.fields)
 
     def _read(self, reply: Message | None) -> Vector:
         if reply is None:

@@ -28,19 +28,21 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import messages
-from strategies.aggregation import WeightedSum
-from strategies.arrays import ArraysMismatchError, Layout, Vector
-from strategies.base import State
-from strategies.chain import Check, Contribution, Local, chain
+from strategies.accounts import ACCEPTED
+from strategies.arrays import ArraysMismatchError, Vector
+from strategies.chain import Contribution, Local, chain
 from strategies.errors import RunError
+from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
+from strategies.lifecycle import State
 from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
-from strategies.safeguards import PATIENCE, bounded
+from strategies.safeguards import PATIENCE
 from strategies.scheme import Scheme
+from strategies.untrained import Untrained
 
 log = logging.getLogger("flwr.strategies")
 
@@ -53,20 +55,6 @@ class AsynchronousStrategy(Scheme):
 
     The parameters are those of ``strategies.base.FederatedStrategy``; ``num_rounds`` of ``start`` are aggregations.
     """
-
-    # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuse: there are no rounds."""
-        raise NotImplementedError(f"{type(self).__name__} has no rounds: call its own start()")
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refuse: there are no rounds."""
-        raise NotImplementedError(f"{type(self).__name__} has no rounds: call its own start()")
 
     # ---- The loop -------------------------------------------------------------------------------------------
 
@@ -95,18 +83,21 @@ class AsynchronousStrategy(Scheme):
             The final model, and the metrics by aggregation.
         """
         grid = packing(grid)
-        self._set_timeout(timeout)
-        self.summary()
         self._mail, self.total = Mail(grid, timeout, self.stopped), num_rounds
         self._evaluate_fn = evaluate_fn
         self._train = ConfigRecord() if train_config is None else train_config
         self._evaluate = self._train if evaluate_config is None else evaluate_config
+        with self._running(grid, timeout):
+            return self._run(grid, initial_arrays, num_rounds)
+
+    def _run(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         state = self._begin(initial_arrays)
-        self._layout, self.ledger = Layout.of(initial_arrays), Ledger()
-        self._check = Check(self._layout)
+        self.ledger, self._check = Ledger(), self._reads(Untrained(self._untrained_at))
         self._held: list[tuple[Task, Local, Message]] = []
+        self._evaluation = EvaluationUnderWay(self._mail, self._take_evaluation)
+        self._told = {}
+        self._over = False
         self._patient_until = NEVER
-        self._take_model(self._layout.to_vector(self._result.arrays))
         working = self.aggregations < num_rounds
         if working:
             self.clients = self._take_part(grid, self._train)
@@ -118,12 +109,13 @@ class AsynchronousStrategy(Scheme):
             self.check(len(self.ledger.members.keys() | {client.index for client in self.clients}))
             self._welcome()
         if state is None:
-            self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
-        events = self.pace.events(self.ledger, self._mail, self.interval, lambda: self.aggregations)
+            self._report(0, self._result, self._evaluate_fn, MetricRecord(), evaluate=True)
+        events = self.pace.events(self.ledger, self._mail, self.interval)
         while self.aggregations < num_rounds and not self.stopped():
             if (event := next(events, None)) is None:
                 break
             self._handle(event)
+        self._over = True
         if self.ledger.since.unevaluated:
             self._report_evaluation(self.ledger.since.metrics())
         self._check_worked(initial_arrays)
@@ -137,7 +129,8 @@ class AsynchronousStrategy(Scheme):
             case Retry(member):
                 self._offer([member])
             case Tick():
-                self._aggregate()
+                if self.ledger.buffer:  # an interval with nothing in it is no aggregation
+                    self._aggregate()
             case Look():
                 self._look()
 
@@ -167,7 +160,7 @@ class AsynchronousStrategy(Scheme):
             elif member.client.node_id == client.node_id:
                 continue
             elif member.dropped:
-                log.warning("client %d is back, as node %d", client.index, client.node_id)
+                log.warning("%s is back, as node %d", client, client.node_id, extra=client.fields)
             member.client = client
             member.count_again(self.aggregations)
             self.ledger.tasks.pop(member.task, None)  # its former node will not answer
@@ -202,23 +195,15 @@ class AsynchronousStrategy(Scheme):
         members = [self.ledger.members[index] for index in sent]
         requests, size = [], 0
         for member, (_, beside) in zip(members, sent.values(), strict=True):
-            records = {name: self._layout.to_record(vector) for name, vector in beside.items()}
-            size += sum(messages.num_bytes(record) for record in records.values())
-            requests.append(
-                messages.request(
-                    messages.TRAIN,
-                    member.client.node_id,
-                    self._train_config(member.client, version + 1, member.tasks, self._train),
-                    ttl=self.timeout,
-                    arrays=arrays,
-                    companions=records,
-                )
-            )
+            own = self._train_config(member.client, version + 1, member.tasks, self._train)
+            requests.append(self._train_request(member.client, own, arrays, beside))
+            size += messages.total_bytes(requests[-1]) - messages.num_bytes(arrays)
         pushed = self._mail.push(requests)
         for member, request in zip(members, requests, strict=True):
             message_id = request.metadata.message_id
             when, beside = sent[member.client.index]
             lost = message_id not in pushed
+            self.accounts[member.client.index].tasks += 1
             due = when + self.pace.task_time(member, self.timeout, lost=lost)
             self.ledger.open(Task(member, version, base, message_id, when, lost, beside), due)
         return size
@@ -229,13 +214,13 @@ class AsynchronousStrategy(Scheme):
         try:
             local = self._check(member.client, reply, task.base)
         except ArraysMismatchError as error:
-            self._miss(member, str(error))
+            self._miss(member, str(error), messages.fault_of(reply))
             return
         assert reply is not None
         if self.pace.learns:
             ledger.standing = None
         if member.dropped:
-            log.warning("client %d answers again and counts again", member.client.index)
+            log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             ledger.changed()
         member.count_again(self.aggregations)
         member.seconds += self.pace.now() - task.sent
@@ -275,10 +260,18 @@ class AsynchronousStrategy(Scheme):
         member, ledger = task.member, self.ledger
         chain(*self._links())(local)
         ledger.since.clipped += local.bounded
-        contribution = Contribution.of(local, reply, task.version, self.aggregations - task.version)
+        staleness = self.aggregations - task.version
+        contribution = Contribution.of(local, reply, task.version, staleness, self.flower.arrayrecord_key)
+        self._check_applied(contribution, task.companions)
         if member.client.num_examples is None:
-            member.client, ledger.standing = sized_by(member.client, contribution.metrics), None
-        if not self.accept(contribution):
+            member.client = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
+            ledger.standing = None
+        if self.flower.train_metrics_aggr_fn is not None:
+            ledger.since.contents.append(reply.content)
+        accepted = self.accept(contribution)
+        outcome = ACCEPTED if accepted else messages.TOO_OLD
+        self.accounts[member.client.index].note(outcome, clipped=local.bounded)
+        if not accepted:
             ledger.since.discard(contribution)
             self._offer([member])
             return
@@ -288,20 +281,21 @@ class AsynchronousStrategy(Scheme):
         else:
             self._offer([member])
 
-    def _miss(self, member: Member, reason: str) -> None:
+    def _miss(self, member: Member, reason: str, outcome: str) -> None:
         ledger, client = self.ledger, member.client
         ledger.since.failures += 1
         self._any_missed = True
         member.misses += 1
-        log.warning("client %d (node %d), task %d: %s", client.index, client.node_id, member.tasks, reason)
+        self.accounts[client.index].note(outcome)
+        log.warning("client %s, task %d: %s", client.located, member.tasks, reason, extra=client.fields)
         if not self.pace.waits:
             self._look()  # nobody else does: a miss is the sign that a node may be gone, or back under a new id
         if member.misses < MAX_MISSES:
             self._offer([member])
             return
         if not member.dropped:
-            log.warning("client %d is dropped after %d misses in a row, the others share its weight",
-                        client.index, member.misses)  # fmt: skip
+            log.warning("%s is dropped after %d misses in a row, the others share its weight",
+                        client, member.misses, extra=client.fields)  # fmt: skip
             member.drop(self.aggregations)
             ledger.changed()
             self._release()
@@ -352,36 +346,43 @@ class AsynchronousStrategy(Scheme):
         owners = [ledger.members[contribution.client.index] for contribution in contributions]
         for member in owners:
             member.contributions += 1
-        gathered = WeightedSum(len(self.model))
-        weights = self.weigh(contributions)
         most = self.safeguards.heaviest
+        weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
+        apart = Untrained(self._untrained_at)
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
-            weight = min(weight, most) if most else weight
             member.weight += weight
-            moves = self._look_at(self.counted(contribution))
-            gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
-        if contributions:
-            moved = self._moved(self.model, self.direction(gathered.total))
-            self._result.arrays = self._layout.to_record(moved)
-            self._take_model(self._layout.rounded(moved))
-        ledger.since.take(contributions)
+            apart.add(weight, contribution.untrained)
+        moved = self.aggregate(self.model, contributions, weights)
+        apart.put_into(moved, min(1.0, apart.weight * self.own_lr()))
+        self._result.arrays = self._layout.to_record(moved)
+        self._take_model(self._layout.rounded(moved))
+        ledger.since.take(contributions, self.flower.weighted_by_key)
         self.aggregations += 1
         if self._observes_periods:
             ledger.standing = None
         done = self.aggregations >= self.total
         if not done:
             self._offer(owners)
-        if done or self.aggregations % self.config.eval_every == 0:
+        if done or self._is_due():
             self._report_evaluation(ledger.since.metrics())
         else:
             self._report(self.aggregations, self._result, None, MetricRecord(), evaluate=False)
 
+    def _is_due(self) -> bool:
+        """Tell whether to evaluate, after an aggregation."""
+        if every := self.config.eval_every:
+            return self.aggregations % every == 0
+        return len(self.ledger.since.staleness) >= len(self.ledger.counting)
+
     def _take_model(self, model: Vector) -> None:
-        self.model = model
+        super()._take_model(model)
         self._sent = model.astype(self._layout.narrow)
 
     def _report_evaluation(self, metrics: MetricRecord) -> None:
         """Report the model with an evaluation; ``metrics`` are those since the last one."""
+        function, contents = self.flower.train_metrics_aggr_fn, self.ledger.since.contents
+        if function is not None and contents:
+            metrics = MetricRecord({**metrics, **function(contents, self.flower.weighted_by_key)})
         self.ledger.since = Tally()
         metrics["weights-distance"] = self.weights_distance()
         clients = self.shares_of_clients()

@@ -1,8 +1,8 @@
 """Send messages, wait for the replies: the one way in which a round talks to nodes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
 
 from strategies.clock import WallClock
@@ -51,6 +51,21 @@ def arriving(
     return _poll(grid, nodes, timeout, stopped)
 
 
+def in_order(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
+    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
+    # Not by src_node_id: an error that the SuperLink reports carries its own.
+    positions = {request.message_id: position for position, request in enumerate(requests)}
+    waiting: dict[int, Message] = {}
+    due = 0
+    for reply in replies:
+        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
+        while due in waiting:
+            yield waiting.pop(due)
+            due += 1
+    for position in range(due, len(requests)):
+        yield waiting.pop(position, None)
+
+
 class Mail:
     """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
 
@@ -66,14 +81,32 @@ class Mail:
         self.grid = grid
         self.timeout = timeout
         self.stopped = stopped
+        self.clock = WallClock()
+        self._listeners: dict[str, Callable[[Message], None]] = {}
 
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages; return the ids of those that the grid could store."""
         return set(self.grid.push_messages(messages))
 
     def poll(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there."""
-        return list(self.grid.pull_messages(message_ids))
+        """Return the replies that are there; those that somebody listens for go to them."""
+        returned = []
+        for reply in list(self.grid.pull_messages([*message_ids, *self._listeners])):
+            listener = self._listeners.pop(reply.metadata.reply_to_message_id, None)
+            if listener is None:
+                returned.append(reply)
+            else:
+                listener(reply)
+        return returned
+
+    def listen(self, message_ids: Iterable[str], listener: Callable[[Message], None]) -> None:
+        """Give the replies to these messages to somebody, at the poll that brings them."""
+        self._listeners |= dict.fromkeys(message_ids, listener)
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Listen for these no longer."""
+        for message_id in message_ids:
+            self._listeners.pop(message_id, None)
 
     def wait(self, message_id: str) -> Message | None:
         """Wait for the reply to one message; None if it doesn't come."""

@@ -10,8 +10,8 @@ Dhasade, Kremer & Renard, algorithm 1:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.base import StrategyConfig
-from strategies.rounds import SynchronousConfig, SynchronousStrategy
+from strategies.config import StrategyConfig, SynchronousConfig
+from strategies.rounds import SynchronousStrategy
 
 
 @dataclass(frozen=True)

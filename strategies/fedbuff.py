@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.base import StrategyConfig
+from strategies.config import StrategyConfig
 from strategies.events import AsynchronousStrategy
 from strategies.ledger import Agenda
 from strategies.pace import TaskTime, Times

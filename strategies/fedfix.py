@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.base import StrategyConfig
+from strategies.config import StrategyConfig
 from strategies.events import AsynchronousStrategy
 from strategies.pace import Times
 from strategies.scheme import AsynchronousConfig

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies import messages
-from strategies.base import StrategyConfig
-from strategies.rounds import SynchronousConfig, SynchronousStrategy
+from strategies.config import StrategyConfig, SynchronousConfig
+from strategies.rounds import SynchronousStrategy
 
 
 @dataclass(frozen=True)

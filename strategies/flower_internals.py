@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
 __all__ = [
+    "APP_RAISED",
     "MESSAGE_UNAVAILABLE",
+    "MOD_FAILED",
     "SERVER",
+    "UNKNOWN",
     "Run",
     "be_the_server",
     "context_from_bytes",
@@ -42,8 +45,11 @@ __all__ = [
     "with_error",
 ]
 
-#: Error code of a reply whose time to live is over; the codes have no public name.
+#: Error codes of replies, which have no public names: its time to live is over; what a simulation says of an app
+#: that raised something, what a device does, and that a mod in front of the app refuses.
 MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
+UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
 
 RUN_ID = 1
 #: The server's own node id.

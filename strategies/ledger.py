@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
-from flwr.app import MetricRecord
+from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import Vector
 from strategies.chain import Contribution
 from strategies.clock import RESOLUTION
+from strategies.metrics import told
 from strategies.roster import Client
 
 log = logging.getLogger("flwr.strategies")
@@ -111,7 +112,10 @@ class Tally:
     """What happened since the last evaluation."""
 
     staleness: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)  # of each metric
+    contents: list[RecordDict] = field(
+        default_factory=list
+    )  # of replies, where a function of the user's wants them
     bytes_up: int = 0
     bytes_down: int = 0
     failures: int = 0
@@ -119,14 +123,14 @@ class Tally:
     discarded: int = 0
     unevaluated: bool = False
 
-    def take(self, contributions: Sequence[Contribution]) -> None:
-        """Count what an aggregation took in."""
+    def take(self, contributions: Sequence[Contribution], key: str = messages.NUM_EXAMPLES) -> None:
+        """Count what an aggregation took in; ``key`` is the metric by which clients are weighed."""
         self.unevaluated = True
         for contribution in contributions:
             self.staleness.append(contribution.staleness)
             self.bytes_up += contribution.num_bytes
-            if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
-                self.losses.append(loss)
+            for name, value in told([contribution.metrics], key).items():
+                self.values.setdefault(name, []).append(value)
 
     def discard(self, contribution: Contribution) -> None:
         """Count work that came for nothing."""
@@ -150,15 +154,16 @@ class Tally:
         if self.staleness:
             metrics["staleness-mean"] = float(np.mean(self.staleness))
             metrics["staleness-max"] = max(self.staleness)
-        if self.losses:
-            metrics[messages.TRAIN_LOSS] = float(np.mean(self.losses))
+        for name, values in self.values.items():
+            if name not in metrics and len({np.shape(value) for value in values}) == 1:
+                metrics[name] = np.mean(values, axis=0).tolist()
         return metrics
 
     def state(self) -> "TallyState":
         """Return the counts as JSON holds them."""
         return {
             "staleness": list(self.staleness),
-            "losses": list(self.losses),
+            "values": {name: list(values) for name, values in self.values.items()},
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "failures": self.failures,
@@ -172,7 +177,7 @@ class Tally:
         """Return the tally of a state."""
         return cls(
             staleness=list(state["staleness"]),
-            losses=list(state["losses"]),
+            values={name: list(values) for name, values in state["values"].items()},
             bytes_up=state["bytes_up"],
             bytes_down=state["bytes_down"],
             failures=state["failures"],
@@ -186,7 +191,7 @@ class TallyState(TypedDict):
     """What a ``Tally`` holds."""
 
     staleness: list[int]
-    losses: list[float]
+    values: dict[str, list[Any]]
     bytes_up: int
     bytes_down: int
     failures: int
@@ -200,7 +205,7 @@ LedgerState = TypedDict(
     {
         # Of every member, in the order of `clients`, their indices.
         "clients": list[int],
-        "num-examples": list[int | None],
+        "num-examples": list[float | None],
         "tasks": list[int],
         "misses": list[int],
         "dropped": list[bool],

@@ -2,10 +2,12 @@
 
 A training request carries two records, ``arrays`` (the model) and ``config`` (the fields below beside the
 app's own); its reply carries ``arrays`` (the trained model) and ``metrics``. The keys are those of Flower's own
-strategies, so a ClientApp written for them understands ours.
+strategies, so a ClientApp written for them understands ours; what Flower has no name for begins with
+``strategies.``, so that it takes no name of the app's.
 """
 
 import itertools
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -21,6 +23,7 @@ METRICS: Final = "metrics"
 NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
 CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
 DIRECTION: Final = "direction"  # one array (d,): what places a client in the graph
+DEVICE: Final = "device"  # beside the metrics of a description: a ConfigRecord with the field below
 
 # Message types.
 TRAIN: Final = MessageType.TRAIN
@@ -30,10 +33,16 @@ ASK_DIRECTION: Final = f"{MessageType.QUERY}.direction"
 
 # Fields of `config`, from the server.
 SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1
-CLIENT: Final = "client"  # the client's index in the federation, 0..C-1
-TASK: Final = "task"  # the client's task number: with seed and client it fixes the task's random stream
-ALPHA: Final = "alpha"  # α of the local step's pull α (w − w̄)
-BETA: Final = "beta"  # β of the point β w + (1−β) u the gradient is taken at
+CLIENT: Final = "strategies.client"  # the client's index in the federation, 0..C-1
+TASK: Final = (
+    "strategies.task"  # the client's task number: with seed and client it fixes the task's random stream
+)
+ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the name is Flower's
+BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
+
+# A ConfigRecord of replies: which of these fields, and which records beside the model, the local step went by.
+APPLIED: Final = "strategies.applied"
+RECORDS: Final = "records"
 
 # Fields of `metrics`, from the client.
 NUM_EXAMPLES: Final = "num-examples"
@@ -41,6 +50,9 @@ PARTITION_ID: Final = "partition-id"
 NUM_PARTITIONS: Final = "num-partitions"
 TRAIN_LOSS: Final = "train-loss"
 NUM_STEPS: Final = "num-steps"
+
+# Field of `device`, from the client: what its operator calls it. A claim: it is shown, and nothing rests on it.
+NAME: Final = "name"
 
 # What an evaluation may tell a strategy beside its metrics: f_i(w) of all clients, by index.
 CLIENT_LOSSES: Final = "client-losses"
@@ -52,16 +64,30 @@ BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"
 CLIPPED: Final = "clipped-updates"
 DISCARDED: Final = "discarded-updates"
+EVALUATED: Final = (
+    "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
+)
 
 # Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
+# What becomes of a client's work that doesn't count: it came late or never, the client said that it can't, the server
+# refused what it sent, or the scheme threw it away as too old.
+LATE: Final = "late"
+FAILED: Final = "failed"
+REFUSED: Final = "refused"
+TOO_OLD: Final = "discarded"
+
 # Of what a client says, no more than this is written anywhere.
 LONGEST_TEXT: Final = 500  # characters
 LONGEST_NAME: Final = 64  # characters of a metric's name
+LONGEST_DEVICE: Final = 63  # characters of a device's name
 MOST_METRICS: Final = 100
+LONGEST_LIST: Final = 10_000  # numbers in a metric
 
 LARGEST: Final = 2**63 - 1  # what an integer of a message holds
+
+RecordType = ArrayRecord | ConfigRecord | MetricRecord
 
 
 def request(
@@ -71,12 +97,16 @@ def request(
     *,
     ttl: float,
     arrays: ArrayRecord | None = None,
-    companions: Mapping[str, ArrayRecord] = MappingProxyType({}),
+    companions: Mapping[str, RecordType] = MappingProxyType({}),
+    keys: tuple[str, str] = (ARRAYS, CONFIG),
 ) -> Message:
-    """Build a message to one node; ``ttl`` in seconds, ``companions`` are records beside ``arrays``."""
-    content = RecordDict({CONFIG: config})
+    """Build a message to one node; ``ttl`` in seconds, ``companions`` are records beside ``arrays``.
+
+    ``keys`` are the names of the record of arrays and of the record of fields.
+    """
+    content = RecordDict({keys[1]: config})
     if arrays is not None:
-        content[ARRAYS] = arrays
+        content[keys[0]] = arrays
     for name, record in companions.items():
         content[name] = record
     return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
@@ -103,6 +133,21 @@ def reason_of(reply: Message) -> str:
     return clean(lines[-1]) if lines else f"error code {reply.error.code}"
 
 
+def fault_of(reply: Message | None) -> str:
+    """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    if reply is None or (reply.has_error() and reply.error.code == MESSAGE_UNAVAILABLE):
+        return LATE
+    return FAILED if reply.has_error() else REFUSED
+
+
+def name_of(reply: Message) -> str:
+    """Return the device's name in a description, of letters, digits, ``_``, ``-`` and ``.``; "" if there is none."""
+    record = reply.content.get(DEVICE)
+    name = record.get(NAME) if isinstance(record, ConfigRecord) else None
+    # Nothing else, so that no name looks like another part of a line.
+    return re.sub(r"[^\w.-]", "_", clean(name, LONGEST_DEVICE)) if isinstance(name, str) else ""
+
+
 def clean(text: str, most: int = LONGEST_TEXT) -> str:
     """Return what a client says as it may be written: at most so many characters, none that steers a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
@@ -115,34 +160,44 @@ def whole(value: object) -> int | None:
     return None
 
 
-def examples_of(metrics: MetricRecord) -> int | None:
-    """Return the number of examples in a description or a reply; None if there is none.
+def weight_of(metrics: MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
+    """Return how much a description or a reply says that its client counts, which is its size; None if it doesn't.
 
     Raises
     ------
     ValueError
-        If it is no number that examples can have.
+        If it is no number that can be a weight.
     """
-    if (value := metrics.get(NUM_EXAMPLES)) is None:
+    if (value := metrics.get(key)) is None:
         return None
-    if isinstance(value, list) or (number := whole(value)) is None or number < 1:
-        raise ValueError(f"{NUM_EXAMPLES} = {clean(str(value), 40)}: must be a number of 1 or more")
-    return number
+    if isinstance(value, list) or not 0 < value <= LARGEST:
+        raise ValueError(f"{key} = {clean(str(value), 40)}: must be a positive number")
+    return value
 
 
-def numbers_of(metrics: MetricRecord) -> dict[str, int | float]:
-    """Return the numbers of a reply's metrics, but those with names that nobody would choose; at most 100."""
+def values_of(metrics: MetricRecord) -> dict[str, float | list[float]]:
+    """Return a reply's metrics, but those with names that nobody would choose, or too long; at most 100."""
     return {
-        key: value
+        key: value  # type: ignore[misc]
         for key, value in itertools.islice(metrics.items(), MOST_METRICS)
-        if isinstance(value, int | float) and len(key) <= LONGEST_NAME and key.isprintable()
+        if len(key) <= LONGEST_NAME
+        and key.isprintable()
+        and not (isinstance(value, list) and len(value) > LONGEST_LIST)
     }
 
 
-def beside_the_model(reply: Message) -> dict[str, ArrayRecord]:
-    """Return the array records of a reply other than the model, by name."""
-    beside = {name: arrays_of(reply, name) for name in reply.content if name not in (ARRAYS, METRICS)}
-    return {name: record for name, record in beside.items() if record is not None}
+def model_of(reply: Message, key: str = ARRAYS) -> ArrayRecord | None:
+    """Return the arrays under ``key`` in a reply, or its only arrays under whatever name."""
+    if (arrays := arrays_of(reply, key)) is not None:
+        return arrays
+    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
+    return records[0] if len(records) == 1 else None
+
+
+def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]:
+    """Return the records of a reply other than the model and its metrics, by name."""
+    known = (model_of(reply, key), metrics_of(reply))
+    return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}
 
 
 def num_bytes(arrays: ArrayRecord) -> int:

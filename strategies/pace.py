@@ -78,6 +78,7 @@ class Pace(ABC):
         self.clock = clock
         self.scenario, self.seed, self.budget = scenario, seed, budget
         self.began = self.origin = 0.0  # clock seconds of the first task, and that intervals are counted from
+        self.ticks = 0  # intervals that are over
 
     def now(self) -> float:
         """Return the seconds of the run's clock."""
@@ -86,23 +87,24 @@ class Pace(ABC):
     def begin(self) -> None:
         """Count intervals and the budget from now."""
         self.began = self.origin = self.clock.now()
+        self.ticks = 0
 
     def over(self, time: float) -> bool:
         """Tell whether a clock time lies beyond the budget."""
         return bool(self.budget) and time > self.began + self.budget + RESOLUTION
 
-    def tick(self, interval: float | None, aggregations: int) -> float:
+    def tick(self, interval: float | None) -> float:
         """Return the clock time at which the next interval is over, (n+1) Δt after the origin."""
-        return NEVER if interval is None else self.origin + (aggregations + 1) * interval
+        return NEVER if interval is None else self.origin + (self.ticks + 1) * interval
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
-        return {"time": self.clock.now(), "began": self.began, "origin": self.origin}
+        return {"time": self.clock.now(), "began": self.began, "origin": self.origin, "ticks": self.ticks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``; what passed since doesn't count."""
         self.clock.resume(state["time"])
-        self.began, self.origin = state["began"], state["origin"]
+        self.began, self.origin, self.ticks = state["began"], state["origin"], state["ticks"]
 
     @abstractmethod
     def enrol(self, clients: Sequence[Client]) -> None:
@@ -133,9 +135,7 @@ class Pace(ABC):
         """Return those of the tasks under way that a resumed run goes on with."""
 
     @abstractmethod
-    def events(
-        self, ledger: Ledger, mail: Mail, interval: float | None, aggregations: Callable[[], int]
-    ) -> Iterator[Event]:
+    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
         """Yield what happens, one thing after the other, until the budget is spent.
 
         Each is to be dealt with before the next is asked for.
@@ -201,19 +201,18 @@ class VirtualPace(Pace):
         """Keep all: the resumed run does what this one would have done."""
         return list(tasks)
 
-    def events(
-        self, ledger: Ledger, mail: Mail, interval: float | None, aggregations: Callable[[], int]
-    ) -> Iterator[Event]:
+    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
         """Yield what is due next, and jump there."""
         while True:
-            due, tick = ledger.agenda.next_due(), self.tick(interval, aggregations())
+            due, tick = ledger.agenda.next_due(), self.tick(interval)
             now = min(due, tick)
-            if now == NEVER:
+            if now == NEVER or (due == NEVER and not ledger.buffer):
                 raise RunError("no client is left: each was lost or failed; the log names the reasons")
             if self.over(now):
                 return
             if due > tick + RESOLUTION:
                 self.clock.wait_until(tick)
+                self.ticks += 1
                 yield Tick()
                 continue
             due, item = ledger.agenda.pop()
@@ -278,9 +277,7 @@ class WallPace(Pace):
         """Keep none: they are handed out anew."""
         return []
 
-    def events(
-        self, ledger: Ledger, mail: Mail, interval: float | None, aggregations: Callable[[], int]
-    ) -> Iterator[Event]:
+    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
         """Yield what has come, what is overdue, and now and then a look at who is there."""
         looked = self.clock.now()
         while not self.over(self.clock.now()):
@@ -300,9 +297,10 @@ class WallPace(Pace):
                     yield Retry(item)
                 elif (late := ledger.tasks.get(item)) is not None:
                     yield Arrival(late, None)
-            if self.tick(interval, aggregations()) <= now:
-                if interval is not None and now > self.tick(interval, aggregations()) + interval:
-                    self.origin = now - (aggregations() + 1) * interval  # one for all that were missed
+            if self.tick(interval) <= now:
+                if interval is not None and now > self.tick(interval) + interval:
+                    self.origin = now - (self.ticks + 1) * interval  # one for all that were missed
+                self.ticks += 1
                 yield Tick()
             if self.clock.now() - looked > REFRESH_EVERY:
                 looked = self.clock.now()
@@ -310,7 +308,7 @@ class WallPace(Pace):
             if not came:
                 fastest = float(self.times(ledger.members.values(), ledger).min())
                 pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
-                next_tick = self.tick(interval, aggregations())
+                next_tick = self.tick(interval)
                 self.clock.wait_until(min(now + pause, next_tick, ledger.agenda.next_due()))
 
 

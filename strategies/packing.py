@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.serverapp import Grid
 
 from strategies import messages
-from strategies.arrays import ArraysMismatchError, npy_header
+from strategies.arrays import ArraysMismatchError, Layout, npy_header
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.flower_internals import Run, with_content, with_error
 
@@ -158,7 +158,7 @@ class PackingGrid(Grid):
         self._readers: set[int] = set()  # ids of the nodes that said so
         # The node that is asked, by the id of the request for its description.
         self._asked: dict[str, int] = {}
-        # By a record's name: what was sent last, with the same packed, and the most bytes that one took.
+        # By a record's name: what was sent last, with the same packed, and the most bytes that one of its layout takes.
         self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
         self._most_bytes: dict[str, int] = {}
 
@@ -191,8 +191,7 @@ class PackingGrid(Grid):
         """Pack a record; many nodes are sent the same model, which is packed once."""
         if name not in self._last or self._last[name][0] is not record:
             self._last[name] = record, pack_record(record)
-            size = messages.num_bytes(self._last[name][1])
-            self._most_bytes[name] = max(self._most_bytes.get(name, 0), size)
+            self._most_bytes[name] = max(self._most_bytes.get(name, 0), Layout.of(record).most_bytes)
         return self._last[name][1]
 
     def _incoming(self, reply: Message) -> Message:

@@ -24,6 +24,8 @@ class Progress:
         Whether the model was evaluated.
     clients : mapping of str to list
         At evaluations, what a strategy knows of each client, by index.
+    names : mapping of int to str
+        What clients that are devices are called, by index; those that have a name.
     """
 
     aggregation: int
@@ -32,6 +34,7 @@ class Progress:
     metrics: Mapping[str, float]
     evaluated: bool
     clients: Mapping[str, list[float]] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
 
 
 Observer = Callable[[Progress], None]

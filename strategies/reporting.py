@@ -1,22 +1,30 @@
 """What all strategies evaluate, and what they tell their observer."""
 
+import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies import messages
-from strategies.exchange import exchange
+from strategies import messages, streams
+from strategies.accounts import Accounts
+from strategies.clock import Clock
+from strategies.exchange import arriving
+from strategies.metrics import MetricsMean
 from strategies.pace import Pace
 from strategies.progress import Observer, Progress
-from strategies.roster import Client, sized_by_replies
+from strategies.roster import Client, Roster, sized_by_replies
 from strategies.weights import Weights, mean_and_spread
 
 if TYPE_CHECKING:
-    from strategies.base import StrategyConfig
+    from strategies.config import FlowerOptions, StrategyConfig
+
+log = logging.getLogger("flwr.strategies")
+
+_NOT_LOGGED = (messages.BYTES_DOWN, messages.BYTES_UP)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -25,26 +33,59 @@ class Reporting(Strategy):
     """Evaluation on the clients and on the server; the observer."""
 
     config: "StrategyConfig"
+    flower: "FlowerOptions"
     pace: Pace
     observer: Observer | None
     stopped: Callable[[], bool]
     clients: list[Client]
+    roster: Roster
+    #: What has become of each client's work.
+    accounts: Accounts
     timeout: float
+    has_rounds: ClassVar[bool]
+    _asked: dict[int, int]  # clients whose answer is waited for, by node id
     _evaluated: int
+    _watch: Clock
+    _quiet_until: float
 
     @abstractmethod
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
 
     @abstractmethod
-    def _importances(self, clients: list[Client]) -> Weights: ...
+    def _importances(self, clients: Sequence[Client]) -> Weights: ...
+
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have been asked for something and haven't answered yet."""
+        return list(self._asked.copy().values())
+
+    def _awaited(self, grid: Grid, requests: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+        """Push requests and yield node ids and replies as they come; meanwhile the others are at work."""
+        requests = list(requests)
+        nodes = {request.metadata.dst_node_id for request in requests}
+        self._asked = {client.node_id: client.index for client in self.clients if client.node_id in nodes}
+        return self._crossing_off(arriving(grid, requests, self.timeout, self.stopped))
+
+    def _crossing_off(self, replies: Iterable[tuple[int, Message]]) -> Iterator[tuple[int, Message]]:
+        try:
+            for node_id, reply in replies:
+                self._asked.pop(node_id, None)
+                yield node_id, reply
+        finally:
+            self._asked = {}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask every client to evaluate the model, if ``client_evaluation`` says so."""
-        if not self.config.client_evaluation:
+        """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
+        fraction, number = self.flower.fraction_evaluate, len(self.clients)
+        if not fraction:
             return []
+        size = min(max(int(fraction * number), self.flower.min_evaluate_nodes, 1), number)
+        chosen: Iterable[int] = range(number)
+        if size < number:
+            rng = streams.generator(self.config.seed, "evaluators", server_round)
+            chosen = sorted(rng.choice(number, size, replace=False).tolist())
         return [
             messages.request(
                 messages.EVALUATE,
@@ -52,8 +93,9 @@ class Reporting(Strategy):
                 ConfigRecord({**config, messages.SERVER_ROUND: server_round, messages.CLIENT: client.index}),
                 ttl=self.timeout,
                 arrays=arrays,
+                keys=self.flower.keys,
             )
-            for client in self.clients
+            for client in (self.clients[place] for place in chosen)
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -62,15 +104,12 @@ class Reporting(Strategy):
         clients = [client for client in self.clients if client.node_id in by_node]
         if not clients:
             return None
-        weights = self._importances(sized_by_replies(clients, by_node))
-        sums: dict[str, float] = {}
-        totals: dict[str, float] = {}
+        key = self.flower.weighted_by_key
+        weights = self._importances(sized_by_replies(clients, by_node, key))
+        mean = MetricsMean(key, self.flower.evaluate_metrics_aggr_fn)
         for client, weight in zip(clients, weights.tolist(), strict=True):
-            for key, value in messages.numbers_of(messages.metrics_of(by_node[client.node_id])).items():
-                if key != messages.NUM_EXAMPLES:
-                    sums[key] = sums.get(key, 0.0) + weight * value
-                    totals[key] = totals.get(key, 0.0) + weight
-        return MetricRecord({key: sums[key] / totals[key] for key in sums if totals[key] > 0})
+            mean.add(weight, by_node[client.node_id].content)
+        return MetricRecord(dict(mean.result()))
 
     def _evaluate_on_clients(
         self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
@@ -78,7 +117,7 @@ class Reporting(Strategy):
         requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
         if not requests:
             return metrics
-        replies = exchange(grid, requests, self.timeout, self.stopped)
+        replies = dict(self._awaited(grid, requests))
         averages = self.aggregate_evaluate(aggregation, list(replies.values()))
         if averages is None:
             return metrics
@@ -95,7 +134,7 @@ class Reporting(Strategy):
         evaluate: bool,
         clients: Mapping[str, list[float]] | None = None,
     ) -> None:
-        collected = dict(metrics)
+        collected: dict[str, Any] = dict(metrics)
         if evaluate:
             self._evaluated = aggregation
         if evaluate and evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
@@ -104,10 +143,26 @@ class Reporting(Strategy):
             if isinstance(losses := collected.pop(messages.CLIENT_LOSSES, None), list):
                 collected.update(self._losses(losses))
                 clients = {**(clients or {}), "loss": [float(loss) for loss in losses]}
-        if self.observer:
-            scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
-            self.observer(
-                Progress(aggregation, self.pace.now(), result.arrays, scalars, evaluate, clients or {})
+        if evaluate and self.roster.devices:
+            known = clients or {}
+            clients = {**self.accounts.columns(max(map(len, known.values()), default=0)), **known}
+        scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
+        if self.observer is None:
+            self._log_line(aggregation, scalars)
+        else:
+            now, names = self.pace.now(), self.roster.names
+            self.observer(Progress(aggregation, now, result.arrays, scalars, evaluate, clients or {}, names))
+
+    def _log_line(self, aggregation: int, metrics: Mapping[str, float]) -> None:
+        """Say how a run goes that nobody watches; one without rounds at most once a second."""
+        now = self._watch.now()
+        if self.has_rounds or now >= self._quiet_until:
+            self._quiet_until = now + 1.0
+            told = ", ".join(
+                f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED
+            )
+            log.info(
+                "%s %d%s", "round" if self.has_rounds else "aggregation", aggregation, told and f": {told}"
             )
 
     def _losses(self, losses: object) -> dict[str, float]:

@@ -14,11 +14,12 @@ One that has no such handler still works: clients are then ordered by node id, a
 A description is a claim. In a simulation it is believed; of devices, the registered node says who a client is: a
 ``partition-id`` counts only for a node that holds a part of common data, that is, beside ``num-partitions``, and
 below the number that most nodes say. Nobody takes a place that another node has, or is waited for on a node's word.
+A device may have a name, in a record ``device`` beside the metrics: it stands for the first that says it, on show.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,11 +32,16 @@ from strategies.clock import WallClock
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import exchange, never
+from strategies.flower_internals import APP_RAISED, MOD_FAILED, UNKNOWN
 
 log = logging.getLogger("flwr.strategies")
 
 # Partitions of common data that devices can hold: arrays by client are as long as the largest index.
 MOST_PARTITIONS = 100_000
+
+# Error codes of replies where the app raised something: it has no handler, or a mod in front of it fails.
+APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
+NOT_ASKED = "it wasn't asked"
 
 NODE_POLL = 0.1  # seconds between two looks at who is connected
 
@@ -44,22 +50,34 @@ NODE_POLL = 0.1  # seconds between two looks at who is connected
 class Client:
     """A client that takes part: its node, its index in the federation and what it said of itself.
 
-    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells.
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells. ``name`` is
+    what its operator calls the device: for the eye alone.
     """
 
     node_id: int
     index: int
-    num_examples: int | None
+    num_examples: float | None
     description: MetricRecord
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.index}" + (f" ({self.name})" if self.name else "")
 
     @property
-    def described(self) -> bool:
-        """Whether it said of itself how many examples it has."""
-        return messages.NUM_EXAMPLES in self.description
+    def located(self) -> str:
+        """Its index, and which device that is, for the log."""
+        return f"{self.index} ({self.name}{', ' if self.name else ''}node {self.node_id})"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Who it is, as ``extra`` of a line of the log."""
+        return {"client": self.index, "device": self.name, "node": str(self.node_id)}
+
+    described: bool = False  # whether it said of itself how many examples it has
 
 
-# Partition, node id, number of examples, and all that was said.
-_Described = tuple[int | None, int, int | None, MetricRecord]
+# Partition, node id, number of examples, all metrics that were said, and the device's name.
+_Described = tuple[int | None, int, float | None, MetricRecord, str]
 
 
 class Roster:
@@ -73,14 +91,24 @@ class Roster:
         Seconds to wait for nodes, and then for their descriptions.
     stopped : callable
         True ends any wait.
+    weight_key, config_key : str
+        Names of the metric that says how much a client counts, and of the record of a request.
     """
 
     def __init__(
-        self, min_clients: int = 1, timeout: float = 3600.0, stopped: Callable[[], bool] = never
+        self,
+        min_clients: int = 1,
+        timeout: float = 3600.0,
+        stopped: Callable[[], bool] = never,
+        weight_key: str = messages.NUM_EXAMPLES,
+        config_key: str = messages.CONFIG,
     ) -> None:
+        self.weight_key = weight_key
+        self._keys = (messages.ARRAYS, config_key)
         self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
         self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
-        self._devices = False  # whether nodes are devices, whose word is not taken
+        self._owners: dict[str, int] = {}  # who was the first to say a name, by index
+        self.devices = False  # whether nodes are devices, whose word is not taken
         self.min_clients = min_clients
         self.timeout = timeout
         self.stopped = stopped
@@ -109,7 +137,7 @@ class Roster:
             If no client can take part: none came, or came back, within the timeout, or every description failed.
         """
         starting = not self._by_node
-        self._devices = engine_of(grid) == DEPLOYMENT
+        self.devices = engine_of(grid) == DEPLOYMENT
         if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._see(grid)
@@ -121,7 +149,7 @@ class Roster:
                 default=0,
             )
             # A simulation registers its nodes while the ServerApp is already running.
-            if starting and expected > len(self._present) and not self._devices:
+            if starting and expected > len(self._present) and not self.devices:
                 wait_for_nodes(grid, expected, self.timeout, self.stopped)
             self._see(grid)
         if not starting and not self.clients and not self.stopped():
@@ -143,7 +171,7 @@ class Roster:
         now = self._clock.now()
         asked = {node_id for node_id, _ in self._asked.values()}
         new = sorted(self._present - self._by_node.keys() - self._refused - asked)
-        requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in new]
+        requests = [self._request(node_id, config) for node_id in new]
         pushed = set(grid.push_messages(requests)) if requests else set()
         for request in requests:
             if request.metadata.message_id in pushed:
@@ -174,55 +202,99 @@ class Roster:
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
-        requests = [messages.request(messages.DESCRIBE, n, config, ttl=self.timeout) for n in node_ids]
-        replies = exchange(grid, requests, self.timeout, self.stopped)
+        # In a simulation all run the same app: where one has no handler, the others aren't asked, as each would show
+        # a traceback.
+        asked = node_ids if self.devices or self._by_node else node_ids[:1]
+        replies = exchange(grid, [self._request(n, config) for n in asked], self.timeout, self.stopped)
+        if len(asked) < len(node_ids) and not any(_has_no_handler(reply) for reply in replies.values()):
+            others = [self._request(n, config) for n in node_ids[1:]]
+            replies |= exchange(grid, others, self.timeout, self.stopped)
+            asked = node_ids
         if not self.stopped():
-            self._take(node_ids, replies)
+            self._take(node_ids, replies, set(node_ids) - set(asked))
             self._clients = None
 
-    def _take(self, node_ids: list[int], replies: Mapping[int, Message]) -> None:
+    def _request(self, node_id: int, config: ConfigRecord) -> Message:
+        return messages.request(messages.DESCRIBE, node_id, config, ttl=self.timeout, keys=self._keys)
+
+    def _take(
+        self, node_ids: list[int], replies: Mapping[int, Message], unasked: Collection[int] = ()
+    ) -> None:
         """Make clients of the nodes whose answers will do; name the others in the log."""
-        if replies and all(_has_no_handler(reply) for reply in replies.values()):
-            log.warning("clients don't answer query.describe: they are ordered by node id, which is random")
-            for node_id in sorted(replies):
-                index = self._places.setdefault(node_id, self._free_index())
-                self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
-            for node_id in sorted(set(node_ids) - replies.keys()):
-                log.warning("node %d can't take part: no answer", node_id)
-            return
+        silent: dict[int, str] = {}  # why a node doesn't describe itself
         described: list[_Described] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
-            if reply is None or reply.has_error():
+            if node_id in unasked:
+                continue
+            if reply is None or (reply.has_error() and reply.error.code not in APP_FAILED):
                 reason = "no answer" if reply is None else messages.reason_of(reply)
-                log.warning("node %d can't take part: %s", node_id, reason)
+                _refuse(node_id, reason)
+                continue
+            if reply.has_error():
+                silent[node_id] = messages.reason_of(reply)
                 continue
             metrics = messages.metrics_of(reply)
             try:
-                num_examples = messages.examples_of(metrics)
+                num_examples = messages.weight_of(metrics, self.weight_key)
             except ValueError as error:
-                log.warning("node %d can't take part: %s", node_id, error)
+                _refuse(node_id, error)
                 continue
-            described.append((self._partition_of(metrics), node_id, num_examples, metrics))
-        if self._devices:
+            name = messages.name_of(reply)
+            described.append((self._partition_of(metrics), node_id, num_examples, metrics, name))
+        self._place(described)
+        self._place_silent(silent | dict.fromkeys(unasked, NOT_ASKED))
+
+    def _place_silent(self, reasons: Mapping[int, str]) -> None:
+        """Make clients of nodes that don't describe themselves: after the others, by node id."""
+        if not reasons:
+            return
+        log.warning(
+            "%s: no answer to query.describe (%s): ordered by node id, which is random, and weighed by their replies",
+            f"{len(reasons)} clients" if len(reasons) > 1 else f"node {next(iter(reasons))}",
+            next(iter(reasons.values())),
+        )
+        for node_id in sorted(reasons):
+            index = self._places.setdefault(node_id, self._free_index())
+            self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
+
+    def _place(self, described: list[_Described]) -> None:
+        """Make clients of nodes that describe themselves, each where it belongs."""
+        if self.devices:
             described = list(self._within_bounds(described))
         taken = {client.index: client.node_id for client in self.clients}
         # Those without a partition id come last, so that they take nobody's place.
         order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
-        for partition, node_id, num_examples, metrics in order:
+        for partition, node_id, num_examples, metrics, name in order:
             index = self._places.setdefault(node_id, self._free_index()) if partition is None else partition
             if index in taken:
-                log.warning(
-                    "node %d can't take part: client %d is node %d already", node_id, index, taken[index]
-                )
+                _refuse(node_id, f"client {index} is node {taken[index]} already")
                 self._rivals[node_id] = taken[index]
                 continue
             taken[index] = node_id
-            self._by_node[node_id] = Client(node_id, index, num_examples, metrics)
+            shown, described_size = self._name(index, node_id, name), num_examples is not None
+            client = Client(node_id, index, num_examples, metrics, shown, described=described_size)
+            self._by_node[node_id] = client
+            if client.name:
+                log.info("client %s takes part", client.located, extra=client.fields)
+
+    def _name(self, index: int, node_id: int, claim: str) -> str:
+        """Return the name that a client is shown under: what it says, if no other has said it before."""
+        if claim and (owner := self._owners.setdefault(claim, index)) != index:
+            log.warning(
+                "node %d says that it is %s, as client %d did: its id is shown", node_id, claim, owner
+            )
+            return ""
+        return claim
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The devices' names, by the clients' index; a client that has changed its name has the last one."""
+        return {index: name for name, index in list(self._owners.items())}
 
     def _partition_of(self, metrics: MetricRecord) -> int | None:
         """Return the place that a description claims, if it may."""
-        if self._devices and messages.NUM_PARTITIONS not in metrics:
+        if self.devices and messages.NUM_PARTITIONS not in metrics:
             return None
         return messages.whole(metrics.get(messages.PARTITION_ID))
 
@@ -236,46 +308,46 @@ class Roster:
             if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
         )
         most = min(min(said, key=lambda number: (-said[number], number), default=0), MOST_PARTITIONS)
-        for partition, node_id, num_examples, metrics in entries:
+        for entry in entries:
+            partition, node_id = entry[:2]
             if partition is not None and partition >= most:
-                log.warning(
-                    "node %d can't take part: partition-id = %d: must be 0 to %d",
-                    node_id,
-                    partition,
-                    most - 1,
-                )
+                _refuse(node_id, f"partition-id = {partition}: must be 0 to {most - 1}")
                 continue
-            yield partition, node_id, num_examples, metrics
+            yield entry
 
     def _free_index(self) -> int:
         indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
         return max(indices, default=-1) + 1
 
     def state(self) -> dict[str, Any]:
-        """Return which node has which place, where the nodes themselves don't know."""
-        return {"node-places": list(self._places.items())}
+        """Return which node has which place, where the nodes themselves don't know, and which names are taken."""
+        named = {"device-names": list(self._owners.items())} if self._owners else {}
+        return {"node-places": list(self._places.items()), **named}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Give the nodes of an earlier run their places again."""
         self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
+        self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
 
 
-def sized_by(client: Client, metrics: MetricRecord) -> Client:
+def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAMPLES) -> Client:
     """Fill in the number of examples from a reply's metrics, where the handshake didn't tell and they do."""
     if client.num_examples is not None:
         return client
     with suppress(ValueError):  # such a reply doesn't count: strategies/chain.py
-        return replace(client, num_examples=messages.examples_of(metrics))
+        return replace(client, num_examples=messages.weight_of(metrics, key))
     return client
 
 
-def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message]) -> list[Client]:
+def sized_by_replies(
+    clients: Sequence[Client], replies: Mapping[int, Message], key: str = messages.NUM_EXAMPLES
+) -> list[Client]:
     """Do that for several clients; ``replies`` by node id."""
     sized = []
     for client in clients:
         reply = replies.get(client.node_id)
         sized.append(
-            sized_by(client, messages.metrics_of(reply)) if reply and reply.has_content() else client
+            sized_by(client, messages.metrics_of(reply), key) if reply and reply.has_content() else client
         )
     return sized
 
@@ -298,6 +370,10 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
         if late:
             raise RunError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
         clock.wait_until(clock.now() + NODE_POLL)
+
+
+def _refuse(node_id: int, reason: object) -> None:
+    log.warning("node %d can't take part: %s", node_id, reason, extra={"node": str(node_id)})
 
 
 def _has_no_handler(reply: Message) -> bool:

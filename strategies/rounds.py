@@ -9,73 +9,35 @@ shared over the others. A round with no valid reply keeps the model, and the opt
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies import messages, streams
+from strategies.accounts import ACCEPTED
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
-from strategies.arrays import ArraysMismatchError, Layout, Vector
-from strategies.base import FederatedStrategy, StrategyConfig
-from strategies.chain import Check, Clip, Contribution, Link, Noise, chain
+from strategies.arrays import ArraysMismatchError, Vector
+from strategies.base import FederatedStrategy
+from strategies.chain import Check, Clip, Contribution, Link, Noise, UnweighedError, chain
+from strategies.config import StrategyConfig, SynchronousConfig
 from strategies.errors import RunError
-from strategies.exchange import arriving
+from strategies.exchange import in_order
+from strategies.metrics import MetricsMean
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
+from strategies.round import Round
 from strategies.safeguards import bounded
+from strategies.untrained import Untrained
 from strategies.weights import Participation
 
 log = logging.getLogger("flwr.strategies")
-
-
-@dataclass(frozen=True)
-class SynchronousConfig(StrategyConfig):
-    """What every synchronous strategy can be told.
-
-    Parameters
-    ----------
-    participation, fraction_train : str, float
-        Who takes part in a round: see ``strategies.weights.Participation``.
-    aggregation_rule, faulty_clients : str, int
-        How updates are put together: Σ d_i Δ_i (``mean``), or a robust rule that bears so many clients which send
-        anything: see ``strategies.aggregation``.
-    dp, dp_clipping_norm, dp_noise_multiplier : str, float, float
-        ``central`` differential privacy: no update counts with a norm above S, and the sum gets Gaussian noise of
-        deviation z S max d_i. ``local`` is the clients' own affair.
-    """
-
-    participation: str = "full"
-    fraction_train: float = 1.0
-    aggregation_rule: str = MEAN
-    faulty_clients: int = 0
-    dp: str = "none"
-    dp_clipping_norm: float = 1.0
-    dp_noise_multiplier: float = 1.0
-
-
-@dataclass
-class _Round:
-    """A round under way: the model sent and, by client index, who got it and with which weight."""
-
-    number: int  # from 1
-    layout: Layout
-    model: Vector
-    clients: list[Client]
-    weights: list[float]
-    requests: list[Metadata]
-    bytes_down: int
-    failures: dict[int, str] = field(default_factory=dict)
-    bytes_up: int = 0
-    bounded: int = 0
-    loss: float = 0.0  # Σ d_i times the training loss of the clients that tell it, and the Σ of their d_i
-    loss_weight: float = 0.0
 
 
 class SynchronousStrategy(FederatedStrategy):
@@ -94,8 +56,16 @@ class SynchronousStrategy(FederatedStrategy):
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self.participation = Participation.parse(self.config.participation, self.config.fraction_train)
-        self._round: _Round | None = None
+        self.participation = Participation.parse(
+            self.config.participation, self.config.fraction_train, self.flower.min_train_nodes
+        )
+        own = type(self)
+        #: Whether a hook wants to see all contributions of a round at once.
+        self._wants_all = (
+            own.weigh is not SynchronousStrategy.weigh or own.aggregate is not FederatedStrategy.aggregate
+        )
+        self._worth: dict[int, float] = {}
+        self._round: Round | None = None
         self._check_equality()
         config = self.config
         self._clip = Clip(config.dp_clipping_norm) if config.dp == "central" else None
@@ -113,6 +83,10 @@ class SynchronousStrategy(FederatedStrategy):
             f"aggregation_rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
             f"dp = {config.dp!r}": config.dp == "central",
         }
+        if self._wants_all and (name := next((name for name, there in asked.items() if there), "")):
+            raise ValueError(
+                f"{name}: {type(self).__name__} puts updates together by itself (weigh, aggregate)"
+            )
         for name in (name for name, there in asked.items() if there):
             if all(asked.values()):
                 raise ValueError(
@@ -141,42 +115,65 @@ class SynchronousStrategy(FederatedStrategy):
                     f"clients a round or more, {drawn} take part"
                 )
 
+    # ---- What an algorithm may fill in: see strategies/__init__.py --------------------------------------------
+
+    def select(
+        self, clients: Sequence[Client], rng: np.random.Generator
+    ) -> tuple[Sequence[Client], Sequence[float] | None]:
+        """Return who takes part in a round and their weights d_i; None: by the sizes that their replies tell.
+
+        Parameters
+        ----------
+        clients : sequence of Client
+            Those that are there, by index.
+        rng : np.random.Generator
+            The round's own.
+        """
+        sized = self.config.client_weights != "samples" or all(c.num_examples is not None for c in clients)
+        scheme = self._participation_among(clients)
+        if not sized and scheme.scheme in ("md", "uniform"):
+            raise RunError(
+                f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
+                "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
+            )
+        draw = scheme.draw(self._importances(clients), rng)
+        by_replies = not sized and scheme.scheme != "paired"
+        return [clients[place] for place in draw.clients], None if by_replies else draw.weights
+
+    def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
+        """Return the weight d_i of each contribution of a round, which come in client order."""
+        d = [self._worth[contribution.client.index] for contribution in contributions]
+        return [weight * (sum(self._worth.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
+
     # ---- Flower's hooks -------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the participants of a round and build their requests, in the order of the clients."""
-        if server_round == 1:  # under Flower's own Strategy.start, the only sign that a run begins
-            self.reset()
+        if not self._own_loop:
+            self._follow(server_round, arrays, grid)
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return []
         rng = streams.generator(self.config.seed, "participants", server_round)
-        draw = self._participation_among(clients).draw(self._importances(clients), rng)
-        participants = [clients[position] for position in draw.clients]
-        layout = Layout.of(arrays)
-        self.model = layout.to_vector(arrays)
-        companions = self.companions(participants)
-        requests = [
-            messages.request(
-                messages.TRAIN,
-                client.node_id,
-                self._train_config(client, server_round, server_round, config),
-                ttl=self.timeout,
-                arrays=arrays,
-                companions={name: layout.to_record(vector) for name, vector in next(companions, {}).items()},
-            )
-            for client in participants
-        ]
-        self._round = _Round(
+        participants, weights = self.select(clients, rng)
+        self.model = self._layout.to_vector(arrays)
+        companions, requests = self.companions(participants), []
+        beside: Mapping[str, Vector] = {}
+        for client in participants:
+            beside = next(companions, {})
+            own = self._train_config(client, server_round, server_round, config)
+            requests.append(self._train_request(client, own, arrays, beside))
+        self._round = Round(
             number=server_round,
-            layout=layout,
             model=self.model,
-            clients=participants,
-            weights=list(draw.weights),
+            clients=list(participants),
+            weights=weights,
             requests=[request.metadata for request in requests],
+            companions=tuple(beside),
             bytes_down=sum(messages.total_bytes(request) for request in requests),
+            metrics=MetricsMean(self.flower.weighted_by_key, self.flower.train_metrics_aggr_fn),
         )
         return requests
 
@@ -190,33 +187,43 @@ class SynchronousStrategy(FederatedStrategy):
         current = self._round
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
-        streaming = (
-            self.streams
-            and all(client.num_examples is not None for client in current.clients)
-            and not self._must_look_first
-        )
+        streaming = self.streams and current.weights is not None and not self._must_look_first
         if not streaming:
             replies = list(replies)
             if self.stopped():
                 return None, None  # a round that was cut off would count only its fast clients
         weights = self._weights_of(current, replies)
+        self._worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
         rule, faulty = self.config.aggregation_rule, self.config.faulty_clients
         gathered = WeightedSum(len(current.model)) if rule == MEAN else RobustRule(rule, faulty)
-        self._gather(current, weights, replies, gathered)
+        apart = self._gather(current, weights, replies, gathered)
         if streaming and self.stopped():
             return None, None
-        metrics = self._metrics_of(current)
-        self._log_failures(server_round, current)
-        total = gathered.result(weights)
-        if total is None:
+        metrics = current.told(clipped=bool(self.config.update_norm_bound) or self.safeguards.learns_norms)
+        current.settle(self.accounts)
+        moved = self._step(current, weights, gathered)
+        if moved is None:
             number = metrics[messages.PARTICIPANTS]
             few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
             log.warning("round %d: %s, the model stays as it is", server_round, few)
             return None, metrics
+        if self._noise is None:  # what isn't trained would tell of the data; it stays as it is
+            apart.put_into(moved)
+        return self._layout.to_record(moved), metrics
+
+    def _step(self, current: Round, weights: Sequence[float], gathered: WeightedSum) -> Vector | None:
+        """Return the next global model (D,); None if there is nothing that it could be made of."""
+        if self._wants_all:
+            taken = current.contributions
+            return self.aggregate(current.model, taken, self.weigh(taken)) if taken else None
+        total = gathered.result(weights)
+        if total is None:
+            return None
         update = self.direction(total)
         if self._noise is not None:
-            self._noise(update, gathered.sensitivity(weights), self._noise_stream(server_round))
-        return current.layout.to_record(self._moved(current.model, update)), metrics
+            self._noise(update, gathered.sensitivity(weights), self._noise_stream(current.number))
+            update[self._untrained_at] = 0.0
+        return self._moved(current.model, update)
 
     # ---- The loop -------------------------------------------------------------------------------------------
 
@@ -243,10 +250,20 @@ class SynchronousStrategy(FederatedStrategy):
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
         grid = packing(grid)
-        self._set_timeout(timeout)
-        self.summary()
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
+        with self._running(grid, timeout):
+            return self._run(grid, initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn)
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
         if self._begin(initial_arrays) is None:
             self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         result = self._result
@@ -254,7 +271,11 @@ class SynchronousStrategy(FederatedStrategy):
             requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
             if self.stopped() or not self._fits_budget(server_round):
                 break
-            replies = (reply for _, reply in arriving(grid, requests, timeout, self.stopped))
+            replies: Iterable[Message] = (reply for _, reply in self._awaited(grid, requests))
+            if type(self).aggregate_train is not SynchronousStrategy.aggregate_train:
+                replies = list(replies)  # as Flower's own loop gives them
+            if self._round is not None:
+                self._round.sent(requests)
             arrays, train_metrics = self.aggregate_train(server_round, replies)
             if arrays is None and self.stopped():  # cut off; a round that is complete counts
                 break
@@ -262,7 +283,8 @@ class SynchronousStrategy(FederatedStrategy):
             self.clock.wait_until(self.pace.now() + self._duration(server_round))
             self.aggregations, metrics = server_round, train_metrics or MetricRecord()
             result.train_metrics_clientapp[server_round] = metrics
-            if evaluate := server_round % self.config.eval_every == 0 or server_round == num_rounds:
+            every = self.config.eval_every or 1
+            if evaluate := server_round % every == 0 or server_round == num_rounds:
                 metrics = self._evaluate_on_clients(server_round, result, evaluate_config, grid, metrics)
             self._report(server_round, result, evaluate_fn, metrics, evaluate=evaluate)
         if self.aggregations > self._evaluated:  # stopped early, between two evaluations
@@ -278,7 +300,7 @@ class SynchronousStrategy(FederatedStrategy):
 
     # ---- Parts of a round -----------------------------------------------------------------------------------
 
-    def _participation_among(self, clients: list[Client]) -> Participation:
+    def _participation_among(self, clients: Sequence[Client]) -> Participation:
         """Translate the client indices of scheme ``fixed`` to positions among those that are there."""
         if self.participation.scheme != "fixed":
             return self.participation
@@ -289,19 +311,15 @@ class SynchronousStrategy(FederatedStrategy):
             raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
         return replace(self.participation, fixed=positions)
 
-    def _weights_of(self, current: _Round, replies: Iterable[Message]) -> list[float]:
+    def _weights_of(self, current: Round, replies: Iterable[Message]) -> Sequence[float]:
         """Weights d_i of the participants; by the sizes in their replies where none were known before."""
-        unknown = any(client.num_examples is None for client in current.clients)
-        if (
-            not unknown
-            or self.config.client_weights != "samples"
-            or self.participation.scheme in ("md", "paired")
-        ):
+        if current.weights is not None:
             return current.weights
-        by_client = zip(current.clients, _by_client(current.requests, replies), strict=True)
-        by_node = {client.node_id: reply for client, reply in by_client if reply is not None}
-        sizes = [client.num_examples or 0 for client in sized_by_replies(current.clients, by_node)]
-        return self._by_size(current.clients, sizes).tolist() if any(sizes) else current.weights
+        pairs = zip(current.clients, in_order(current.requests, replies), strict=True)
+        by_node = {client.node_id: reply for client, reply in pairs if reply is not None}
+        sized = sized_by_replies(current.clients, by_node, self.flower.weighted_by_key)
+        sizes, number = [client.num_examples or 0 for client in sized], len(sized)
+        return self._by_size(current.clients, sizes).tolist() if any(sizes) else [1 / number] * number
 
     def _links(self) -> list[Link | None]:
         """Clip as the clients have done, if they are ours, before anybody sees the model."""
@@ -309,64 +327,54 @@ class SynchronousStrategy(FederatedStrategy):
         return [bound, self._clip, *others]
 
     def _gather(
-        self, current: _Round, weights: Sequence[float], replies: Iterable[Message], gathered: WeightedSum
-    ) -> None:
-        """Take the valid replies in, in the order of the clients; keep the reasons against the others."""
-        check, links = Check(current.layout), chain(*self._links())
+        self, current: Round, weights: Sequence[float], replies: Iterable[Message], gathered: WeightedSum
+    ) -> Untrained:
+        """Take the valid replies in, in the order of the clients; keep the reasons against the others.
+
+        Return what isn't trained, set apart.
+        """
+        apart = Untrained(self._untrained_at, robust=self.config.aggregation_rule != MEAN)
+        check, links, unweighed = self._reads(apart), chain(*self._links()), False
         if self._must_look_first:
             replies = list(replies)
             self._look_at_norms(current, check, replies)
-        in_order = _by_client(current.requests, replies)
-        for client, weight, reply in zip(current.clients, weights, in_order, strict=True):
+        answers = in_order(current.requests, replies)
+        for client, weight, reply in zip(current.clients, weights, answers, strict=True):
             try:
                 local = check(client, reply, current.model)
             except ArraysMismatchError as error:
                 current.failures[client.index] = str(error)
+                current.outcomes[client.index] = messages.fault_of(reply)
+                unweighed = unweighed or isinstance(error, UnweighedError)
                 continue
             assert reply is not None
             links(local)
-            contribution = Contribution.of(local, reply, version=current.number - 1, staleness=0)
-            moves = self._look_at(self.counted(contribution))
-            gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
-            current.bounded += local.bounded
+            contribution = Contribution.of(local, reply, current.number - 1, 0, self.flower.arrayrecord_key)
+            self._check_applied(contribution, current.companions)
+            if self._wants_all:
+                current.contributions.append(contribution)
+            else:
+                moves = self._look_at(self.counted(contribution))
+                gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
+            apart.add(weight, contribution.untrained)
+            current.outcomes[client.index] = ACCEPTED
+            if local.bounded:
+                current.bounded.add(client.index)
             current.bytes_up += contribution.num_bytes
-            if isinstance(loss := contribution.metrics.get(messages.TRAIN_LOSS), float):
-                current.loss += weight * loss
-                current.loss_weight += weight
+            current.metrics.add(weight, reply.content)
+        if unweighed and len(current.failures) == len(current.clients):
+            raise RunError(f"no client counts: {next(iter(current.failures.values()))}")
+        return apart
 
     @property
     def _must_look_first(self) -> bool:
         """Whether nobody knows yet what norms are usual: then all of the round are looked at before any counts."""
         return self.safeguards.learns_norms and not self.safeguards.norms.knows_enough(len(self.clients))
 
-    def _look_at_norms(self, current: _Round, check: Check, replies: Iterable[Message]) -> None:
-        for client, reply in zip(current.clients, _by_client(current.requests, replies), strict=True):
+    def _look_at_norms(self, current: Round, check: Check, replies: Iterable[Message]) -> None:
+        for client, reply in zip(current.clients, in_order(current.requests, replies), strict=True):
             with suppress(ArraysMismatchError):
                 self.safeguards.norms.see(check(client, reply, current.model))
-
-    def _metrics_of(self, current: _Round) -> MetricRecord:
-        metrics = MetricRecord(
-            {
-                messages.PARTICIPANTS: len(current.clients) - len(current.failures),
-                messages.FAILURES: len(current.failures),
-                messages.BYTES_DOWN: current.bytes_down,
-                messages.BYTES_UP: current.bytes_up,
-            }
-        )
-        if self.config.update_norm_bound or self.safeguards.learns_norms:
-            metrics[messages.CLIPPED] = current.bounded
-        if current.loss_weight > 0:
-            metrics[messages.TRAIN_LOSS] = current.loss / current.loss_weight
-        return metrics
-
-    def _log_failures(self, server_round: int, current: _Round) -> None:
-        """Name every client left out, in one line per reason."""
-        nodes = {client.index: client.node_id for client in current.clients}
-        for reason in dict.fromkeys(current.failures.values()):
-            named = ", ".join(
-                f"{index} (node {nodes[index]})" for index, r in current.failures.items() if r == reason
-            )
-            log.warning("round %d: left out client %s: %s", server_round, named, reason)
 
     def _duration(self, server_round: int) -> float:
         """Seconds by which the round under way moves the clock on."""
@@ -374,18 +382,3 @@ class SynchronousStrategy(FederatedStrategy):
 
     def _fits_budget(self, server_round: int) -> bool:
         return not self.pace.budget or not self.pace.over(self.pace.now() + self._duration(server_round))
-
-
-def _by_client(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
-    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
-    # Not by src_node_id: an error that the SuperLink reports carries its own.
-    positions = {request.message_id: position for position, request in enumerate(requests)}
-    waiting: dict[int, Message] = {}
-    due = 0
-    for reply in replies:
-        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
-        while due in waiting:
-            yield waiting.pop(due)
-            due += 1
-    for position in range(due, len(requests)):
-        yield waiting.pop(position, None)

@@ -54,7 +54,7 @@ class SafeguardsConfig:
     norm_ratio_bound: float = 5.0
 
 
-def capped_sizes(sizes: Sequence[int], ratio: float, most: int) -> Weights:
+def capped_sizes(sizes: Sequence[float], ratio: float, most: int) -> Weights:
     """Return the sizes n_i (C,) that count: at most ``ratio`` times their median, and ``most``; 0: no such bound."""
     capped = np.asarray(sizes, dtype=np.float64)
     if most:
@@ -146,7 +146,7 @@ class Safeguards:
         """The most that one contribution weighs; 0: no bound."""
         return getattr(self.config, "arrival_weight_bound", 0.0) if self.active else 0.0
 
-    def sizes(self, clients: Sequence[Client], said: Sequence[int]) -> Sequence[float]:
+    def sizes(self, clients: Sequence[Client], said: Sequence[float]) -> Sequence[float]:
         """Return the sizes n_i (n,) that count, of those that clients tell."""
         if not self.active:
             return said
@@ -154,7 +154,7 @@ class Safeguards:
         for client, size, counts in zip(clients, said, capped, strict=True):
             if counts < size:
                 self._say_once(
-                    f"client {client.index} says it has {size} examples",
+                    f"{client} says it has {size} examples",
                     f"it counts with {counts:g} (size_ratio_bound, examples_bound)",
                 )
         return capped  # type: ignore[no-any-return]
@@ -163,7 +163,7 @@ class Safeguards:
         """Return the weights d_i (n,) under the bound."""
         if self.heaviest and (worst := weights.max(initial=0.0)) > self.heaviest:
             self._say_once(
-                f"client {clients[int(weights.argmax())].index} is slow",
+                f"{clients[int(weights.argmax())]} is slow",
                 f"its contributions would count {worst:.2f} times, and count {self.heaviest:g} times "
                 "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one",
             )

@@ -8,12 +8,19 @@ section 3). A scheme is unbiased where q̃ = p. The loop is in strategies/events
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
-from strategies.base import FederatedStrategy, StrategyConfig
+from strategies import messages, streams
+from strategies.base import FederatedStrategy
 from strategies.chain import Contribution
+from strategies.config import StrategyConfig
+from strategies.errors import RunError
+from strategies.evaluation import EvaluationUnderWay
 from strategies.ledger import Ledger, Member, Standing
 from strategies.pace import Times
 from strategies.weights import mean_and_spread
@@ -29,18 +36,31 @@ class AsynchronousConfig(StrategyConfig):
     ----------
     aggregation_weights : str
         ``time-based`` (unbiased) or ``identical``.
+    concurrency : int
+        M_c, clients at work at once: when one is free, whoever is idle is drawn for its place; 0: all of them.
+        Task times then don't tell how often a client contributes, so that time-based weights are by what is observed.
     arrival_weight_bound : float
         A safeguard: d_i is at most this, where the d_i of a synchronous round sum to 1; 0: no bound.
     """
 
     aggregation_weights: str = "time-based"
+    concurrency: int = 0
     arrival_weight_bound: float = 2.0
 
     def __post_init__(self) -> None:
+        if self.concurrency < 0:
+            raise ValueError(f"concurrency = {self.concurrency}: must be 0 (all) or more")
         if self.aggregation_weights not in ("time-based", "identical"):
             raise ValueError(
                 f"aggregation_weights = {self.aggregation_weights!r}: allowed are time-based, identical"
             )
+
+
+# Flower's hooks of a round, and what to override in their place.
+_INSTEAD = {
+    "configure_train": "choose, local_rule, outgoing or companions",
+    "aggregate_train": "accept, weigh, counted or aggregate",
+}
 
 
 class Scheme(FederatedStrategy):
@@ -61,6 +81,47 @@ class Scheme(FederatedStrategy):
     has_rounds: ClassVar[bool] = False
     ledger: Ledger
     total: int
+    _evaluation: EvaluationUnderWay
+    _told: dict[str, Any]  # by clients that evaluated, since the last report
+    _over: bool
+
+    def __init__(self, config: AsynchronousConfig | None = None, **run: Any) -> None:
+        for name, instead in _INSTEAD.items():
+            if getattr(type(self), name) is not getattr(Scheme, name):
+                raise TypeError(
+                    f"{type(self).__name__}.{name} would never be called, as there are no rounds: override {instead}"
+                )
+        super().__init__(config, **run)
+
+    # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: there are no rounds."""
+        raise RunError(
+            f"{type(self).__name__} has no rounds: call its own start(), not one around it, such as that of Flower's "
+            "differential-privacy wrappers"
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuse: there are no rounds."""
+        raise RunError(
+            f"{type(self).__name__} has no rounds: call its own start(), not one around it, such as that of Flower's "
+            "differential-privacy wrappers"
+        )
+
+    def reset(self) -> None:
+        """Begin new books, too."""
+        super().reset()
+        self.ledger = Ledger()
+
+    def at_work(self) -> list[int]:
+        """Add those that have a task under way."""
+        tasks = [task for task in self.ledger.tasks.copy().values() if not task.lost]
+        return list({*super().at_work(), *(task.member.client.index for task in tasks)})
 
     # ---- What a scheme fills in: see strategies/__init__.py ---------------------------------------------------
 
@@ -86,9 +147,14 @@ class Scheme(FederatedStrategy):
         ----------
         free : sequence of Member
             The clients that the event freed. By default they get the model, unless their work waits for the next
-            aggregation: then they get that one's.
+            aggregation: then they get that one's. With a ``concurrency`` the free places go to any idle clients.
         """
-        return [member for member in free if not member.waiting]
+        if not self.config.concurrency:
+            return [member for member in free if not member.waiting]
+        idle = [member for member in self.ledger.idle if not member.waiting]
+        places = min(max(self.config.concurrency - len(self.ledger.tasks), 0), len(idle))
+        rng = streams.generator(self.config.seed, "next-clients", self.ledger.handed_out)
+        return [idle[place] for place in rng.choice(len(idle), places, replace=False)] if places else []
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return the weight d_i of each contribution of an aggregation, which come in client order."""
@@ -132,7 +198,7 @@ class Scheme(FederatedStrategy):
             if self.config.aggregation_weights == "identical":
                 d = np.full(len(p), self.identical_weight(len(p)))
             else:
-                d = p * self.periods(self.pace.times(ledger.counting, ledger))
+                d = p * self._periods(self.pace.times(ledger.counting, ledger))
             d = self.safeguards.weights([member.client for member in ledger.counting], d)
             ledger.standing = Standing(self._by_index(p), self._by_index(d))
         return ledger.standing
@@ -141,7 +207,8 @@ class Scheme(FederatedStrategy):
         """q̃_i by client index; worked out when it is asked for, at evaluations."""
         standing, counting = self.standing, self.ledger.counting
         if standing.weight and not standing.expected_share:
-            periods = self.expected_periods(self.pace.times(counting, self.ledger))
+            times = self.pace.times(counting, self.ledger)
+            periods = self._periods(times) if self._observes_periods else self.expected_periods(times)
             q = np.array(list(standing.weight.values())) / periods
             standing.expected_share.update(self._by_index(q / q.sum()))
         return standing.expected_share
@@ -152,11 +219,35 @@ class Scheme(FederatedStrategy):
 
     @property
     def _observes_periods(self) -> bool:
-        return type(self).periods is Scheme.periods
+        return bool(self.config.concurrency) or type(self).periods is Scheme.periods
+
+    def _periods(self, times: Times) -> Times:
+        return Scheme.periods(self, times) if self.config.concurrency else self.periods(times)
 
     def most_tasks(self) -> int:
         """Return how many tasks a client has been handed at most."""
         return max((member.tasks for member in self.ledger.members.values()), default=0)
+
+    # ---- Evaluation -----------------------------------------------------------------------------------------------
+
+    def _evaluate_on_clients(
+        self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
+    ) -> MetricRecord:
+        """Wait for the clients only at the end, and in virtual time; what they say meanwhile is reported next."""
+        if not self.pace.waits or self._over or aggregation >= self.total or self.stopped():
+            self._evaluation.end()
+            return super()._evaluate_on_clients(aggregation, result, config, grid, metrics)
+        requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
+        self._evaluation.begin(aggregation, requests)
+        told, self._told = self._told, {}
+        return MetricRecord({**metrics, **told})
+
+    def _take_evaluation(self, number: int, replies: list[Message]) -> None:
+        if (averages := self.aggregate_evaluate(number, replies)) is not None:
+            self._result.evaluate_metrics_clientapp[number] = averages
+            self._told = {f"client-{key}": value for key, value in averages.items()} | {
+                messages.EVALUATED: number
+            }
 
     # ---- Diagnostics ---------------------------------------------------------------------------------------------
 
@@ -199,6 +290,6 @@ class Scheme(FederatedStrategy):
             most = max(p, key=lambda index: q[index] - p[index])
             log.warning(
                 "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
-                "(½ Σ |q_i − p_i|); client %d counted most in excess, %.4f for %.4f",
-                distance, most, q[most], p[most],
+                "(½ Σ |q_i − p_i|); %s counted most in excess, %.4f for %.4f",
+                distance, self.ledger.members[most].client, q[most], p[most],
             )  # fmt: skip

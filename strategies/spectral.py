@@ -16,14 +16,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies import graph, messages
 from strategies.arrays import Vector
-from strategies.base import State, StrategyConfig
 from strategies.cache import ClientVectors
+from strategies.config import StrategyConfig, SynchronousConfig
+from strategies.errors import RunError
+from strategies.lifecycle import State
 from strategies.roster import Client
-from strategies.rounds import SynchronousConfig, SynchronousStrategy
+from strategies.rounds import SynchronousStrategy
 
 # Columns of the matrix of local models are averaged in blocks of this many bytes, in float64.
 BLOCK = 1 << 26
@@ -97,6 +101,16 @@ class Spectral(SynchronousStrategy):
     def local_rule(self) -> dict[str, float]:
         """Tell clients β, unless it is 1: then the step is FedAvg's."""
         return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
+
+    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        """Refuse: a wrapper, such as Flower's for differential privacy, sees the global model alone."""
+        if self._perturbs:
+            raise RunError(
+                f"perturbation_beta = {self.config.perturbation_beta}: each client is sent an average of its "
+                "neighbours' models, which a wrapper around the strategy neither clips nor adds noise to; call the "
+                "strategy's own start(), or allowed is 1"
+            )
+        super()._follow(server_round, arrays, grid)
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_t^i of each participant."""

@@ -3,7 +3,8 @@
 The federated objective is f(w) = Σ p_i f_i(w). A scheme draws who takes part in a round and the weight d_i of
 each, so that E[Σ d_i Δ_i] = Σ p_i Δ_i (Fraboni et al. 2023, appendix C). Two schemes minimise
 another objective, by design, and ``expected_weights`` says which: ``paired`` (Dhasade, Kremer & Renard,
-section 3.2) and ``fixed``.
+section 3.2) and ``fixed``. ``flower`` is what Flower's own strategies do: clients are drawn uniformly, and
+d_i = p_i / Σ_S p_j over those drawn, a ratio whose mean is only near p_i.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 Weights = NDArray[np.float64]
 
 IMPORTANCES = ("samples", "uniform")  # and `adjacency`, which needs a graph: strategies/client_graph.py
-SCHEMES = ("full", "uniform", "md", "paired", "fixed")
+SCHEMES = ("full", "uniform", "md", "paired", "fixed", "flower")
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,20 @@ class Participation:
     scheme : str
         One of ``SCHEMES``.
     fraction : float
-        L / C for ``uniform`` and ``md``; at least one client is drawn.
+        L / C for ``uniform``, ``md`` and ``flower``; at least one client is drawn.
     fixed : tuple of int
         The clients of scheme ``fixed``.
+    least : int
+        With ``flower`` at least so many are drawn, if so many are there.
     """
 
     scheme: str = "full"
     fraction: float = 1.0
     fixed: tuple[int, ...] = ()
+    least: int = 1
 
     @classmethod
-    def parse(cls, text: str, fraction: float = 1.0) -> "Participation":
+    def parse(cls, text: str, fraction: float = 1.0, least: int = 1) -> "Participation":
         """Read a scheme from a config value such as ``"uniform"`` or ``"fixed:0,3,5"``.
 
         Raises
@@ -55,15 +59,17 @@ class Participation:
         """
         scheme, colon, names = text.partition(":")
         if scheme not in SCHEMES or bool(colon) != (scheme == "fixed"):
-            raise ValueError(f"participation = {text!r}: allowed are full, uniform, md, paired, fixed:I,J,…")
-        if fraction != 1.0 and scheme not in ("uniform", "md"):
             raise ValueError(
-                f"fraction_train = {fraction}: goes with participation uniform or md, not with {scheme!r}"
+                f"participation = {text!r}: allowed are full, uniform, md, paired, flower, fixed:I,J,…"
+            )
+        if fraction != 1.0 and scheme not in ("uniform", "md", "flower"):
+            raise ValueError(
+                f"fraction_train = {fraction}: goes with participation uniform, md or flower, not with {scheme!r}"
             )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
         if scheme != "fixed":
-            return cls(scheme, fraction)
+            return cls(scheme, fraction, least=least)
         try:
             fixed = tuple(sorted(int(name) for name in names.split(",")))
         except ValueError:
@@ -85,7 +91,9 @@ class Participation:
             raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
 
     def sample_size(self, num_clients: int) -> int:
-        """L, the number of draws of ``uniform`` and ``md``."""
+        """L, the number of draws of ``uniform``, ``md`` and ``flower``, which rounds down as Flower does."""
+        if self.scheme == "flower":
+            return min(max(int(self.fraction * num_clients), self.least, 1), num_clients)
         return max(1, round(self.fraction * num_clients))
 
     def draw(self, importances: Weights, rng: np.random.Generator) -> Draw:
@@ -100,7 +108,7 @@ class Participation:
         """
         num_clients = len(importances)
         self.check(num_clients)
-        if self.scheme == "uniform":
+        if self.scheme in ("uniform", "flower"):
             drawn = rng.choice(num_clients, self.sample_size(num_clients), replace=False)
         elif self.scheme == "md":
             drawn = rng.choice(num_clients, self.sample_size(num_clients), p=importances)
@@ -120,7 +128,7 @@ class Participation:
             weights = counts / len(drawn)
         elif self.scheme == "paired":
             weights = np.full(len(clients), 0.5)
-        elif self.scheme == "fixed":
+        elif self.scheme in ("fixed", "flower"):
             weights = importances[clients] / importances[clients].sum()
         elif self.scheme == "uniform":
             weights = importances[clients] * (num_clients / len(drawn))

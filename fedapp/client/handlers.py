@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Callable
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fedapp import federation
 from fedapp.client.device import device_of
@@ -51,7 +51,7 @@ def answers_errors(handler: Handler) -> Handler:
 
 @answers_errors
 def describe(message: Message, context: Context) -> Message:
-    """Say who this client is: partition, number of examples, GPU or not."""
+    """Say who this client is: partition, number of examples, GPU or not, and the device's name if it has one."""
     record, config = read_config(message)
     data = local_data(config, record, context)
     metrics = MetricRecord(
@@ -61,7 +61,10 @@ def describe(message: Message, context: Context) -> Message:
         metrics[messages.PARTITION_ID] = data.partition_id
     if (number := node_number(context, "num-partitions")) is not None:
         metrics[messages.NUM_PARTITIONS] = number
-    return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+    content = RecordDict({messages.METRICS: metrics})
+    if (name := context.node_config.get("name")) is not None:
+        content[messages.DEVICE] = ConfigRecord({messages.NAME: str(name)})
+    return Message(content, reply_to=message)
 
 
 @answers_errors

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,8 +116,19 @@ def trained_reply(
             for name, array in sent_model(message).items()
         }
     )
-    reply = Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
+    content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics})
+    if applied := _applied(message):
+        content[messages.APPLIED] = ConfigRecord(applied)
+    reply = Message(content, reply_to=message)
     return privately(message, context, reply)
+
+
+def _applied(message: Message) -> dict[str, Any]:
+    """Return which fields and records of a request the local step went by, beside those of every task."""
+    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    applied = {key: record[key] for key in (messages.ALPHA, messages.BETA) if key in record}
+    beside = [key for key in (messages.NEIGHBOURS, messages.CONSTANT) if key in message.content]
+    return {**applied, **({messages.RECORDS: beside} if beside else {})}
 
 
 def _parameters(model: nn.Module, state: dict[str, Tensor]) -> Parameters:

@@ -20,9 +20,7 @@ class ProtectionKeys(Keys):
 
     safeguards: Annotated[
         Literal["auto", "on", "off"],
-        key(
-            "bounds on what one device can do to the model; auto: with clock = wall, where clients are devices"
-        ),
+        key("bounds on what one device can do to the model; auto: in real time, where clients are devices"),
     ]
     size_ratio_bound: Annotated[
         NonNegative,

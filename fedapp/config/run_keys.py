@@ -2,10 +2,25 @@
 
 from typing import Annotated, Literal
 
-from fedapp.config.key import key
-from fedapp.config.values import Count, Counting, Flag, Keys, NonNegative, Positive, Text, Threads, pattern
+from fedapp.config.key import Setting, if_, key
+from fedapp.config.values import (
+    Count,
+    Counting,
+    Flag,
+    Keys,
+    NonNegative,
+    Port,
+    Positive,
+    Text,
+    Threads,
+    pattern,
+)
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+def _exports(setting: Setting) -> bool:
+    return setting.config.metrics_port > 0
 
 
 class RunKeys(Keys):
@@ -28,6 +43,11 @@ class RunKeys(Keys):
     client_threads: Annotated[Threads, key("threads of a client's training; 0: as many as PyTorch takes")]
     results_dir: Annotated[Text, key("where the run's folder goes")]
     tracker: Annotated[Literal["none", "tensorboard", "wandb"], key("where else metrics are logged")]
+    log_format: Annotated[Literal["text", "json"], key("how the app's own log lines are written")]
+    metrics_port: Annotated[Port, key("where Prometheus can ask how the run stands; 0: nowhere")]
+    metrics_host: Annotated[
+        Text, key("the address of this machine that is listened on", if_("metrics-port > 0", _exports))
+    ]
     run_name: Annotated[
         str,
         pattern(

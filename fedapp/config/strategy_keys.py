@@ -10,13 +10,13 @@ from fedapp.config.values import (
     Counting,
     Inside,
     Keys,
-    Moderate,
     NonNegative,
     Positive,
     Share,
     Text,
     UnitInterval,
     UpToAMillion,
+    ZeroOrModerate,
     choice,
     pattern,
 )
@@ -50,10 +50,15 @@ class StrategyKeys(Keys):
         ),
     ]
     participation: Annotated[
-        Text, key("who takes part in a round: full, uniform, md, paired or fixed:I,J,…", OWN)
+        Text, key("who takes part in a round: full, uniform, md, paired, flower or fixed:I,J,…", OWN)
     ]
-    fraction_train: Annotated[Share, key("share of the clients that uniform and md draw", OWN)]
-    server_lr: Annotated[Moderate, key("η_g, step size of the server's optimizer")]
+    fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
+    server_lr: Annotated[
+        ZeroOrModerate,
+        key(
+            "η_g, step size of the server's optimizer; 0: 1, and for async-fedavg 1/C, without which it diverges"
+        ),
+    ]
     server_optimizer: Annotated[
         str, choice(OPTIMIZERS), key("what the server does with the aggregated update (Reddi et al. 2021)")
     ]
@@ -74,6 +79,7 @@ class StrategyKeys(Keys):
     ]
     message_epsilon: Annotated[
         UpToAMillion,
+        ZeroOrModerate,
         key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_GRAPH),
     ]
     message_delta: Annotated[
@@ -88,8 +94,14 @@ class StrategyKeys(Keys):
         key("weight of a contribution: unbiased whatever a client's speed, or the same for all", OWN),
     ]
     fedfix_interval: Annotated[Positive, key("Δt, seconds between two aggregations", OWN)]
+    concurrency: Annotated[
+        Count, key("clients at work at once, drawn among the idle whenever one is free; 0: all", OWN)
+    ]
     buffer_size: Annotated[Counting, key("m, contributions that make an aggregation", OWN)]
-    clock: Annotated[Literal["virtual", "wall"], key("time follows from time-scenario, or is the machine's")]
+    clock: Annotated[
+        Literal["auto", "virtual", "wall"],
+        key("time follows from time-scenario, or is the machine's; auto: the latter on devices"),
+    ]
     time_scenario: Annotated[
         str,
         pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$"),
@@ -98,7 +110,7 @@ class StrategyKeys(Keys):
             if_(
                 "clock = virtual, or step-heterogeneity = speed",
                 lambda setting: (
-                    setting.config.clock == "virtual" or setting.config.step_heterogeneity == "speed"
+                    setting.config.clock != "wall" or setting.config.step_heterogeneity == "speed"
                 ),
             ),
         ),

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 Value = str | int | float | bool
@@ -29,6 +29,12 @@ def choice(names: Any) -> Any:
     return pattern(f"one of {', '.join(names)}", f"^({'|'.join(names)})$")
 
 
+def _not_tiny(value: float) -> float:
+    if 0 < value < 1e-6:
+        raise ValueError("below 1e-6")
+    return value
+
+
 # The description of a type is what an error says is allowed.
 Positive = Annotated[float, Field(description="a number > 0", gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(description="a number >= 0", ge=0, allow_inf_nan=False)]
@@ -40,8 +46,12 @@ Count = Annotated[int, Field(description="a whole number >= 0", ge=0, le=LARGEST
 Counting = Annotated[int, Field(description="a whole number >= 1", ge=1, le=LARGEST)]
 # Beyond what any machine does in a task or a run: a slip, not a wish.
 Thousands = Annotated[int, Field(description="a whole number from 0 to 1000000", ge=0, le=10**6)]
+Port = Annotated[int, Field(description="a whole number from 0 to 65535", ge=0, le=65535)]
 Threads = Annotated[int, Field(description="a whole number from 0 to 1024", ge=0, le=1024)]
 Moderate = Annotated[float, Field(description="a number from 1e-6 to 1e6", ge=1e-6, le=1e6)]
+ZeroOrModerate = Annotated[
+    float, Field(description="0, or a number from 1e-6 to 1e6", ge=0, le=1e6), AfterValidator(_not_tiny)
+]
 UpToAMillion = Annotated[float, Field(description="a number from 0 to 1e6", ge=0, le=1e6)]
 Flag = Annotated[bool, Field(description="true or false")]
 Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]

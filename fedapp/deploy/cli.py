@@ -2,22 +2,22 @@
 
 import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import RunConfig
 from fedapp.config.options import read_options
-from fedapp.deploy.files import add_device, read_deployment, write_deployment
-from fedapp.deploy.local import LocalDeployment, register, run_flwr
+from fedapp.deploy import operate
+from fedapp.deploy.audit import Audit, audited
+from fedapp.deploy.files import add_device, write_deployment
+from fedapp.deploy.flower import run_flwr
+from fedapp.deploy.local import LocalDeployment
+from fedapp.deploy.operate import Out, one_line_errors
 from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
-
-Out = Annotated[Path, typer.Argument(help="folder of the deployment")]
 
 
 @app.command()
@@ -45,11 +45,12 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="replace a deployment, its keys included")] = False,
 ) -> None:
     """Make certificates, a key pair per device, and start-up files for systemd and compose."""
-    with _one_line_errors():
+    with one_line_errors():
         members = devices_of(device or [], partitions)
         backend = SUPERLINK_PORT if proxy else 0
         deployment = Deployment(tuple(host or ()), port, home, members, backend)
         write_deployment(out, deployment, force=force)
+        Audit(out, "init --force" if force else "init").note("done")
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
     if proxy:
         print(f"{out / 'proxy'}: there, into nginx or Caddy")
@@ -63,19 +64,12 @@ def init(
 @app.command()
 def add(out: Out, device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH")]) -> None:
     """Add a device to a deployment; what the others have stays as it is."""
-    with _one_line_errors():
+    with one_line_errors():
         name, node_config = device_of(device)
-        deployment = add_device(out, name, node_config)
+        with audited(out, "add", device=name) as audit:
+            deployment = add_device(out, name, node_config)
+            audit.note("done", device=name)
     print(f"{out / name}: to that device, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
-
-
-@app.command("register")
-def register_command(out: Out = Path("deployment")) -> None:
-    """Make the devices' public keys known to the running SuperLink."""
-    with _one_line_errors():
-        deployment = read_deployment(out)
-        register(out, deployment)
-    print(f"registered: {', '.join(member.name for member in deployment.devices)}")
 
 
 @app.command("flwr", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -84,8 +78,10 @@ def flwr_command(
     out: Annotated[Path, typer.Option("--deployment", help="folder of the deployment")] = Path("deployment"),
 ) -> None:
     """Run one of Flower's commands on the deployment, through its proxy: flwr run . --stream, flwr list, …"""
-    with _one_line_errors():
-        raise SystemExit(run_flwr(out, context.args))
+    with one_line_errors(), audited(out, "flwr") as audit:
+        code = run_flwr(out, context.args)
+        audit.note(f"ended with {code}", arguments=" ".join(context.args))
+    raise SystemExit(code)
 
 
 @app.command()
@@ -106,12 +102,12 @@ def local(
 ) -> None:
     """Run the app on a SuperLink and SuperNodes of this machine, and end them all."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _one_line_errors():
+    with one_line_errors():
         paths = [str(Path(path).absolute()) for path in data_path or []]
         nodes: list[dict[str, int | str]] = [{"data-path": path} for path in paths] or [
             {"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)
         ]
-        given = {"clock": "wall", "min-clients": len(nodes), **read_options("--run-config", run_config)}
+        given = {"min-clients": len(nodes), **read_options("--run-config", run_config)}
         RunConfig.load(given)
         if not (source / "pyproject.toml").is_file():
             raise DeployError(
@@ -125,6 +121,7 @@ def local(
                         print(
                             f"starting a SuperLink and {len(nodes)} SuperNodes on {deployment.deployment.address}"
                         )
+                        Audit(folder, "local").note("started")
                         deployment.start()
                         completed = deployment.run(source.absolute(), given)
                     finally:
@@ -136,9 +133,5 @@ def local(
                 raise DeployError(f"the run didn't complete; {where}")
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (ConfigError, DeployError) as error:
-        raise SystemExit(f"error: {error}") from None
+for command in operate.COMMANDS:
+    app.command()(command)

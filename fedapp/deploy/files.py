@@ -11,24 +11,29 @@ OUT/
     superexec/         the folder of the user who runs the code of runs
   NAME/                to that device: CA certificate, keys, node.toml, units of its SuperNode and SuperExec
     superexec/         as on the server
+  nodes.json           which node of the SuperLink is which device
+  audit.jsonl          who changed what, and when
+  removed/             folders of devices that were removed
 """
 
 import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedapp.deploy import keys
+from fedapp.deploy import audit, keys
 from fedapp.deploy.compose import compose_file
 from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
-from fedapp.deploy.proxy import caddyfile, nginx_site
+from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
 from fedapp.deploy.startup import unit_file
 
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
+REMOVED = "removed"  # folder of what devices had that are no longer part of it
 
 
 def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) -> None:
@@ -47,7 +52,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
                 f"{out}: holds a deployment already, and its keys are kept; --force replaces them, "
                 "'fedapp deploy add' adds a device"
             )
-        shutil.rmtree(out)
+        _clear(out)
     server = out / "superlink"
     try:
         (server / SUPEREXEC).mkdir(parents=True)
@@ -80,6 +85,30 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
     return deployment
 
 
+def remove_device(out: Path, name: str) -> Path:
+    """Take a device out of a deployment, and return where its folder is now; what the others have stays as it is.
+
+    Raises
+    ------
+    DeployError
+        If `out` holds no deployment, it has no device of this name, or no other one.
+    """
+    deployment = without_device(out, name)
+    moved = out / REMOVED / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    moved.parent.mkdir(exist_ok=True)
+    write_startup(out, deployment)
+    (out / name).rename(moved)
+    return moved
+
+
+def without_device(out: Path, name: str) -> Deployment:
+    """Read a deployment, and return what it is without a device."""
+    deployment = read_deployment(out)
+    return replace(
+        deployment, devices=tuple(d for d in deployment.devices if d is not deployment.device(name))
+    )
+
+
 def read_deployment(out: Path) -> Deployment:
     """Read a deployment back from its folder."""
     try:
@@ -99,7 +128,9 @@ def write_startup(out: Path, deployment: Deployment) -> None:
     (out / "compose.yaml").write_text(compose_file(deployment), "utf-8")
     _write_way_in(out, deployment)
     for device in deployment.devices:
-        (out / device.name / "node.toml").write_text(tomli_w.dumps(device.node_config), "utf-8")
+        (out / device.name / "node.toml").write_text(
+            tomli_w.dumps({"name": device.name, **device.node_config}), "utf-8"
+        )
     for service in deployment.services:
         unit = out / service.machine / f"fedapp-{service.name}.service"
         unit.write_text(unit_file(deployment, service), "utf-8")
@@ -111,10 +142,20 @@ def _write_way_in(out: Path, deployment: Deployment) -> None:
         (out / "proxy").mkdir(exist_ok=True)
         (out / "proxy" / "nginx.conf").write_text(nginx_site(deployment), "utf-8")
         (out / "proxy" / "Caddyfile").write_text(caddyfile(deployment), "utf-8")
+        (out / "proxy" / "caddy.conf").write_text(caddy_unit(deployment), "utf-8")
     else:
         (out / "flower").mkdir(exist_ok=True)
         config = flower_config(deployment.address, {"root-certificates": str((out / "ca.crt").absolute())})
         (out / "flower" / "config.toml").write_text(config, "utf-8")
+
+
+def _clear(out: Path) -> None:
+    """Remove a deployment, all but the record of who did what."""
+    for path in out.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != audit.FILE:
+            path.unlink()
 
 
 def _write_device_keys(out: Path, device: Device) -> None:

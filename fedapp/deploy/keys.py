@@ -13,12 +13,19 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedapp.deploy.plan import LOOPBACK
 
-VALID_FOR = datetime.timedelta(days=10 * 365)
+AUTHORITY_VALID_FOR = datetime.timedelta(days=10 * 365)
+CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew' makes the next one
 SECRET_BYTES = 32
 OPERATOR = "fedapp operator"  # whom the operator's certificate names
 
@@ -33,11 +40,55 @@ class Authority:
     @classmethod
     def create(cls) -> "Authority":
         """Make one, self-signed."""
+        return cls._self_signed(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Authority":
+        """Read one from its ca.key and ca.crt.
+
+        Raises
+        ------
+        ValueError
+            If they can't be read, or don't belong together.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+            key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{folder}: ca.key and ca.crt can't be read ({error})") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ValueError(f"{folder / 'ca.key'}: isn't the key of ca.crt")
+        return cls(key, certificate)
+
+    def prolonged(self) -> "Authority":
+        """Return the same authority, with the same key, and a certificate that begins today."""
+        return self._self_signed(self.key)
+
+    def successor(self, certificate: x509.Certificate) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Make a new key, and a certificate for it that says what an earlier one said."""
         key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(
+            certificate.subject,
+            self.certificate.subject,
+            key.public_key(),
+            self._at_most(CERTIFICATE_VALID_FOR),
+        )
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        for extension in certificate.extensions:
+            value = own if isinstance(extension.value, x509.SubjectKeyIdentifier) else extension.value
+            builder = builder.add_extension(value, critical=extension.critical)
+        return key, builder.sign(self.key, hashes.SHA256())
+
+    def _at_most(self, duration: datetime.timedelta) -> datetime.timedelta:
+        """Shorten a time so that what is signed now doesn't outlive the authority, which would be worth nothing."""
+        return min(duration, self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC))
+
+    @classmethod
+    def _self_signed(cls, key: ec.EllipticCurvePrivateKey) -> "Authority":
         name = _name("fedapp deployment CA")
         usage = _key_usage(key_cert_sign=True, crl_sign=True)
         certificate = (
-            _builder(name, name, key.public_key())
+            _builder(name, name, key.public_key(), AUTHORITY_VALID_FOR)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -45,26 +96,33 @@ class Authority:
         )
         return cls(key, certificate)
 
-    def server_certificate(self, hosts: Sequence[str]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    def server_certificate(
+        self, hosts: Sequence[str], valid_for: datetime.timedelta = CERTIFICATE_VALID_FOR
+    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         """Make the key and certificate of a server.
 
         Parameters
         ----------
         hosts : sequence of str
             Host names and IP addresses under which clients reach it: the subject's alternative names.
+        valid_for : timedelta
         """
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
+        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, valid_for, names)
 
     def operator_certificate(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         """Make the key and certificate by which the proxy knows who may start runs: good for a client alone."""
-        return self._issue(OPERATOR, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue(OPERATOR, ExtendedKeyUsageOID.CLIENT_AUTH, CERTIFICATE_VALID_FOR)
 
     def _issue(
-        self, name: str, usage: x509.ObjectIdentifier, *extensions: x509.ExtensionType
+        self,
+        name: str,
+        usage: x509.ObjectIdentifier,
+        valid_for: datetime.timedelta,
+        *extensions: x509.ExtensionType,
     ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(name), self.certificate.subject, key.public_key())
+        builder = _builder(_name(name), self.certificate.subject, key.public_key(), valid_for)
         for extension in extensions:
             builder = builder.add_extension(extension, critical=False)
         certificate = (
@@ -102,10 +160,11 @@ def write_operator(folder: Path, authority: Authority) -> None:
 def write_loopback(folder: Path) -> None:
     """Write local.crt and local.key of a device's own API: by them its SuperExec knows it, and nobody else does.
 
-    They have an authority of their own, whose key nobody keeps; its certificate is in local.crt, too.
+    They have an authority of their own, whose key nobody keeps; its certificate is in local.crt, too. They hold as
+    long as that one: nothing outside the device depends on them, so there is nothing to renew.
     """
     authority = Authority.create()
-    _write_pair(folder, "local", *authority.server_certificate([LOOPBACK]))
+    _write_pair(folder, "local", *authority.server_certificate([LOOPBACK], AUTHORITY_VALID_FOR))
     with (folder / "local.crt").open("ab") as file:
         file.write(authority.certificate.public_bytes(Encoding.PEM))
 
@@ -115,6 +174,20 @@ def write_secret(*folders: Path) -> None:
     secret = os.urandom(SECRET_BYTES).hex().encode()
     for folder in folders:
         write_private(folder / "superexec.secret", secret)
+
+
+def replace_pair(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    """Write a certificate to ``path`` and its key beside it, in place of what is there."""
+    write_private(path.with_suffix(".key.new"), _pem(key))
+    os.replace(path.with_suffix(".key.new"), path.with_suffix(".key"))
+    replace_certificate(path, certificate)
+
+
+def replace_certificate(path: Path, certificate: x509.Certificate) -> None:
+    """Write a certificate in place of what is there."""
+    new = path.with_suffix(".crt.new")
+    new.write_bytes(certificate.public_bytes(Encoding.PEM))
+    os.replace(new, path)
 
 
 def write_device(folder: Path) -> None:
@@ -146,7 +219,10 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    valid_for: datetime.timedelta = CERTIFICATE_VALID_FOR,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -156,7 +232,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # devices' clocks may be behind
-        .not_valid_after(now + VALID_FOR)
+        .not_valid_after(now + valid_for)
     )
 
 

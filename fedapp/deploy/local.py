@@ -1,16 +1,13 @@
 """A whole deployment on this machine: real SuperLink, SuperNodes and their SuperExecs, TLS, keys and secrets."""
 
-import json
 import os
-import re
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +16,9 @@ from typing import Any, Self
 import tomli_w
 
 from fedapp.deploy.files import CONNECTION, write_deployment
-from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, WORKER, DeployError, Deployment, Device, environment
+from fedapp.deploy.flower import BIN, ask, environment_of, inherited
+from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, WORKER, DeployError, Deployment, Device
+from fedapp.deploy.registration import register
 from fedapp.deploy.tunnel import way_in
 
 START_TIMEOUT = 120.0  # seconds until the SuperLink must answer
@@ -27,9 +26,6 @@ STATUS_POLL = 5.0  # seconds between two questions whether the run has ended
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 NodeConfigs = Iterable[Mapping[str, int | str]]
-
-# Flower starts its other commands by name.
-_BIN = Path(sys.executable).parent
 
 
 class LocalDeployment:
@@ -89,7 +85,9 @@ class LocalDeployment:
         self.start_superlink()
         self.start_superexec()
         self.wait_for_superlink()
-        register(self.folder, self.deployment)
+        for answer in register(self.folder, self.deployment):
+            if answer.refused:
+                raise DeployError(answer.line)
         for device in self.deployment.devices:
             self.start_supernode(device.name)
 
@@ -145,12 +143,12 @@ class LocalDeployment:
         options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
         command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
         home = self._ways.enter_context(way_in(self.folder))
-        environment = {**_environment(self.folder), "FLWR_HOME": str(home)}
-        return self._spawn([str(_BIN / "flwr"), *command], environment, **output)
+        environment = {**environment_of(self.folder), "FLWR_HOME": str(home)}
+        return self._spawn([str(BIN / "flwr"), *command], environment, **output)
 
     def status(self) -> str:
         """Return what the SuperLink says of the last run, such as ``running`` or ``finished:completed``."""
-        runs = json.loads(flwr(self.folder, "list", CONNECTION, "--format", "json"))["runs"]
+        runs = ask(self.folder, "list")["runs"]
         return str(runs[0]["status"]) if runs else "none"
 
     def log(self, name: str) -> Path:
@@ -179,10 +177,10 @@ class LocalDeployment:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         service = self.services[name]
-        command = [str(_BIN / service.command[0]), *service.command[1:]]
+        command = [str(BIN / service.command[0]), *service.command[1:]]
         own = service.environment(str(self.folder), worker=self.workers)
         with self.log(name).open("ab") as log:
-            self.processes[name] = self._spawn(command, _inherited(own), stdout=log, stderr=log)
+            self.processes[name] = self._spawn(command, inherited(own), stdout=log, stderr=log)
         return self.processes[name]
 
     def _spawn(
@@ -194,59 +192,6 @@ class LocalDeployment:
         return process
 
 
-def register(out: Path, deployment: Deployment) -> None:
-    """Make the devices' public keys known to the SuperLink, those that aren't yet.
-
-    Raises
-    ------
-    DeployError
-        If the SuperLink can't be reached, or refuses a key.
-    """
-    for device in deployment.devices:
-        key = str(out / device.name / "device.pub")
-        try:
-            flwr(out, "supernode", "register", key, CONNECTION, "--name", device.name)
-        except DeployError as error:
-            if "already in use" not in str(error):
-                raise
-
-
-def flwr(out: Path, *arguments: str) -> str:
-    """Run Flower's command line as the owner of a deployment, and return what it prints.
-
-    Raises
-    ------
-    DeployError
-        If the command fails.
-    """
-    with way_in(out) as home:
-        done = subprocess.run(
-            [str(_BIN / "flwr"), *arguments],
-            env={**_environment(out), "FLWR_HOME": str(home)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-    if done.returncode:
-        text = " ".join(re.sub("[─│╭╮╰╯]", " ", done.stdout).split())  # it frames errors
-        raise DeployError(f"flwr {' '.join(arguments[:2])}: {text[-500:]}")
-    return done.stdout
-
-
-def run_flwr(out: Path, arguments: Sequence[str]) -> int:
-    """Run Flower's command line as the owner of a deployment, on this terminal, and return its exit code."""
-    with way_in(out) as home:
-        environment = {**_environment(out), "FLWR_HOME": str(home)}
-        process = subprocess.Popen([str(_BIN / "flwr"), *arguments], env=environment)
-        former = signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C is for Flower, which ends in its own way
-        try:
-            return process.wait()
-        finally:
-            signal.signal(signal.SIGINT, former)
-
-
 def free_ports(count: int) -> list[int]:
     """Find TCP ports on loopback that nobody listens on."""
     with ExitStack() as stack:
@@ -254,14 +199,6 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind((LOOPBACK, 0))
         return [int(probe.getsockname()[1]) for probe in probes]
-
-
-def _environment(own: Path) -> dict[str, str]:
-    return _inherited(environment(str(own)))
-
-
-def _inherited(own: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}", **own}
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -13,7 +13,7 @@ FIRST_NODE_PORT = (
 )
 SUPEREXEC, WORKER = "superexec", "worker"
 WORKER_COMMAND = ["python", "-P", "-m", "fedapp.worker.command"]  # fedapp-worker, whatever else is installed
-_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache")
+_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -144,6 +144,19 @@ class Deployment:
     def superlink_address(self) -> str:
         """The SuperLink's address on the server itself."""
         return f"{LOOPBACK}:{self.backend or self.port}"
+
+    def device(self, name: str) -> Device:
+        """Return the device of a name.
+
+        Raises
+        ------
+        DeployError
+            If there is none.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise DeployError(f"device {name!r}: isn't one of {', '.join(d.name for d in self.devices)}")
 
     # ---- How its processes are started ------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ _CADDY = """\
 		vars_regexp {{http.request.uri}} ^/v1/control/[a-z-]+$
 	}}
 	@operator vars {{http.request.tls.client.subject}} "CN={operator}"
-	@large header_regexp Content-Length ^(\d{{9,}}|[2-9]\d{{7}}|1[7-9]\d{{6}})$
+	@large header_regexp Content-Length ^(\\d{{9,}}|[2-9]\\d{{7}}|1[7-9]\\d{{6}})$
 
 	request_body {{
 		max_size {body}MiB
@@ -162,6 +162,15 @@ _CADDY = """\
 		respond 404
 	}}
 }}
+"""
+
+
+_CADDY_UNIT = """\
+# At /etc/systemd/system/caddy.service.d/fedapp.conf of the server: systemd reads the key, which Caddy's user can't.
+[Service]
+LoadCredential=ca.crt:{own}/ca.crt
+LoadCredential=server.crt:{own}/server.crt
+LoadCredential=server.key:{own}/server.key
 """
 
 
@@ -191,6 +200,11 @@ def caddyfile(deployment: Deployment) -> str:
         addresses=" ".join(_public(deployment)),
         body=BODY_MIB,
     )
+
+
+def caddy_unit(deployment: Deployment) -> str:
+    """Return what is added to the distribution's unit of Caddy."""
+    return _CADDY_UNIT.format(own=f"{deployment.home}/superlink")
 
 
 def _public(deployment: Deployment) -> tuple[str, ...]:

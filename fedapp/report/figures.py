@@ -26,6 +26,7 @@ _CLASSES += ["#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB"]
 _MARKED_POINTS = 25  # up to here each evaluation gets a marker
 _LOG_RATIO = 50.0  # a loss that spans more is drawn on a log axis
 _BAR_CLIENTS = 60
+_NAMED_BARS = 15  # so many names have room below their bars
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
 
@@ -95,7 +96,10 @@ def draw_partition(run_dir: Path, labels: Array, num_classes: int) -> Path:
     spread = f"samples per client: median {np.median(sizes):,.9g}, min {sizes.min():,}, max {sizes.max():,}"
     as_bars = len(counts) <= _BAR_CLIENTS and num_classes <= len(_CLASSES)
     figure = new_figure(4.4 if as_bars else 5.6, f"{title}\n{spread}")
-    (_stacked_bars if as_bars else _heat_map)(figure, counts)
+    if as_bars:
+        _stacked_bars(figure, counts, _names(run_dir, len(counts)))
+    else:
+        _heat_map(figure, counts)
     return save(figure, run_dir / "partition.png")
 
 
@@ -133,7 +137,14 @@ def _mark_last(axes: Axes, x: Array, y: Array, right: float) -> None:
         axes.text(right, 1.01, "not finite", transform=axes.get_xaxis_transform(), ha="right", fontsize=8)
 
 
-def _stacked_bars(figure: Figure, counts: Array) -> None:
+def _names(run_dir: Path, clients: int) -> list[str]:
+    """Return the names of devices that hold the parts, if they all have one."""
+    records = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
+    names = records[-1].get("clients", {}).get("name", []) if records else []
+    return list(names) if len(names) == clients and all(names) else []
+
+
+def _stacked_bars(figure: Figure, counts: Array, names: list[str]) -> None:
     axes = figure.subplots()
     style_axes(axes)
     axes.grid(False, axis="x")
@@ -143,6 +154,8 @@ def _stacked_bars(figure: Figure, counts: Array) -> None:
         axes.bar(range(len(counts)), counts[:, label], 0.8, bottoms[:, label], **style)
     axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, len(counts) - 0.3))
     axes.xaxis.set_major_locator(MaxNLocator(25, integer=True, steps=[1, 2, 5, 10]))
+    if names and len(names) <= _NAMED_BARS:
+        axes.set_xticks(range(len(names)), [name[:20] for name in names], rotation=30, ha="right")
     axes.legend(title="class", reverse=True, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 

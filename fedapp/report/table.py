@@ -46,6 +46,36 @@ def closing_table(summary: Record, metrics: Sequence[Record]) -> Table:
     return table
 
 
+def devices_table(metrics: Sequence[Record]) -> Table | None:
+    """Return what came of each device's work by the last evaluation; None if no devices took part."""
+    clients = metrics[-1].get("clients") if metrics else None
+    if not isinstance(clients, dict) or "tasks" not in clients:
+        return None
+    table = Table(title="devices", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("client", justify="right")
+    table.add_column("name", overflow="fold")
+    for header in _ACCOUNT:
+        table.add_column(header, justify="right", no_wrap=True)
+    names = clients.get("name", [])
+    for index in range(len(clients["tasks"])):
+        counts = (clients.get(key, []) for key in _ACCOUNT.values())
+        cells = [_cell(column[index], 0) if index < len(column) else "-" for column in counts]
+        table.add_row(str(index), names[index] if index < len(names) else "", *cells)
+    return table
+
+
+# Columns of the table of devices, and where metrics.jsonl has them.
+_ACCOUNT = {
+    "tasks": "tasks",
+    "counted": "participation",
+    "late": "late",
+    "failed": "failed",
+    "refused": "refused",
+    "too old": "discarded",
+    "clipped": "clipped",
+}
+
+
 def _title(summary: Record) -> Text:
     strategy, engine, status = (str(summary.get(key, "?")) for key in ("strategy", "engine", "status"))
     final = [f"{key} {_cell(summary[key], 4)}" for key in ("accuracy", "loss") if key in summary]

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedapp.report import read_metrics
-from fedapp.report.table import closing_table
+from fedapp.report.table import closing_table, devices_table
 from fedapp.server.record import Entry, Observer
 from fedapp.server.summary import Summary
 
@@ -16,13 +16,21 @@ LINES = 10  # progress lines of a run without a terminal
 
 
 class Display(Observer):
-    """Progress of a run of ``total`` aggregations, and its ``summary`` in the end."""
+    """Progress of a run of ``total`` aggregations, and its ``summary`` in the end.
 
-    def __init__(self, total: int, summary: Summary) -> None:
+    Attributes
+    ----------
+    live : bool
+        Whether there is a bar, on a terminal; otherwise there are lines in the log.
+    """
+
+    def __init__(self, total: int, summary: Summary, *, json: bool = False) -> None:
         self.total = total
+        self.json = json
         self.summary = summary
         self.path = summary.directory.path
         self.console = Console()
+        self.live = self.console.is_terminal and not json
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
         self.bar = Progress(*columns, TextColumn("{task.fields[metrics]}"), console=self.console)
         self.task = self.bar.add_task("waiting for clients", total=total, metrics="")
@@ -30,7 +38,7 @@ class Display(Observer):
 
     def begin(self) -> None:
         """Begin to show progress."""
-        if self.console.is_terminal:
+        if self.live:
             self.bar.start()
         else:
             log.info("Recording this run in %s", self.path)
@@ -38,7 +46,7 @@ class Display(Observer):
     def announces(self, aggregation: int) -> bool:
         """Tell whether the log gets a line about an aggregation."""
         due = aggregation % max(1, self.total // LINES) == 0 or aggregation == self.total
-        return due and not self.console.is_terminal
+        return due and not self.live
 
     def note(self, entry: Entry) -> None:
         """Show an aggregation."""
@@ -53,11 +61,16 @@ class Display(Observer):
 
     def end(self, status: str) -> None:
         """End the live bar; print the closing table and where the run is."""
-        if self.console.is_terminal:
+        if self.live:
             self.bar.stop()
-        if not self.metrics:
+        if self.json:
+            log.info("%s: %s", status, self.path)
+        if self.json or not self.metrics:
             return
-        self.console.print(closing_table(self.summary.content, read_metrics(self.path)))
+        evaluations = read_metrics(self.path)
+        self.console.print(closing_table(self.summary.content, evaluations))
+        if (devices := devices_table(evaluations)) is not None:
+            self.console.print(devices)
         # Not through rich, which would break a long path over lines.
         print(f"Run directory: {self.path}", flush=True)
         for name in ("curves.png", "partition.png", "model.safetensors"):

@@ -21,10 +21,11 @@ from fedapp.config import (
 )
 from fedapp.data import Dataset, Partition
 from fedapp.data.remarks import remarks
+from fedapp.server.exporter import check_exporter
 from fedapp.server.privacy import check_privacy
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
-from strategies import FederatedStrategy, Progress
+from strategies import FederatedStrategy, Progress, messages
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
 from strategies.time_scenario import TimeScenario
@@ -51,14 +52,20 @@ class Experiment:
     unread: Mapping[str, Value] = field(default_factory=dict)
 
 
-def prepare(config: RunConfig, num_clients: int) -> Experiment:
+def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) -> Experiment:
     """Check the config against the data, the model and the number of clients, and load what the server needs.
+
+    ``clock = "auto"`` becomes real time on devices, and virtual time in a simulation.
 
     Raises
     ------
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
+    if config.clock == "auto":
+        config = config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
+        if on_devices:
+            log.info("clock = auto: real time, on devices")
     given = config
     try:
         work_of_clients(config, num_clients)
@@ -77,6 +84,7 @@ def prepare(config: RunConfig, num_clients: int) -> Experiment:
     if config.min_clients > num_clients:
         raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
     check_tracker(config)
+    check_exporter(config)
     device = _server_device(config)
     config = config.model_copy(update={"data_path": federation.absolute(config.data_path)})
     dataset = federation.dataset_of(config, num_clients)
@@ -97,7 +105,13 @@ def build_strategy(
     strategy = strategy_class(config.strategy)
     values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
     clock = WallClock() if config.clock == "wall" else VirtualClock()
-    return strategy(strategy.Config(**values), clock=clock, observer=observer, stopped=stopped)
+    return strategy(
+        strategy.Config(**values),
+        clock=clock,
+        observer=observer,
+        stopped=stopped,
+        fraction_evaluate=float(config.client_evaluation),
+    )
 
 
 def _check_asynchronous(config: RunConfig) -> None:
@@ -122,12 +136,13 @@ def task_config(experiment: Experiment) -> ConfigRecord:
     """Return what every message to a client carries: the run config and the shape of the data.
 
     Its ``step-heterogeneity`` is the list of all clients' work, so that a client needs nothing else to know its own.
+    What only the strategy reads, which tells clients by the same name, isn't in it.
     """
     config = experiment.config
     work = local_work.to_text(work_of_clients(config, experiment.num_clients))
     return ConfigRecord(
         {
-            **config.flat(),
+            **{key: value for key, value in config.flat().items() if key != messages.ALPHA},
             "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
             **federation.schema_fields(experiment.dataset),
         }

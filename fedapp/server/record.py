@@ -29,18 +29,33 @@ class Entry:
     def resumed(cls, line: Mapping[str, Any], arrays: ArrayRecord) -> "Entry":
         """Take back an evaluation's line of metrics.jsonl, and the model it is of."""
         rest = {key: line[key] for key in line if key not in ("aggregation", "time", "clock", "clients")}
-        clients = line.get("clients", {})
-        return cls(Progress(line["aggregation"], line["time"], arrays, rest, True, clients), rest)
+        clients = dict(line.get("clients", {}))
+        names = {index: name for index, name in enumerate(clients.pop("name", ())) if name}
+        return cls(Progress(line["aggregation"], line["time"], arrays, rest, True, clients, names), rest)
 
     def line(self, clock: str) -> dict[str, Any]:
         """Return the line of metrics.jsonl."""
         progress = self.progress
         head = {"aggregation": progress.aggregation, "time": progress.time, "clock": clock}
-        return head | self.metrics | ({"clients": progress.clients} if progress.clients else {})
+        return head | self.metrics | ({"clients": self._clients()} if progress.clients else {})
+
+    def _clients(self) -> dict[str, list[Any]]:
+        """Return what is known of each client, with the names of those that have one."""
+        clients, names = self.progress.clients, self.progress.names
+        size = max(map(len, clients.values()))
+        return {**({"name": [names.get(index, "") for index in range(size)]} if names else {}), **clients}
 
 
 class Observer:
-    """One concern of a run. What a hook isn't overridden for does nothing."""
+    """One concern of a run. What a hook isn't overridden for does nothing.
+
+    Attributes
+    ----------
+    reason : str
+        At the end, why a run failed or diverged.
+    """
+
+    reason: str = ""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned before; comes before ``begin``."""
@@ -59,7 +74,7 @@ class Observer:
         return {}
 
     def end(self, status: str) -> None:
-        """Finish: the run is ``finished``, ``interrupted``, ``diverged`` or ``failed``."""
+        """Finish: the run is ``finished``, ``interrupted``, ``stopped``, ``diverged`` or ``failed``."""
 
 
 class Record:
@@ -112,7 +127,8 @@ class Record:
         for observer in self.observers:
             observer.note(entry)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, reason: str = "") -> None:
         """End a run."""
         for observer in self.observers:
+            observer.reason = reason
             observer.end(status)

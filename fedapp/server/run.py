@@ -8,12 +8,17 @@ from contextlib import contextmanager, suppress
 from flwr.serverapp import Grid
 
 from fedapp import federation
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError, RunConfig, in_keys
+from fedapp.report.summary import FAILED
 from fedapp.server.display import Display
 from fedapp.server.divergence import Divergence
+from fedapp.server.ending import ToldToStop
 from fedapp.server.evaluation import Evaluation
 from fedapp.server.experiment import Experiment, build_strategy, task_config
+from fedapp.server.exporter import make_exporter
+from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.journal import Journal
+from fedapp.server.logs import logging_as
 from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.record import Observer, Record
 from fedapp.server.run_directory import RunDirectory
@@ -21,7 +26,7 @@ from fedapp.server.saving import Saving
 from fedapp.server.summary import Summary
 from fedapp.server.totals import Totals
 from fedapp.server.trackers import make_tracker
-from strategies import DivergedError, FederatedStrategy
+from strategies import DivergedError, FederatedStrategy, messages
 from strategies.arrays import Layout
 from strategies.clock import WallClock
 from strategies.engine_name import DEPLOYMENT, engine_of
@@ -62,7 +67,26 @@ def run(
             "record-divergence = true: only a simulation has all clients' data; allowed is false"
         )
     directory = directory or RunDirectory(config)
-    strategy = build_strategy(config, stopped=stopped)
+    with logging_as(config.log_format) as lines:
+        strategy = build_strategy(config, stopped=stopped)
+        if lines is not None:
+            lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
+        try:
+            _run(grid, experiment, strategy, directory, observers)
+        finally:
+            directory.close()
+    return directory
+
+
+def _run(
+    grid: Grid,
+    experiment: Experiment,
+    strategy: FederatedStrategy,
+    directory: RunDirectory,
+    observers: Sequence[Observer],
+) -> None:
+    """Let the strategy go, recorded."""
+    config, engine, stopped = experiment.config, engine_of(grid), strategy.stopped
     strategy.repeatable = engine != DEPLOYMENT
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
@@ -72,7 +96,7 @@ def run(
         if directory.checkpoint is not None:
             strategy.restore(directory.checkpoint.strategy)
         record.begin(directory.checkpoint, Layout.of(arrays))
-    status = "failed"
+    status, reason = FAILED, ""
     try:
         with _in_words(config, directory, record):
             strategy.start(
@@ -84,15 +108,21 @@ def run(
                 evaluate_fn=evaluation,
             )
         status = "interrupted" if stopped() else "finished"
-    except DivergedError:
-        status = "diverged"
+    except ToldToStop as told:
+        status = told.status
+        raise
+    except Exception as error:
+        status, reason = "diverged" if isinstance(error, DivergedError) else FAILED, _line(error)
         raise
     finally:
         # A full disk, which may be what ended the run, must not hide why.
-        with suppress(*((OSError,) if status in ("failed", "diverged") else ())):
-            record.end(status)
-        directory.close()
-    return directory
+        with suppress(*((OSError,) if status in (FAILED, "diverged") else ())):
+            record.end(status, reason)
+
+
+def _line(error: Exception) -> str:
+    """Return what an error says, as it may stand in summary.json."""
+    return messages.clean(in_keys(error) or type(error).__name__)
 
 
 def _warn_of_unread(experiment: Experiment) -> None:
@@ -130,8 +160,13 @@ def _record(
     """Put together who watches: those that measure before those that write, who end in this order."""
     config, watch = experiment.config, WallClock()
     summary = Summary(experiment, engine, directory, watch)
-    display = Display(config.num_server_rounds, summary)
+    display = Display(config.num_server_rounds, summary, json=config.log_format == "json")
+    heartbeat = _heartbeat(config, strategy)
+    if not display.live:
+        strategy.stop_when(heartbeat.watching(strategy.stopped))
     tracker = make_tracker(config, directory.path)
+    labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
+    exporter = make_exporter(config, strategy, labels)
     observers = [
         *([Divergence(experiment, strategy)] if config.record_divergence else []),
         *([PrivacyAccount(config, strategy)] if config.dp != "none" else []),
@@ -140,6 +175,21 @@ def _record(
         Journal(experiment, strategy, directory),
         summary,
         display,
+        *([] if display.live else [heartbeat]),
         *others,
+        *([] if exporter is None else [exporter]),
     ]
     return Record(strategy, config.clock, observers, Saving(config, directory, watch, display.announces))
+
+
+def _heartbeat(config: RunConfig, strategy: FederatedStrategy) -> Heartbeat:
+    """Return what logs how far the run is."""
+
+    def standing() -> HowFar:
+        return HowFar(strategy.aggregations, len(strategy.at_work()), len(strategy.clients))
+
+    def budget_left() -> float | None:
+        limited = config.clock == "wall" and config.time_budget > 0
+        return max(0.0, config.time_budget - (strategy.pace.now() - strategy.pace.began)) if limited else None
+
+    return Heartbeat(config.num_server_rounds, standing, budget_left)

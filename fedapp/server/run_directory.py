@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import platform
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -26,9 +27,12 @@ from torch import Tensor
 from fedapp.config import ConfigError, RunConfig, read_run
 from fedapp.config.values import path_of
 from fedapp.data import Partition
+from fedapp.report.summary import read_summary, write_summary
 from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 log = logging.getLogger("flwr.fedapp")
+
+LOCK_TRIES, LOCK_PAUSE = 5, 0.1  # how often, and every how many seconds, a folder's lock is tried again
 
 PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 
@@ -133,7 +137,7 @@ class RunDirectory:
             self.config.num_server_rounds,
             self.config.time_budget,
         )
-        if same and _status(self.path) == "finished":
+        if same and read_summary(self.path).get("status") == "finished":
             raise refused(
                 "that run is finished; it goes on if num-server-rounds or time-budget is raised, "
                 f"from {earlier.num_server_rounds} and {earlier.time_budget:g}"
@@ -150,8 +154,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
-        content = {key: _finite(value) for key, value in summary.items()}
-        self._replace("summary.json", (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+        write_summary(self.path, {key: _finite(value) for key, value in summary.items()})
 
     def _write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         buffer = BytesIO()
@@ -195,21 +198,19 @@ def _make_folder(config: RunConfig) -> Path:
 def _lock(path: Path) -> int:
     """Return a descriptor that holds the lock of a run's folder."""
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"resume = {str(path)!r}: that run is still going on") from None
-    except OSError as error:  # a file system without locks
-        log.warning("%s can't be locked: %s", path, error)
+    for last in (*[False] * LOCK_TRIES, True):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if last:
+                os.close(descriptor)
+                raise ConfigError(f"resume = {str(path)!r}: that run is still going on") from None
+            time.sleep(LOCK_PAUSE)  # whoever reads its summary may hold it for a moment
+        except OSError as error:  # a file system without locks
+            log.warning("%s can't be locked: %s", path, error)
+            break
     return descriptor
-
-
-def _status(path: Path) -> str:
-    try:
-        return str(json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError):  # killed before it was written
-        return "unknown"
 
 
 def _first_free(path_of: Callable[[int], Path]) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedapp.report.summary import RUNNING, this_process
 from fedapp.server.experiment import Experiment
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import RunDirectory
@@ -38,7 +39,7 @@ class Summary(Observer):
 
     def begin(self) -> None:
         """Write that it runs."""
-        self._write("running")
+        self._write(RUNNING)
 
     def measure(self, entry: Entry) -> None:
         """Remember the metrics that there are so far; comes after those that measure."""
@@ -47,7 +48,7 @@ class Summary(Observer):
     def note(self, entry: Entry) -> None:
         """Write how it stands."""
         if entry.progress.evaluated:
-            self._write("running")
+            self._write(RUNNING)
 
     def state(self) -> dict[str, Any]:
         """Return the last aggregation."""
@@ -60,6 +61,8 @@ class Summary(Observer):
     def _write(self, status: str) -> None:
         self.content = {
             "status": status,
+            **({"reason": self.reason} if self.reason else {}),
+            **({"process": this_process()} if status == RUNNING else {}),
             "strategy": self.experiment.config.strategy,
             "engine": self.engine,
             "num-clients": self.experiment.num_clients,

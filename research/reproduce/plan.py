@@ -24,7 +24,7 @@ NUM_CLIENTS, LABEL, DATA_PATH = "num-clients", "label", "data-path"
 # Keys that say where and how a run is recorded or computed, not what it computes.
 PLACES = (
     DATA_PATH, "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
-    "checkpoint-every", "resume",
+    "checkpoint-every", "resume", "log-format", "metrics-port", "metrics-host",
 )  # fmt: skip
 
 # Most runs are too short to be worth a checkpoint; an experiment with long ones says otherwise.

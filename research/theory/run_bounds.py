@@ -1,6 +1,5 @@
 """A finished run beside the bounds that apply to it: which do and why others don't, constants, a figure."""
 
-import json
 import math
 import tomllib
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from fedapp import server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
+from fedapp.report.summary import read_summary
 from fedapp.server import Experiment
 from research.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
 from research.theory.constants import Array, AssumptionError, Constants
@@ -150,8 +150,7 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
 
 
 def _failures(run_dir: Path) -> list[str]:
-    path = run_dir / "summary.json"
-    summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    summary = read_summary(run_dir)
     status, failures = summary.get("status"), summary.get("failures", 0)
     problems = [f"status = {status!r}: the run must be finished"] if status != "finished" else []
     return problems + ([f"failures = {failures}: every client must take part as planned"] if failures else [])
@@ -180,9 +179,9 @@ def _obstacles(config: RunConfig) -> list[str]:
         ),
         f"server-optimizer = {config.server_optimizer!r}: must be sgd": config.server_optimizer == "sgd",
         f"server-lr = {config.server_lr}: must be 1, but for {' and '.join(ASYNCHRONOUS)}": (
-            config.server_lr == 1 or config.strategy not in SYNCHRONOUS
+            config.server_lr in (0, 1) or config.strategy not in SYNCHRONOUS
         ),
-        "clock = 'wall': the run can't be repeated": config.clock == "virtual",
+        "clock = 'wall': the run can't be repeated": config.clock != "wall",
         "aggregation-weights = 'identical': clients then count by their speed": (
             config.aggregation_weights == "time-based" or config.strategy in SYNCHRONOUS
         ),

@@ -11,7 +11,7 @@ import pytest
 
 from fedapp.deploy import keys
 from fedapp.deploy.files import CONNECTION
-from fedapp.deploy.local import flwr
+from fedapp.deploy.flower import flwr
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def test_devices_that_fail_or_lie_are_left_out_and_named(make_trial: MakeTrial) 
         for number in (1, 2):
             assert [
                 line for line in output.splitlines()
-                if f"round {number}: left out client {client} (node " in line and text in line
+                if f"round {number}: left out client {client} (device-{client}, node " in line and text in line
             ], output  # fmt: skip
     assert [line["participants"] for line in trial.metrics[1:]] == [1, 1]
     assert trial.summary["failures"] == 2 * len(LIES)
@@ -54,7 +54,7 @@ def test_an_answer_to_an_old_task_is_not_counted(make_trial: MakeTrial) -> None:
     complete(trial, 2)
     # The first answer is to the first task, as it should be; the second isn't to the second.
     assert [line["participants"] for line in trial.metrics[1:]] == [2, 1]
-    assert "round 2: left out client 1 (node " in output
+    assert "round 2: left out client 1 (device-1, node " in output
 
 
 def test_a_device_that_hangs_is_given_up_at_the_deadline(make_trial: MakeTrial) -> None:
@@ -63,7 +63,7 @@ def test_a_device_that_hangs_is_given_up_at_the_deadline(make_trial: MakeTrial) 
     output = trial.end()
     complete(trial, 2)
     assert [line["participants"] for line in trial.metrics[1:]] == [1, 1]
-    assert "left out client 1 (node " in output
+    assert "left out client 1 (device-1, node " in output
     assert "no reply before the deadline" in output
 
 
@@ -91,7 +91,7 @@ def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
     trial.supervise("device-1")
     output = trial.end(600)
     complete(trial, 11)
-    assert "left out client 1 (node " in output
+    assert "left out client 1 (device-1, node " in output
     # The SuperLink refuses a key that it takes for online; the unit's pauses outlast that.
     assert ("Exit Code: 305" in trial.device_log("device-1")[before:]) == (pause == 0)
     assert trial.metrics[-1]["participants"] == 2

@@ -83,6 +83,14 @@ def test_certificates_are_each_good_for_one_thing(made: Path) -> None:
     }
 
 
+def test_what_only_a_device_uses_needs_no_renewal(made: Path) -> None:
+    ends = {
+        name: x509.load_pem_x509_certificate((made / name).read_bytes()).not_valid_after_utc
+        for name in ("ca.crt", "superlink/server.crt", "oslo/local.crt")
+    }
+    assert ends["oslo/local.crt"] >= ends["ca.crt"] > ends["superlink/server.crt"]
+
+
 def test_a_superexec_knows_its_supernode_and_no_other(made: Path) -> None:
     own = made / "oslo" / "local.crt"
     assert shake_hands(made, "127.0.0.1", own, server=own) is None
@@ -151,13 +159,17 @@ def test_device_keys_are_what_flower_reads_and_differ(made: Path) -> None:
 
 
 def test_flower_reads_what_a_device_is_told(made: Path) -> None:
-    assert parse_config_args([str(made / "oslo" / "node.toml")]) == {"data-path": "/srv/my data/$x.npz"}
+    assert parse_config_args([str(made / "oslo" / "node.toml")]) == {
+        "name": "oslo", "data-path": "/srv/my data/$x.npz",
+    }  # fmt: skip
 
 
 def test_partitions_instead_of_data(tmp_path: Path) -> None:
     assert deploy("init", tmp_path / "d", *HOSTS, "--partitions", 3).exit_code == 0
     told = [parse_config_args([str(tmp_path / "d" / f"device-{part}" / "node.toml")]) for part in range(3)]
-    assert told == [{"partition-id": part, "num-partitions": 3} for part in range(3)]
+    assert told == [
+        {"name": f"device-{part}", "partition-id": part, "num-partitions": 3} for part in range(3)
+    ]
 
 
 # What is there already -----------------------------------------------------------------------------------------
@@ -192,7 +204,7 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
     assert deploy("add", out, "lima=/data/lima.npz").exit_code == 0
     after = contents(out)
     assert {name for name in after if after[name] != before.get(name)} == {
-        "deployment.toml", "compose.yaml", "lima/ca.crt", "lima/device.key", "lima/device.pub",
+        "audit.jsonl", "deployment.toml", "compose.yaml", "lima/ca.crt", "lima/device.key", "lima/device.pub",
         "lima/local.crt", "lima/local.key", "lima/superexec.secret", "lima/superexec/superexec.secret",
         "lima/node.toml", "lima/fedapp-lima.service", "lima/fedapp-lima-superexec.service",
         "lima/fedapp-lima-worker.service",
@@ -202,7 +214,7 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
     assert ports == [9094, 9095, 9096]
     again = deploy("add", out, "lima=/data/lima.npz")
     assert again.output == "error: --device 'lima': is there twice; names must differ\n"
-    assert contents(out) == after
+    assert {**contents(out), "audit.jsonl": b""} == {**after, "audit.jsonl": b""}
 
 
 @pytest.mark.parametrize(

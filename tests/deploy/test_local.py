@@ -81,7 +81,7 @@ def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path)
 def test_interrupted_it_ends_everything_that_it_started(number: int, start: Start, tmp_path: Path) -> None:
     process = start("-n", "2", "-c", f'results-dir="{tmp_path}"')
     deadline = time.monotonic() + 200
-    while len([line for line in left_over(tmp_path / "out") if "flower-supernode" in line]) < 2:
+    while len([line for line in left_over(tmp_path / "out") if "fedapp.deploy.supernode" in line]) < 2:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stdout and process.stdout.read()
         time.sleep(0.2)

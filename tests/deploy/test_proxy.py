@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
@@ -129,11 +132,18 @@ def test_the_operator_gets_to_the_control_port(gate: Gate) -> None:
 
 
 def test_nobody_else_gets_to_the_control_port(gate: Gate, tmp_path: Path) -> None:
-    """No certificate, the server's, a device's own, and the operator's of another deployment."""
+    """No certificate, the server's, a device's own, another deployment's operator's, one signed by a device."""
     before = gate.seen()
     assert gate.ask(CONTROL)[0] == 403
     keys.write_operator(tmp_path, keys.write_authority(tmp_path))
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    key = load_ssh_private_key((gate.folder / "device-0" / "device.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    issuer = x509.load_pem_x509_certificate((gate.folder / "ca.crt").read_bytes())
+    keys.write_operator(forged, keys.Authority(key, issuer))
     for certificate in (
+        forged / "operator.crt",
         gate.folder / "superlink" / "server.crt",
         gate.folder / "device-0" / "local.crt",
         tmp_path / "operator.crt",

@@ -16,6 +16,10 @@ from strategies import REGISTRY, messages
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
+RULES = {
+    "fedprox": {messages.APPLIED: {messages.ALPHA: 0.1}},
+    "spectral": {messages.APPLIED: {messages.BETA: 0.5, messages.RECORDS: [messages.NEIGHBOURS]}},
+}
 DEVICES, ROWS, WIDTH = 3, 40, 6
 SECRET = "patients-of-dr-smith"  # in every device's path
 CLASSES = ("benign", "malign")
@@ -31,8 +35,8 @@ class RecordingGrid(SequentialGrid):
 
     def __init__(self, paths: list[str]) -> None:
         super().__init__(app, len(paths))
-        for context, path in zip(self.contexts.values(), paths, strict=True):
-            context.node_config = {"data-path": path}
+        for number, (context, path) in enumerate(zip(self.contexts.values(), paths, strict=True)):
+            context.node_config = {"data-path": path, "name": f"device-{number}"}
         self.replies: list[Message] = []
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -80,7 +84,10 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
         assert reply.has_content(), reply.error
         kind, content = reply.metadata.message_type, reply.content
         seen.add(kind)
-        assert not content.config_records
+        words = {record: dict(values) for record, values in content.config_records.items()}
+        name = f"device-{reply.metadata.src_node_id - 1}"  # what its operator calls it
+        rule = RULES.get(strategy, {}) if kind == messages.TRAIN else {}  # by which of ours it went
+        assert words == ({"device": {"name": name}} if kind == messages.DESCRIBE else rule)
         arrays = {
             record: {name: array.numpy().nbytes for name, array in arrays.items()}
             for record, arrays in content.array_records.items()

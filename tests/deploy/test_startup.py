@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -174,16 +175,23 @@ def test_no_container_has_more_than_it_needs(made: Path) -> None:
 
 
 def test_compose_accepts_its_file(made: Path) -> None:
-    if (
-        shutil.which("docker") is None
-        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
-    ):
+    asked = ["docker", "compose", "version"]
+    if shutil.which("docker") is None or subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("needs docker compose")
     command = ["docker", "compose", "--file", str(made / "compose.yaml"), "config", "--quiet"]
     assert subprocess.run(command).returncode == 0
 
 
 # Proxies -------------------------------------------------------------------------------------------------------
+
+
+def test_systemd_hands_caddy_what_its_file_reads(made: Path) -> None:
+    lines = (made / "proxy" / "caddy.conf").read_text().splitlines()
+    handed = dict(line.removeprefix("LoadCredential=").split(":") for line in lines if "=" in line)
+    read = set(re.findall(r"\{\$CREDENTIALS_DIRECTORY\}/(\S+)", (made / "proxy" / "Caddyfile").read_text()))
+    assert set(handed) == read
+    assert handed == {name: f"{read_deployment(made).home}/superlink/{name}" for name in read}
+    assert all((made / "superlink" / name).is_file() for name in read)
 
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="needs Caddy: apt-get install caddy")

@@ -20,7 +20,7 @@ from fedapp.server import Experiment
 from fedapp.training.autograd import cross_entropy, train
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.rule import LocalRule
-from strategies import graph
+from strategies import graph, messages
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -46,7 +46,7 @@ class RecordingGrid(SequentialGrid):
         reply = super()._work(message)
         if message.metadata.message_type == "train":
             config = message.content.config_records["config"]
-            self.trained[int(config["server-round"])][int(config["client"])] = (message, reply)
+            self.trained[int(config["server-round"])][int(config[messages.CLIENT])] = (message, reply)
         return reply
 
 
@@ -176,9 +176,9 @@ def local_iterates(run: InProcess, request: Message, reply: Message, client: int
     x, y = federation.to_tensors(experiment.dataset, rows, config.normalize, CPU)
     batches = plan_batches(
         len(rows), batch_size=config.batch_size, epochs=config.local_epochs, steps=config.local_steps,
-        rng=task_rng(config.seed, client, int(record["task"])),
+        rng=task_rng(config.seed, client, int(record[messages.TASK])),
     ).ragged()  # fmt: skip
-    beta = float(record["beta"])
+    beta = float(record[messages.BETA])
     w, found = w_bar, []
     for batch in [*batches, None]:
         found.append([flat(w), beta * flat(w) + (1 - beta) * flat(u)])

@@ -53,7 +53,7 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
         ("message-epsilon=1e300", "message-epsilon = 1e+300: must be a number from 0 to 1e6"),
         ("dp-noise-multiplier=1e300", "dp-noise-multiplier = 1e+300: must be a number from 1e-6 to 1e6"),
         ("dp-noise-multiplier=1e-300", "dp-noise-multiplier = 1e-300: must be a number from 1e-6 to 1e6"),
-        ("server-lr=1e300", "server-lr = 1e+300: must be a number from 1e-6 to 1e6"),
+        ("server-lr=1e300", "server-lr = 1e+300: must be 0, or a number from 1e-6 to 1e6"),
         (
             f"client-threads={2**63 - 1}",
             f"client-threads = {2**63 - 1}: must be a whole number from 0 to 1024",

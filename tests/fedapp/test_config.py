@@ -71,12 +71,13 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "aggregation-weights": (one_of("time-based", "identical"), ["time", "", 1], ["time-based", "identical"]),
     "fedfix-interval": (POSITIVE, NO_POSITIVE, [0.5, 2]),
     "buffer-size": (COUNTING, NO_COUNTING, [1, 10]),
-    "server-lr": (MODERATE, NO_MODERATE, [1, 0.1]),
+    "concurrency": (COUNT, NO_COUNT, [0, 5]),
+    "server-lr": ("0, or a number from 1e-6 to 1e6", [value for value in NO_MODERATE if value != 0], [0, 1, 0.1]),
     "server-optimizer": (
         one_of("sgd", "momentum", "adagrad", "adam", "yogi"), ["SGD", "", "adam\n", 1],
         ["sgd", "momentum", "adagrad", "adam", "yogi"],
     ),
-    "clock": (one_of("virtual", "wall"), ["real", "", 0], ["virtual", "wall"]),
+    "clock": (one_of("auto", "virtual", "wall"), ["real", "", 0], ["auto", "virtual", "wall"]),
     "time-scenario": (
         SCENARIOS,
         ["F100", "F", "F-1", "f80", "F80 ", "F80\n", "exponential:", "exponential:F100", "trace:", "", 80],
@@ -135,6 +136,9 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "client-threads": ("a whole number from 0 to 1024", [1025, *NO_COUNT], [0, 4]),
     "results-dir": ("a text", NO_TEXT, ["results", "/tmp/über"]),
     "tracker": (one_of("none", "tensorboard", "wandb"), ["", "mlflow", False], ["none", "tensorboard", "wandb"]),
+    "log-format": (one_of("text", "json"), ["", "JSON", True], ["text", "json"]),
+    "metrics-port": ("a whole number from 0 to 65535", [65536, *NO_COUNT], [0, 9100]),
+    "metrics-host": ("a text", NO_TEXT, ["127.0.0.1", "::1", "metrics.example.org"]),
     "run-name": (FOLDER, ["a/b", "/a", "..", ".hidden", "a\\b", "-rf", " ", "a\n", 1],
                  ["", "run-1", "v1.2", "älter", "a b"]),
 }  # fmt: skip
@@ -262,7 +266,7 @@ def test_steps_in_place_of_epochs() -> None:
 def test_a_fraction_goes_with_a_random_draw_only(scheme: str) -> None:
     text = refusal({"participation": scheme, "fraction-train": 0.5})
     name = scheme.partition(":")[0]
-    assert text == f"fraction-train = 0.5: goes with participation uniform or md, not with {name!r}"
+    assert text == f"fraction-train = 0.5: goes with participation uniform, md or flower, not with {name!r}"
 
 
 @pytest.mark.parametrize("scheme", ["uniform", "md"])

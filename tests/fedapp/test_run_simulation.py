@@ -1,5 +1,6 @@
 """The command line: what it reads, and that every mistake ends in one line before Ray is started."""
 
+import json
 import os
 import re
 import subprocess
@@ -182,6 +183,19 @@ def test_as_a_command(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert sum(after[2:4]) - sum(before[2:4]) < 10  # seconds of the cores, as the machine may be busy
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulation_logs_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_figures: None
+) -> None:
+    config = f'results-dir="{tmp_path}" run-name="run" num-server-rounds=1 log-format="json" proximal-mu=2.0'
+    federation = "num-supernodes=3"
+    assert main(["--engine", "sequential", "-c", config, "--federation-config", federation]) == 0
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.err.splitlines()]
+    assert lines[-1]["message"] == f"finished: {tmp_path / 'run'}"
+    assert "not read by fedavg: proximal-mu = 2.0" in [line["message"] for line in lines]
+    assert captured.out == ""
 
 
 # The simulation's config -----------------------------------------------------------------------------------

@@ -148,7 +148,10 @@ def test_a_task_carries_the_whole_config_and_the_shape_of_the_data(
         records.DATA_KIND: "image", records.DATA_TYPE: "uint8",
         records.INPUT_SHAPE: [1, 8, 8], records.NUM_CLASSES: 10,
     }  # fmt: skip
-    assert record == {**config.flat(), **shape}
+    fields = {
+        key: value for key, value in config.flat().items() if key != "proximal-mu"
+    }  # that is the strategy's
+    assert record == {**fields, "clock": "virtual", **shape}
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -165,7 +168,7 @@ def test_a_strategy_gets_its_config_from_the_run_config(
 
 def test_fedprox_gets_its_pull(configure: Callable[..., RunConfig]) -> None:
     strategy = build_strategy(configure(strategy="fedprox", proximal_mu=0.7), lambda progress: None)
-    assert strategy.local_rule() == {"alpha": 0.7}
+    assert strategy.local_rule() == {"proximal-mu": 0.7}
     assert build_strategy(configure(proximal_mu=0.7), lambda progress: None).local_rule() == {}
 
 
@@ -174,7 +177,7 @@ def test_the_spectral_method_gets_its_parameters(configure: Callable[..., RunCon
         strategy="spectral", perturbation_beta=0.25, message_floor=1e-6, neighbours=3, neighbour_memory=0.5
     )
     strategy = build_strategy(config, lambda progress: None)
-    assert strategy.local_rule() == {"beta": 0.25}
+    assert strategy.local_rule() == {"strategies.beta": 0.25}
     assert strategy.config.neighbour_memory == 0.5
     assert strategy.config.client_weights == "adjacency"  # whatever the run config says
     assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)

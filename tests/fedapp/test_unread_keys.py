@@ -111,6 +111,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"local-epochs": 5, "step-heterogeneity": "list:1,2,1"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "range:1-3"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "uniform:1-3"}, ["local-epochs"]),
+    ({"metrics-host": "localhost"}, ["metrics-host"]),
 ]  # fmt: skip
 
 
@@ -133,6 +134,7 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
         ("aggregation-weights", "identical", {"strategy": "async-fedavg"}),
         ("fedfix-interval", 2.0, {"strategy": "fedfix"}),
         ("buffer-size", 2, {"strategy": "fedbuff", "buffer-size": 3}),
+        ("concurrency", 2, {"strategy": "async-fedavg"}),
         ("message-floor", 0.5, {"strategy": "spectral"}),
         ("neighbours", 1, {"client-weights": "adjacency"}),
         ("message-epsilon", 1.0, {"client-weights": "adjacency"}),
@@ -175,7 +177,7 @@ def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: 
         {"strategy": "fedavg", "client-weights": "adjacency", "neighbours": 1, "message-floor": 0.1},
         {"strategy": "fedfix", "fedfix-interval": 2.0, "client-weights": "uniform", "time-scenario": "F0"},
         {"strategy": "fedbuff", "buffer-size": 2, "aggregation-weights": "identical", "update-norm-bound": 1.0},
-        {"strategy": "fedbuff", "buffer-size": 2, "dp": "local", "dp-clipping-norm": 2.0, "dp-delta": 0.1},
+        {"strategy": "fedbuff", "buffer-size": 2, "concurrency": 2, "dp": "local", "dp-clipping-norm": 2.0},
         {"strategy": "fedavg", "client-weights": "uniform", "aggregation-rule": "median", "faulty-clients": 1},
         {"strategy": "fedavg", "client-weights": "uniform", "dp": "central", "dp-noise-multiplier": 0.1},
         {"participation": "uniform", "fraction-train": 0.5, "client-evaluation": True, "lr-schedule": "cosine"},
@@ -191,6 +193,10 @@ def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: 
 )  # fmt: skip
 def test_nothing_is_said_where_all_is_read(values: Values) -> None:
     assert unread(values) == {}
+
+
+def test_where_prometheus_asks_is_read_if_it_may_ask(free_port: int) -> None:
+    assert unread({"metrics-port": free_port, "metrics-host": "localhost", "log-format": "json"}) == {}
 
 
 def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(
@@ -281,6 +287,7 @@ anything = st.fixed_dictionaries(
         "message-delta": st.just(0.1),
         "fedfix-interval": st.just(2.0),
         "buffer-size": st.just(2),
+        "concurrency": st.just(2),
         "faulty-clients": st.just(1),
         "partitioner": st.sampled_from(["iid", "dirichlet"]),
         "class-imbalance": st.just(1.0),

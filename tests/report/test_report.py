@@ -12,7 +12,14 @@ from PIL import Image
 from rich.console import Console
 
 from fedapp.report import as_number, read_metrics
-from fedapp.report.figures import _class_counts, draw_curves, draw_partition
+from fedapp.report.figures import (
+    _class_counts,
+    _names,
+    _stacked_bars,
+    draw_curves,
+    draw_partition,
+    new_figure,
+)
 from fedapp.report.table import closing_table
 
 Record = Mapping[str, object]
@@ -182,6 +189,25 @@ def test_partition(tmp_path: Path, clients: int, classes: int, height: int) -> N
     path = draw_partition(tmp_path, rng.integers(0, classes, rows), classes)
     assert path == tmp_path / "partition.png"
     check_png(path, (1200, height))
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["oslo", "b" * 63], ["oslo", "b" * 20]),
+        (["oslo", ""], []),  # some have none: then all are numbers
+        (["oslo"], []),  # devices with data of their own are no parts
+        (None, []),
+    ],
+)
+def test_parts_of_devices_have_their_names(tmp_path: Path, names: list[str] | None, shown: list[str]) -> None:
+    record = {"aggregation": 0, **({} if names is None else {"clients": {"name": names}})}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    figure = new_figure(4.4, "")
+    _stacked_bars(figure, np.array([[1, 2], [3, 4]]), _names(tmp_path, 2))
+    ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert ticks == (shown or ticks)
+    assert (ticks == shown) == bool(shown)
 
 
 def test_class_counts_by_hand() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -48,6 +48,11 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
         metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
         arrays = ArrayRecord({name: Array(values) for name, values in trained.items()})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
+        applied = {key: config[key] for key in (messages.ALPHA, messages.BETA) if key in config}
+        if beside := [key for key in ("neighbours", messages.CONSTANT) if key in message.content]:
+            applied[messages.RECORDS] = beside
+        if applied:
+            content[messages.APPLIED] = ConfigRecord(applied)
         return Message(_misbehave(client.get("fault-train"), content), reply_to=message)
 
     @app.evaluate()
@@ -71,9 +76,13 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
         @app.query("describe")
         def describe(message: Message, context: Context) -> Message:
             client = context.node_config
+            if client.get("fault-query") == "refuse":
+                return Message(Error(100, "out of memory"), reply_to=message)
             keys = [k for k in ("partition-id", "num-partitions", "num-examples") if k in client]
             metrics = MetricRecord({key: client[key] for key in keys})
             content = _misbehave(client.get("fault-query"), RecordDict({"metrics": metrics}))
+            if "name" in client:
+                content["device"] = ConfigRecord({"name": client["name"]})
             return Message(content, reply_to=message)
 
     return app
@@ -114,7 +123,7 @@ def _misbehave(fault: str | None, content: RecordDict) -> RecordDict:
         "nan": lambda: Array(np.full_like(values, np.nan)),
         "inf": lambda: Array(np.full_like(values, np.inf)),
         "shape": lambda: Array(np.append(values, values[:1])),
-        "dtype": lambda: Array(values.astype(np.float16)),
+        "dtype": lambda: Array(values.astype(np.complex64)),
         "bytes": lambda: Array(array.dtype, array.shape, array.stype, b"\x93NUMPY torn"),
         "npz": lambda: Array(array.dtype, array.shape, array.stype, _npz_bytes()),
         "stype": lambda: Array(array.dtype, array.shape, "pickle", array.data),

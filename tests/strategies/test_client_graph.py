@@ -194,7 +194,7 @@ def test_a_failing_clients_weight_is_shared_over_the_others(
 def test_the_federated_loss_of_the_clients_has_adjacency_weights(
     federation: Make, model: Make, train_config: Make, tied: Directions
 ) -> None:
-    strategy = FedAvg(FedAvg.Config(client_weights="adjacency", client_evaluation=True))
+    strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     result = strategy.start(
         federation(directions=tied), model(1.0), num_rounds=1, train_config=train_config()
     )

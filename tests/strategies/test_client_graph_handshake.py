@@ -40,7 +40,7 @@ def test_the_question_carries_the_config_and_who_is_asked(federation: Make) -> N
     asked = [(m.metadata.dst_node_id, dict(m.content.config_records["config"]), list(m.content))
              for m in grid.requests(messages.ASK_DIRECTION)]  # fmt: skip
     assert asked == [
-        (node_id, {"dataset": "digits", "lr": 0.5, "client": index}, ["config"])
+        (node_id, {"dataset": "digits", "lr": 0.5, messages.CLIENT: index}, ["config"])
         for index, node_id in enumerate([30, 10, 20])
     ]
 

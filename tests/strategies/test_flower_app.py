@@ -36,7 +36,7 @@ def test_flowers_own_loop_gives_the_same_model(
     train_config: Make,
     strategy_class: type[Any],
 ) -> None:
-    options: dict[str, Any] = {"participation": "uniform", "fraction_train": 0.5, "client_evaluation": True}
+    options: dict[str, Any] = {"participation": "uniform", "fraction_train": 0.5}
     ours = strategy_class(strategy_class.Config(**options)).start(
         federation(range(6), range(1, 7)), model(0.3), num_rounds=3, train_config=train_config(2)
     )

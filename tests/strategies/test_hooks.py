@@ -3,20 +3,22 @@
 The three clients of the fixture: p = (1, 2, 5)/8, Δ_i = (c_i − w)/2 with c = (3, 2, −1), F80: τ = (.2, .6, 1).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
+from examples.methods import FedAsync, FedNova, PowerOfChoice, Ringmaster, Scaffold
 from strategies import (
     AsynchronousConfig,
     AsynchronousStrategy,
     FedAvg,
     Progress,
-    SynchronousConfig,
     messages,
     streams,
 )
@@ -28,6 +30,9 @@ from strategies.ledger import Member
 from strategies.roster import Client
 
 Make = Callable[..., Any]
+
+
+# SCAFFOLD, FedAsync and others are the examples'.
 
 
 # ---- FedBuff with a discount for staleness, and so many at work --------------------------------------------
@@ -66,8 +71,6 @@ class ConcurrentFedBuff(AsynchronousStrategy):
 class AllClientCache(AsynchronousStrategy):
     """At every arrival h_j ← Δ_j and W ← W + Σ p_i h_i (Gu et al. 2021), once all have answered."""
 
-    cache: ClientVectors | None = None
-
     def ready(self, arrived: int) -> bool:
         return all(member.answers for member in self.ledger.counting)
 
@@ -75,62 +78,11 @@ class AllClientCache(AsynchronousStrategy):
         return [self.importance()[c.client.index] for c in contributions]
 
     def counted(self, contribution: Contribution) -> Vector:
-        if self.cache is None:
-            self.cache = ClientVectors(np.zeros(len(self.model)), len(self.ledger.members))
-        self.cache.put(contribution.client.index, contribution.update)
+        self.vectors("updates").put(contribution.client.index, contribution.update)
         return contribution.update
 
     def direction(self, total: Vector) -> Vector:
-        assert self.cache is not None
-        return self.cache.weighted_sum(self.importance())
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | ({} if self.cache is None else self.cache.state("updates"))
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.cache = ClientVectors.restored(state, "updates")
-
-    def reset(self) -> None:
-        super().reset()
-        self.cache = None
-
-
-# ---- A constant vector in the local step -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScaffoldConfig(SynchronousConfig):
-    """γ and K of the clients, whose replies don't tell."""
-
-    lr: float = 0.5
-    local_steps: int = 1
-
-
-class Scaffold(FedAvg):
-    """SCAFFOLD, option II (Karimireddy et al. 2020, algorithm 1); the server holds every c_i, and clients nothing."""
-
-    Config = ScaffoldConfig
-    config: ScaffoldConfig
-    streams = False
-    variates: ClientVectors | None = None
-
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        if self.variates is None:
-            self.variates = ClientVectors(np.zeros(len(self.model)), len(self.clients))
-        self.common = self.variates.weighted_sum(self.importance())
-        for client in clients:
-            yield {messages.CONSTANT: self.common - self.variates.get(client.index)}
-
-    def counted(self, contribution: Contribution) -> Vector:
-        assert self.variates is not None
-        i, speed = contribution.client.index, self.config.lr * self.config.local_steps
-        self.variates.put(i, self.variates.get(i) - self.common - contribution.update / speed)
-        return contribution.update
-
-    def reset(self) -> None:
-        super().reset()
-        self.variates = None
+        return self.vectors("updates").weighted_sum(self.importance())
 
 
 # ---- Late work, whole models -------------------------------------------------------------------------------
@@ -150,19 +102,6 @@ class Rennala(AsynchronousStrategy):
 
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
         return [1 / len(contributions)] * len(contributions)
-
-
-class FedAsync(AsynchronousStrategy):
-    """W ← (1−α_t) W + α_t w_i with α_t = α (δ+1)^−½ (Xie et al. 2019), of whole models w_i."""
-
-    def ready(self, arrived: int) -> bool:
-        return True
-
-    def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
-        return [0.6 * (c.staleness + 1) ** -0.5 for c in contributions]
-
-    def counted(self, contribution: Contribution) -> Vector:
-        return contribution.model - self.model
 
 
 # ---- Runs --------------------------------------------------------------------------------------------------
@@ -191,7 +130,10 @@ def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
             state = done.strategy.state()
             done.states.append({k: v.copy() if isinstance(v, np.ndarray) else v for k, v in state.items()})
 
-        done.strategy = kind(kind.Config(**options), clock=VirtualClock(), observer=observe)
+        usual = {"eval_every": 1, "server_lr": 1.0}
+        done.strategy = kind(
+            kind.Config(**usual | options), clock=VirtualClock(), observer=observe, fraction_evaluate=0.0
+        )
         if state is not None:
             done.strategy.restore(state)
         done.strategy.start(
@@ -243,9 +185,9 @@ def test_a_cache_of_last_updates_by_hand(go: Make) -> None:
 def test_control_variates_by_hand(go: Make) -> None:
     # Round 1 is FedAvg's: w = 5/8. c_i = −Δ_i/.5 = g_i(1) = (−2, −1, 2), c = (−2 − 2 + 10)/8 = 3/4. Round 2: the
     # gradients at 5/8 are (−2.375, −1.375, 1.625); with c − c_i all are .375: Δ_i = −.1875, the same for all.
-    run = go(Scaffold, 2)
+    run = go(Scaffold, 2, lr=0.5)
     assert run.values == [1.0, 0.625, 0.4375]
-    variates = run.strategy.variates
+    variates = run.strategy.vectors("variates")
     assert [variates.get(i)[0] for i in range(3)] == [-2.375, -1.375, 1.625]
     assert run.seen[2].metrics["bytes-down"] == 2 * run.seen[2].metrics["bytes-up"]  # two vectors for one
 
@@ -259,7 +201,7 @@ def test_late_work_is_thrown_away_and_its_client_gets_the_present_model(go: Make
     assert [p.time for p in run.seen] == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
     assert [p.metrics.get("discarded-updates") for p in run.seen[1:]] == [None, 1, 1, 1]
     sent = [m.content.config_records["config"] for m in grid.requests()]
-    assert [(c["server-round"] - 1) for c in sent if c["client"] == 1] == [0, 1, 3]
+    assert [(c["server-round"] - 1) for c in sent if c[messages.CLIENT] == 1] == [0, 1, 3]
     assert run.seen[-1].clients["participation"] == [8, 0, 0]
 
 
@@ -375,3 +317,59 @@ def test_a_model_at_every_arrival_with_a_discount_by_hand(go: Make) -> None:
     # 0@.2: w = 1 + 1. 0@.4: 2 + .5. 0@.6: 2.5 + .25. 1@.6 of model 0: δ = 3, w = 2.75 + .5/4^discount.
     assert go(Discount, 4, discount=1.0).values == [1.0, 2.0, 2.5, 2.75, 2.875]
     assert go(Discount, 4).values == [1.0, 2.0, 2.5, 2.75, 3.0]
+
+
+# ---- The other examples --------------------------------------------------------------------------------------
+
+
+def test_normalised_averaging_by_hand(go: Make, federation: Make) -> None:
+    # τ = (1, 2, 4) steps of γ = ½ from 1: Δ_i = (c_i − 1)(1 − 2^−τ) = (1, .75, −1.875). p = (1, 2, 5)/8, τ̄ = 25/8:
+    # w = 1 + 25/8 · (1/8 · 1 + 2/8 · .75/2 − 5/8 · 1.875/4)
+    grid = federation()
+    for client, steps in enumerate((1, 2, 4)):
+        grid.node(client).context.node_config["local-steps"] = steps
+    plain = grid.app
+
+    def counting(message: Any, context: Any) -> Any:
+        reply = plain(message, context)
+        if message.metadata.message_type == messages.TRAIN:
+            reply.content["metrics"]["num-steps"] = context.node_config["local-steps"]
+        return reply
+
+    grid.app = counting
+    run = go(FedNova, 1, grid=grid)
+    assert run.values[1] == pytest.approx(
+        1 + 25 / 8 * (1 / 8 + 2 / 8 * 0.75 / 2 - 5 / 8 * 1.875 / 4), rel=1e-12
+    )
+
+
+def test_those_with_large_losses_are_chosen_by_hand(go: Make, federation: Make) -> None:
+    # All are candidates, and losses aren't known at first: client 0, then 1, then 2 (ties by index). Then the losses
+    # (c − w)²/2 at the models they were sent decide, the largest first.
+    grid = federation()
+    go(PowerOfChoice, 5, grid=grid, candidates=3, chosen=1)
+    assert grid.asked("train")[:3] == [0, 1, 2]
+    # 0 was sent 1 and had loss 2, 1 was sent 2 and had 0, 2 was sent 2 and had 4.5: 2 again, from .5: then 1.1.
+    assert grid.asked("train")[3:] == [2, 0]
+
+
+def test_late_steps_are_thrown_away(go: Make) -> None:
+    # 0@.2, .4: w = 2, 2.5. 0@.6, then 1@.6, three aggregations old: thrown away with R = 3, not with R = 4.
+    assert go(Ringmaster, 4, delay_threshold=3).seen[-1].clients["participation"] == [4, 0, 0]
+    assert go(Ringmaster, 4, delay_threshold=4).seen[-1].clients["participation"] == [3, 1, 0]
+
+
+@pytest.mark.parametrize("kind", [Scaffold, PowerOfChoice])
+def test_resumed_after_any_round_it_is_the_same_run(go: Make, federation: Make, kind: Any) -> None:
+    own = {"candidates": 3, "chosen": 2} if kind is PowerOfChoice else {}
+    whole = go(kind, 6, **own)
+    for k in range(1, 6):
+        assert whole.values[: k + 1] + go(kind, 6, state=whole.states[k], **own).values == whole.values
+
+
+def test_an_example_takes_no_private_member_and_few_lines() -> None:
+    source = Path(__file__).parents[2].joinpath("examples", "methods.py").read_text()
+    assert not re.findall(r"self\._\w+", source)
+    for block in source.split("\nclass ")[1:]:
+        body = block.split("\n\n\n")[0]
+        assert len(body.splitlines()) <= 33, body.splitlines()[0]

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
+from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral, messages
 from strategies.clock import VirtualClock, WallClock
 from strategies.server_optimizer import OPTIMIZERS
 
@@ -84,7 +84,8 @@ def go(federation: Make, model: Make, train_config: Make) -> Go:
                 {"loss": float(w.sum()), "client-losses": [float(w[0] - c) ** 2 for c in CENTRES]}
             )
 
-        done.strategy = kind(kind.Config(**options), clock=clock or VirtualClock(), observer=observe)
+        own = {"fraction_evaluate": 0.0, "eval_every": 1, "server_lr": 1.0} | options
+        done.strategy = kind(clock=clock or VirtualClock(), observer=observe, **own)
         if state is not None:
             done.strategy.restore(state)
         try:
@@ -104,7 +105,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
     ("fedavg", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 4}),
     ("fedavg", {"participation": "md", "fraction_train": 0.6, "time_scenario": "exponential"}),
-    ("fedavg", {"participation": "paired", "client_evaluation": True}),
+    ("fedavg", {"participation": "paired", "fraction_evaluate": 1.0}),
     ("fedavg", {"participation": "fixed:1,3", "client_weights": "adjacency"}),
     ("fedavg", {"time_budget": 5.5, "eval_every": 4}),
     *(("fedavg", {"server_optimizer": name, "server_lr": 0.3}) for name in OPTIMIZERS),
@@ -117,7 +118,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("async-fedavg", {"server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),
     ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "momentum", "aggregation_weights": "identical"}),
     ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "adam", "client_weights": "adjacency"}),
-    ("async-fedavg", {"server_lr": 0.1, "time_scenario": "F0", "client_evaluation": True}),
+    ("async-fedavg", {"server_lr": 0.1, "time_scenario": "F0", "fraction_evaluate": 1.0}),
     ("async-fedavg", {"server_lr": 0.1, "time_budget": 1.1, "eval_every": 5}),
     ("fedfix", {}),
     ("fedfix", {"fedfix_interval": 0.25, "time_scenario": "exponential", "eval_every": 2}),
@@ -240,7 +241,7 @@ def test_tasks_under_way_are_sent_again_with_the_model_they_had(go: Go, federati
     first = {}
     for message in grid.requests():
         config = message.content.config_records["config"]
-        first.setdefault(config["client"], (config["server-round"] - 1, message))
+        first.setdefault(config[messages.CLIENT], (config["server-round"] - 1, message))
     versions = {report[0]: report[5] for report in whole.reports}
     assert sorted(first) == [0, 1, 2, 3, 4]
     assert first[4][0] == 0  # F80: the slowest still works on the initial model, in t = 1
@@ -330,7 +331,7 @@ def test_a_state_of_another_strategy_or_model_is_refused(go: Go, federation: Mak
 
 
 def test_a_state_is_taken_up_once(go: Go, federation: Make, model: Make, train_config: Make) -> None:
-    strategy = AsyncFedAvg(AsyncFedAvg.Config(server_lr=0.1))
+    strategy = AsyncFedAvg(server_lr=0.1, eval_every=1)
     strategy.restore(go("async-fedavg", server_lr=0.1).states[4])
     grid = federation(CENTRES, SIZES)
     strategy.start(grid, model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=5, train_config=train_config())

@@ -62,7 +62,8 @@ def test_without_a_handler_clients_are_ordered_by_node_id_and_have_no_size(
         (1, 20, None),
         (2, 30, None),
     ]
-    assert "don't answer query.describe" in caplog.text
+    assert "3 clients: no answer to query.describe" in caplog.text
+    assert len(grid.requests("query.describe")) == 1  # one that has no handler answers for all
 
 
 def test_without_a_handler_a_late_joiner_is_the_last(
@@ -77,7 +78,7 @@ def test_without_a_handler_a_late_joiner_is_the_last(
 def test_without_a_handler_a_silent_node_does_not_stop_the_others(
     federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid = federation(describes=False)
+    grid = federation(describes=False, node_ids=[30, 10, 20])
     grid.lose(1, "drop", "query")
     with caplog.at_level(logging.WARNING, LOGGER):
         clients = refresh(Roster(timeout=0.05), grid)
@@ -85,13 +86,13 @@ def test_without_a_handler_a_silent_node_does_not_stop_the_others(
     assert f"node {grid.node(1).node_id} can't take part: no answer" in caplog.text
 
 
-@pytest.mark.parametrize("fault", ["raise", "drop", "unavailable"])
+@pytest.mark.parametrize("fault", ["refuse", "drop", "unavailable"])
 def test_a_node_whose_description_fails_is_left_out_and_named(
     federation: Callable[..., Any], caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     grid, roster = federation(), Roster(timeout=0.05)
-    if fault == "raise":
-        grid.spoil(1, "raise", "query")
+    if fault == "refuse":
+        grid.spoil(1, "refuse", "query")
     else:
         grid.lose(1, fault, "query")
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -99,7 +100,7 @@ def test_a_node_whose_description_fails_is_left_out_and_named(
     assert [c.index for c in clients] == [0, 2]
     (warning,) = [r.getMessage() for r in caplog.records if "can't take part" in r.getMessage()]
     assert f"node {grid.node(1).node_id} " in warning
-    assert {"raise": "out of memory", "drop": "no answer", "unavailable": "Node Unavailable"}[
+    assert {"refuse": "out of memory", "drop": "no answer", "unavailable": "Node Unavailable"}[
         fault
     ] in warning
     assert refresh(roster, grid) == clients  # and isn't asked again
@@ -234,7 +235,7 @@ def test_no_client_at_all_is_an_error(
 ) -> None:
     grid = federation()
     for partition in range(3):
-        grid.spoil(partition, "raise", "query")
+        grid.spoil(partition, "refuse", "query")
     with (
         caplog.at_level(logging.WARNING, LOGGER),
         pytest.raises(RuntimeError, match="no client can take part"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from strategies import FedAvg, FedProx, RunError
+from strategies import FedAvg, FedProx, RunError, messages
 
 LOGGER = "flwr.strategies"
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
@@ -69,7 +69,7 @@ REASONS = {
     "nan": "aren't finite",
     "inf": "aren't finite",
     "shape": r"float64[2], the model's is float64[1]",
-    "dtype": r"float16[1], the model's is float64[1]",
+    "dtype": r"complex64[1], the model's is float64[1]",
     "name": "['other']",
     "no-arrays": "no record 'arrays'",
     "bytes": "can't be read",
@@ -262,7 +262,7 @@ def test_fedprox_on_a_quadratic_by_hand(
     steps: int,
     expected: float,
 ) -> None:
-    strategy = FedProx(FedProx.Config(proximal_mu=alpha))
+    strategy = FedProx(proximal_mu=alpha, min_available_nodes=1)
     result = strategy.start(
         federation([4.0], [3]), model(0.0), num_rounds=1, train_config=train_config(steps)
     )
@@ -273,7 +273,7 @@ def test_fedprox_pulls_towards_the_model_of_the_round(
     federation: Make, model: Model, values_of: Values, train_config: Make
 ) -> None:
     # α = 1, two steps: round 1 ends at 2 (above). Round 2, w̄ = 2: 2 → 3 → 3 − ½ [(3 − 4) + (3 − 2)] = 3.
-    strategy = FedProx(FedProx.Config(proximal_mu=1.0))
+    strategy = FedProx(proximal_mu=1.0, min_available_nodes=1)
     result = strategy.start(federation([4.0], [3]), model(0.0), num_rounds=2, train_config=train_config(2))
     assert values_of(result.arrays) == [3.0]
 
@@ -310,15 +310,13 @@ def test_fedprox_refuses_a_pull_that_pushes(mu: float) -> None:
         FedProx.Config(proximal_mu=mu)
 
 
-def test_fedavg_takes_no_notice_of_proximal_mu(
+def test_fedavg_adds_no_rule_to_a_request(
     federation: Make, model: Model, values_of: Values, train_config: Make
 ) -> None:
-    # The run config holds the key whatever the strategy.
     grid = federation()
-    config = train_config(3, **{"proximal-mu": 5.0})
-    result = FedAvg().start(grid, model(1.0), num_rounds=1, train_config=config)
+    result = FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config(3))
     for request in grid.requests():
-        assert "alpha" not in request.content.config_records["config"]
+        assert messages.ALPHA not in request.content.config_records["config"]
     # Three steps of γ = ½ leave 1/8 of the way to c_i: w = c̄ + (1 − c̄)/8 with c̄ = .25
     assert values_of(result.arrays) == [0.34375]
 
@@ -341,12 +339,12 @@ def test_a_request_carries_the_model_the_callers_config_and_the_task(
             "local-steps": 2,
             "lr": 0.25,
             "server-round": 1,
-            "client": index,
-            "task": 1,
-            "alpha": 0.3,
+            messages.CLIENT: index,
+            messages.TASK: 1,
+            messages.ALPHA: 0.3,
         }
         assert request.metadata.ttl == 50.0
-    assert [r.content.config_records["config"]["task"] for r in grid.requests("train", 2)] == [2, 2, 2]
+    assert [r.content.config_records["config"][messages.TASK] for r in grid.requests("train", 2)] == [2, 2, 2]
 
 
 def test_models_of_several_arrays_and_dtypes(federation: Make, train_config: Make) -> None:

@@ -127,7 +127,7 @@ def test_client_evaluation_is_the_federated_objective_by_hand(
     federation: Make, model: Model, train_config: Make
 ) -> None:
     seen, grid = Recorder(), federation()
-    result = FedAvg(config(client_evaluation=True), observer=seen.observe).start(
+    result = FedAvg(config(), observer=seen.observe).start(
         grid, model(1.0), num_rounds=1, train_config=train_config()
     )
     # w = .625: f_i = ½ (w − c_i)² = ½ (2.375², 1.375², 1.625²) = 2.8203125, .9453125, 1.3203125
@@ -140,7 +140,7 @@ def test_client_evaluation_is_the_federated_objective_by_hand(
 def test_client_evaluation_without_descriptions_weighs_by_the_sizes_in_the_replies(
     federation: Make, model: Model, train_config: Make
 ) -> None:
-    result = FedAvg(config(client_evaluation=True)).start(
+    result = FedAvg(config()).start(
         federation(describes=False), model(1.0), num_rounds=1, train_config=train_config()
     )
     assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.4140625, rel=1e-14)
@@ -149,9 +149,7 @@ def test_client_evaluation_without_descriptions_weighs_by_the_sizes_in_the_repli
 def test_client_evaluation_leaves_out_who_fails(federation: Make, model: Model, train_config: Make) -> None:
     grid = federation()
     grid.spoil(1, "raise", "evaluate")
-    result = FedAvg(config(client_evaluation=True)).start(
-        grid, model(1.0), num_rounds=1, train_config=train_config()
-    )
+    result = FedAvg(config()).start(grid, model(1.0), num_rounds=1, train_config=train_config())
     # (2.8203125 + 5 · 1.3203125) / 6
     assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(9.421875 / 6, rel=1e-14)
 
@@ -160,17 +158,15 @@ def test_clients_are_evaluated_as_often_as_the_server(
     federation: Make, model: Model, train_config: Make
 ) -> None:
     grid = federation()
-    FedAvg(config(client_evaluation=True, eval_every=2)).start(
-        grid, model(1.0), num_rounds=3, train_config=train_config()
-    )
+    FedAvg(config(eval_every=2)).start(grid, model(1.0), num_rounds=3, train_config=train_config())
     assert [len(grid.asked("evaluate", r)) for r in (1, 2, 3)] == [0, 3, 3]
 
 
-def test_clients_are_not_evaluated_unless_asked_for(
+def test_clients_are_not_evaluated_where_none_is_asked_to(
     federation: Make, model: Model, train_config: Make
 ) -> None:
     grid = federation()
-    FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    FedAvg(fraction_evaluate=0.0).start(grid, model(1.0), num_rounds=1, train_config=train_config())
     assert grid.asked("evaluate") == []
 
 
@@ -178,7 +174,7 @@ def test_the_evaluate_config_goes_to_evaluation_only(
     federation: Make, model: Model, train_config: Make
 ) -> None:
     grid = federation()
-    FedAvg(config(client_evaluation=True)).start(
+    FedAvg(config()).start(
         grid,
         model(1.0),
         num_rounds=1,
@@ -279,7 +275,7 @@ def test_on_a_wall_clock_real_seconds_count(federation: Make, model: Model, trai
 def test_the_callers_configs_are_not_changed(federation: Make, model: Model, train_config: Make) -> None:
     given, evaluate = train_config(), ConfigRecord({"batches": 3})
     before = (dict(given), dict(evaluate))
-    FedAvg(config(client_evaluation=True)).start(
+    FedAvg(config()).start(
         federation(), model(1.0), num_rounds=2, train_config=given, evaluate_config=evaluate
     )
     assert (dict(given), dict(evaluate)) == before
@@ -290,7 +286,7 @@ def test_the_callers_configs_are_not_changed(federation: Make, model: Model, tra
     [
         ({"client_weights": "size"}, "client_weights"),
         ({"time_scenario": "F800"}, "time_scenario"),
-        ({"eval_every": 0}, "eval_every"),
+        ({"eval_every": -1}, "eval_every"),
         ({"participation": "half"}, "participation"),
     ],
 )

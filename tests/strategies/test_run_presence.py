@@ -114,7 +114,7 @@ def test_fixed_participation_with_nobody_there_is_an_error(federation: Make, mod
 def test_no_client_at_all_is_an_error(federation: Make, model: Model) -> None:
     grid = federation()
     for partition in range(3):
-        grid.spoil(partition, "raise", "query")
+        grid.spoil(partition, "refuse", "query")
     with pytest.raises(RuntimeError, match="no client can take part"):
         FedAvg().start(grid, model(1.0), num_rounds=1)
 

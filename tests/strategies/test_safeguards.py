@@ -32,7 +32,9 @@ def go(model: Make, train_config: Make) -> Make:
     ) -> tuple[list[float], Any]:
         values: list[float] = []
         strategy = kind(
-            kind.Config(**{"safeguards": "on"} | options),
+            kind.Config(
+                **{"safeguards": "on", "min_clients": 1, "eval_every": 1, "server_lr": 1.0} | options
+            ),
             observer=lambda progress: values.append(float(progress.arrays["w"].numpy()[0])),
         )
         strategy.start(grid, model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config(1, lr))

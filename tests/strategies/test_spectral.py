@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from strategies import Spectral
+from strategies import Spectral, messages
 from tests.strategies.spectral_requests import MANY, sent
 
 Make = Callable[..., Any]
@@ -107,7 +107,7 @@ def test_below_one_every_request_has_beta_and_a_second_model_of_the_same_layout(
     requests = grid.requests("train")
     assert len(requests) == 12
     for request in requests:
-        assert request.content.config_records["config"]["beta"] == beta
+        assert request.content.config_records["config"][messages.BETA] == beta
         assert list(request.content.array_records) == ["arrays", "neighbours"]
         u = request.content.array_records["neighbours"]
         assert [(k, a.dtype, tuple(a.shape)) for k, a in u.items()] == [
@@ -123,7 +123,7 @@ def test_at_one_nothing_of_it_is_sent(federation: Make, model: Make, train_confi
     requests = grid.requests("train")
     assert len(requests) == 6
     for request in requests:
-        assert "beta" not in request.content.config_records["config"]
+        assert messages.BETA not in request.content.config_records["config"]
         assert list(request.content.array_records) == ["arrays"]
 
 

@@ -210,7 +210,7 @@ def test_parse(text: str, fraction: float, expected: Participation) -> None:
 
 @pytest.mark.parametrize("text", ["", "half", "Full", "full:1", "uniform:0.5", "fixed"])
 def test_parse_of_an_unknown_scheme_names_key_value_and_what_is_allowed(text: str) -> None:
-    with pytest.raises(ValueError, match="full, uniform, md, paired, fixed:I,J") as error:
+    with pytest.raises(ValueError, match="full, uniform, md, paired, flower, fixed:I,J") as error:
         Participation.parse(text)
     assert f"participation = {text!r}" in str(error.value)
 
@@ -224,7 +224,9 @@ def test_parse_of_a_bad_client_list_shows_a_good_one(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["full", "paired", "fixed:0,1"])
 def test_parse_refuses_a_fraction_where_it_has_no_meaning(text: str) -> None:
-    with pytest.raises(ValueError, match=r"fraction_train = 0\.5: goes with participation uniform or md"):
+    with pytest.raises(
+        ValueError, match=r"fraction_train = 0\.5: goes with participation uniform, md or flower"
+    ):
         Participation.parse(text, 0.5)
 
 

@@ -199,9 +199,9 @@ def test_async_and_fedfix_below_theorem_1(
     def run(lr: float) -> tuple[Run, np.ndarray, int]:
         """Return a run, its q_i(n), shape (N, 4), and its largest staleness."""
         if interval is None:
-            strategy: Any = AsyncFedAvg(AsyncFedAvg.Config(server_lr=server_lr))
+            strategy: Any = AsyncFedAvg(AsyncFedAvg.Config(server_lr=server_lr, eval_every=1))
         else:
-            strategy = FedFix(FedFix.Config(fedfix_interval=interval, server_lr=server_lr))
+            strategy = FedFix(FedFix.Config(fedfix_interval=interval, server_lr=server_lr, eval_every=1))
         record = Run(strategy, clients(federation, problem), model, train_config(1, lr), rounds=N)
         counts = np.array([[0.0] * 4, *(p.clients["participation"] for p in record.seen[1:])])
         delay = max(int(p.metrics.get("staleness-max", 0)) for p in record.seen[1:])

@@ -17,6 +17,15 @@ CLIENTS = 5
 NODE = {"partition-id": 2, "num-partitions": CLIENTS}
 
 
+# What the strategies add to a request, by the names in these tests.
+OWN = {
+    "client": messages.CLIENT,
+    "task": messages.TASK,
+    "alpha": messages.ALPHA,
+    "beta": messages.BETA,
+}
+
+
 def request_for(
     kind: str,
     experiment: Experiment,
@@ -32,7 +41,7 @@ def request_for(
             messages.SERVER_ROUND: 1,
             messages.CLIENT: 2,
             messages.TASK: 1,
-            **{name.replace("_", "-"): value for name, value in fields.items()},
+            **{OWN.get(name, name.replace("_", "-")): value for name, value in fields.items()},
             **(config or {}),
         }
     )

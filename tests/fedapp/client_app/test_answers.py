@@ -11,7 +11,7 @@ from fedapp import federation
 from fedapp.server import Experiment
 from fedapp.training.evaluation import evaluate
 from strategies import messages
-from tests.fedapp.client_app.asking import CLIENTS, ask, trained
+from tests.fedapp.client_app.asking import CLIENTS, NODE, ask, trained
 
 CPU = torch.device("cpu")
 
@@ -29,6 +29,15 @@ def test_a_client_describes_itself(experiment: Experiment) -> None:
         "num-partitions": CLIENTS,
     }
     assert len(rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [({}, {}), ({"name": "oslo"}, {"device": {"name": "oslo"}}), ({"name": 7}, {"device": {"name": "7"}})],
+)
+def test_a_device_that_has_a_name_says_it(told: dict[str, str], said: object, experiment: Experiment) -> None:
+    reply = ask(messages.DESCRIBE, experiment, {**NODE, **told})
+    assert {key: dict(record) for key, record in reply.content.config_records.items()} == said
 
 
 def test_all_clients_together_have_every_training_row(experiment: Experiment) -> None:

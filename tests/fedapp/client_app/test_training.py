@@ -13,6 +13,7 @@ from fedapp.client import training
 from fedapp.config import RunConfig
 from fedapp.federation import to_arrays, to_state
 from fedapp.server import Experiment, prepare
+from fedapp.server.experiment import task_config
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.rule import LocalRule
 from fedapp.training.schedule import scheduled_lr
@@ -45,7 +46,7 @@ def directly(
     ("values", "fields", "rule"),
     [
         ({}, {}, LocalRule()),
-        ({}, {"alpha": 0.3}, LocalRule(alpha=0.3)),
+        ({}, {"proximal-mu": 0.3}, LocalRule(alpha=0.3)),
         (
             {"momentum": 0.9, "l2": 0.01, "clip_norm": 0.5},
             {},
@@ -122,9 +123,10 @@ def test_training_leaves_the_data_and_the_model_sent_alone(experiment: Experimen
     assert same(trained(ask(messages.TRAIN, experiment)), first)
 
 
-def test_without_alpha_in_the_message_proximal_mu_counts_for_nothing(experiment: Experiment) -> None:
-    fedavg = trained(ask(messages.TRAIN, experiment, proximal_mu=0.0))
-    assert same(trained(ask(messages.TRAIN, experiment, proximal_mu=100.0)), fedavg)
+def test_the_run_configs_proximal_mu_is_the_strategys_to_tell(configure: Callable[..., RunConfig]) -> None:
+    experiment = prepare(configure(proximal_mu=100.0), CLIENTS)
+    assert messages.ALPHA not in task_config(experiment)
+    fedavg = trained(ask(messages.TRAIN, experiment))
     assert same(trained(ask(messages.TRAIN, experiment, alpha=0.0)), fedavg)
     assert not same(trained(ask(messages.TRAIN, experiment, alpha=0.5)), fedavg)
 

@@ -29,6 +29,7 @@ def start(train_config: Make, model: Model) -> Start:
         evaluate: Callable[[int, ArrayRecord], MetricRecord] | None = None,
         observe: Callable[[Progress], None] | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        fraction_evaluate: float = 0.0,
         **options: Any,
     ) -> Record:
         record, end = Record(grid), time.monotonic() + limit
@@ -44,7 +45,9 @@ def start(train_config: Make, model: Model) -> Start:
 
         kind = FedAvg if scheme == "fedavg" else KINDS[scheme]
         config = kind.Config(**options) if scheme == "fedavg" else make(scheme, **options)
-        record.strategy = kind(config, clock=clock, observer=observer, stopped=late)
+        record.strategy = kind(
+            config, clock=clock, observer=observer, stopped=late, fraction_evaluate=fraction_evaluate
+        )
         record.arrays = record.strategy.start(
             grid, arrays or model(1.0), num_rounds=rounds, timeout=timeout,
             train_config=train_config(steps, lr), evaluate_fn=evaluate,

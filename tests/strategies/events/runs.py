@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, Progress
+from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, messages
 
 LOGGER = "flwr.strategies"
 Model, Make = Callable[..., ArrayRecord], Callable[..., Any]
@@ -18,8 +18,9 @@ KINDS: dict[str, Any] = {"async": AsyncFedAvg, "fedfix": FedFix, "fedbuff": FedB
 
 
 def make(scheme: str, **options: Any) -> Any:
-    """Return the config of a scheme; m = 2 by default."""
-    return KINDS[scheme].Config(**{"buffer_size": 2} | options if scheme == "fedbuff" else options)
+    """Return the config of a scheme; by default m = 2, η_g = 1 and an evaluation at every aggregation."""
+    usual = {"eval_every": 1, "server_lr": 1.0, "min_clients": 1}
+    return KINDS[scheme].Config(**usual | ({"buffer_size": 2} if scheme == "fedbuff" else {}) | options)
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Record:
         versions = {}  # of the model that came with each task
         for request in self.grid.requests():
             config = request.content.config_records["config"]
-            versions[config["client"], config["task"]] = config["server-round"] - 1
+            versions[config[messages.CLIENT], config[messages.TASK]] = config["server-round"] - 1
         events, before = [], [0.0] * 1000
         for p in self.seen[1:]:
             after = p.clients["participation"]
@@ -119,8 +120,8 @@ def check_accounts(run: Record) -> None:
     last = run.evaluations[-1].clients["participation"]
     assert sum(last) == sum(p.metrics.get("contributions", 0) for p in run.seen[1:])
     tasks = [
-        (m.content.config_records["config"]["client"], m.content.config_records["config"]["task"])
-        for m in run.grid.requests()
+        (config[messages.CLIENT], config[messages.TASK])
+        for config in (m.content.config_records["config"] for m in run.grid.requests())
     ]
     assert len(set(tasks)) == len(tasks)
     for client, count in enumerate(last):

@@ -133,10 +133,11 @@ def test_momentum_and_adam_take_the_place_of_the_server_rate(federation: Make, s
 
 
 def test_an_interval_without_arrivals_leaves_model_and_momentum_alone(federation: Make, start: Start) -> None:
-    # Δt = .1, τ = .25 each (F0 is 1 s: ten intervals): only the tenth moves.
+    # Δt = .1, τ = 1 s each (F0): only every tenth interval has something in it, and is an aggregation.
     run = start(
-        "fedfix", federation(CENTRES, SIZES), 14, lr=0.25, time_scenario="F0", fedfix_interval=0.1,
+        "fedfix", federation(CENTRES, SIZES), 2, lr=0.25, time_scenario="F0", fedfix_interval=0.1,
         server_optimizer="momentum",
     )  # fmt: skip
-    # d = 10 p; 1 + 10·.3 = 4 at the tenth, and no coasting after it.
-    assert run.values == pytest.approx([1.0] * 10 + [4.0] * 5)
+    # d = 10 p, Σ p Δ = .25 (c̄ − w) with c̄ = 2.2: 1 + 10·.3 = 4; v = .9·3 + 10·.25 (2.2 − 4) = −1.8.
+    assert run.values == pytest.approx([1.0, 4.0, 2.2])
+    assert [p.time for p in run.seen] == pytest.approx([0.0, 1.0, 2.0])

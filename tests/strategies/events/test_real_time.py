@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from strategies import Progress
+from strategies import Progress, messages
 from strategies.clock import VirtualClock, WallClock
 from strategies.ledger import Task
 from tests.strategies.events.runs import BAD, KINDS, Make, Start, check_accounts, delayed, text_of
@@ -40,7 +40,10 @@ def test_task_times_are_running_means_of_what_was_observed(
         requests = list(requests)
         ids = push(requests)
         for m in requests:
-            sent[m.metadata.message_id] = (time.monotonic(), m.content.config_records["config"].get("client"))
+            sent[m.metadata.message_id] = (
+                time.monotonic(),
+                m.content.config_records["config"].get(messages.CLIENT),
+            )
         return ids
 
     def pulled(message_ids: Iterable[str]) -> Iterable[Message]:

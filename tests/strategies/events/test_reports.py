@@ -63,7 +63,7 @@ def test_the_surrogate_loss_is_that_of_the_expected_shares(federation: Make, sta
 
 
 def test_client_evaluation_is_the_federated_objective(federation: Make, start: Start) -> None:
-    run = start("async", federation(), 2, client_evaluation=True, aggregation_weights="identical")
+    run = start("async", federation(), 2, fraction_evaluate=1.0, aggregation_weights="identical")
     # 0@.2: 1 + .5·2 = 2, 0@.4: 2.5. f = ½ Σ p (w − c)²: ½ (1/8 + 0 + 5·9/8), ½ (1/32 + 1/16 + 5·12.25/8).
     assert run.values == [1.0, 2.0, 2.5]
     assert run.metric("client-loss") == pytest.approx([2.875, 0.5 * (1 / 32 + 1 / 16 + 5 * 12.25 / 8)])

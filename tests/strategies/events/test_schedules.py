@@ -32,8 +32,8 @@ FEDFIX_F80 = [  # Δt = .5 s = 7.5; 0 and 1 answer within one interval, 2 and 3 
     (7.5, {0: 0, 1: 0}), (15, {0: 0, 1: 0, 2: 1, 3: 1}), (22.5, {0: 0, 1: 0}), (30, {0: 0, 1: 0, 2: 1, 3: 1}),
 ]  # fmt: skip
 FEDFIX_F80_SHORT = [  # Δt = .1 s = 1.5; a cycle takes 2, 5, 8 and 10 intervals: 3, 7.5, 12, 15
-    (1.5, {}), (3, {0: 1}), (4.5, {}), (6, {0: 1}), (7.5, {1: 4}), (9, {0: 1}), (10.5, {}),
-    (12, {0: 1, 2: 7}), (13.5, {}), (15, {0: 1, 1: 4, 3: 9}),
+    (3, {0: 0}), (6, {0: 0}), (7.5, {1: 2}), (9, {0: 1}), (12, {0: 0, 2: 4}),  # an empty interval is none
+    (15, {0: 0, 1: 2, 3: 5}),
 ]  # fmt: skip
 FEDBUFF_F80 = [  # m = 2
     (7, {0: 0, 1: 0}),  # 0@3 waits for 1@7; next 0@10, 1@14
@@ -101,6 +101,7 @@ def simulate(scheme: str, times: TimeScenario, rounds: int, m: int = 2, interval
     tasks, version = [0] * 4, [0] * 4
     heap: list[tuple[float, int]] = []
     events: list[Event] = []
+    ticks = 0
 
     def hand_out(clients: Iterable[int], now: float) -> None:
         for i in clients:
@@ -109,7 +110,8 @@ def simulate(scheme: str, times: TimeScenario, rounds: int, m: int = 2, interval
 
     hand_out(range(4), 0.0)
     while len(events) < rounds:
-        waiting, now, tick = [], 0.0, interval * (len(events) + 1)
+        ticks += 1
+        waiting, now, tick = [], 0.0, interval * ticks
         while (
             heap and heap[0][0] <= tick
             if scheme == "fedfix"
@@ -118,6 +120,8 @@ def simulate(scheme: str, times: TimeScenario, rounds: int, m: int = 2, interval
             now, client = heapq.heappop(heap)
             waiting.append(client)
         now = tick if scheme == "fedfix" else now
+        if not waiting:
+            continue
         events.append((now, {i: len(events) - version[i] for i in sorted(waiting)}))
         hand_out(waiting, now)
     return events

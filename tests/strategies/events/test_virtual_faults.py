@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from flwr.app import Message
 
-from strategies import RunError
+from strategies import RunError, messages
 from tests.strategies.events.runs import BAD, KINDS, Make, Start, bits, losses, text_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -66,7 +66,7 @@ def test_single_misses_do_not_add_up(
     def pushed(requests: Iterable[Message]) -> Iterable[str]:
         ids = []
         for m in requests:  # client 0 does every third task only
-            grid.spoil(0, "raise" if m.content.config_records["config"].get("task", 0) % 3 else None)
+            grid.spoil(0, "raise" if m.content.config_records["config"].get(messages.TASK, 0) % 3 else None)
             ids += push([m])
         return ids
 

@@ -1,0 +1,101 @@
+"""Flower's command line, run as the owner of a deployment; what it prints is read back."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedapp.deploy.files import CONNECTION
+from fedapp.deploy.plan import DeployError, environment
+from fedapp.deploy.tunnel import way_in
+
+# Flower starts its other commands by name.
+BIN = Path(sys.executable).parent
+
+
+def flwr(out: Path, *arguments: str, seconds: float | None = None) -> str:
+    """Run Flower's command line as the owner of a deployment, and return what it prints.
+
+    Parameters
+    ----------
+    out : Path
+        The deployment's folder.
+    arguments : str
+        The command and its options.
+    seconds : float, optional
+        How long it may take; by default as long as it likes.
+
+    Raises
+    ------
+    DeployError
+        If the command fails, or takes too long.
+    """
+    named = f"flwr {' '.join(arguments[:2])}"
+    try:
+        with way_in(out) as home:
+            done = subprocess.run(
+                [str(BIN / "flwr"), *arguments],
+                env={**environment_of(out), "FLWR_HOME": str(home)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+            )
+    except subprocess.TimeoutExpired:
+        raise DeployError(f"{named}: no answer within {seconds:.0f} s") from None
+    if done.returncode:
+        raise DeployError(f"{named}: {_one_line(done.stdout)}")
+    return done.stdout
+
+
+def run_flwr(out: Path, arguments: Sequence[str]) -> int:
+    """Run Flower's command line as the owner of a deployment, on this terminal, and return its exit code."""
+    with way_in(out) as home:
+        environment = {**environment_of(out), "FLWR_HOME": str(home)}
+        process = subprocess.Popen([str(BIN / "flwr"), *arguments], env=environment)
+        former = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C is for Flower, which ends in its own way
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGINT, former)
+
+
+def ask(out: Path, *arguments: str) -> dict[str, Any]:
+    """Run one of Flower's commands on the deployment's SuperLink, and return its answer.
+
+    Raises
+    ------
+    DeployError
+        If the SuperLink can't be reached, or refuses: Flower's exit code is 0 then, too.
+    """
+    printed = flwr(out, *arguments, CONNECTION, "--format", "json")
+    named = f"flwr {' '.join(arguments[:2])}"
+    try:
+        answer = dict(json.loads(printed[printed.index("{") :]))  # a warning may come first
+    except ValueError:
+        raise DeployError(f"{named}: {_one_line(printed)}") from None
+    if not answer.get("success", False):
+        said = str(answer.get("error-message", "")).strip().splitlines()
+        raise DeployError(f"{named}: {said[-1] if said else 'refused, and no reason given'}")
+    return answer
+
+
+def environment_of(own: Path) -> dict[str, str]:
+    """Return the environment of a process of Flower's whose state is in a folder."""
+    return inherited(environment(str(own)))
+
+
+def inherited(own: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with what is a process's own, in which Flower finds its other commands."""
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **own}
+
+
+def _one_line(printed: str) -> str:
+    return " ".join(re.sub("[─│╭╮╰╯]", " ", printed).split())[-500:]  # it frames errors

@@ -1,0 +1,97 @@
+"""Which node of the SuperLink is which device: ``nodes.json``, written when a key is registered.
+
+Flower's command line lists nodes by number alone. A record is of a key, not of a device: a device that got a new key
+has an earlier node, too, and that one stays on record.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fedapp.deploy.plan import DeployError
+
+FILE = "nodes.json"
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A registered key.
+
+    Attributes
+    ----------
+    device : str
+        Name of the device.
+    node_id : str
+        The SuperLink's number for it; decimal, for it can be above 2^63.
+    key : str
+        Fingerprint of the public key.
+    registered : str
+        When, UTC.
+    unregistered : str
+        When the SuperLink was told to forget it, UTC; empty before.
+    """
+
+    device: str
+    node_id: str
+    key: str
+    registered: str
+    unregistered: str = ""
+
+
+@dataclass
+class NodeRecords:
+    """All nodes that a deployment's folder knows; every change is written at once."""
+
+    path: Path
+    nodes: list[NodeRecord] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, out: Path) -> "NodeRecords":
+        """Read them from a deployment's folder, in which there may be none yet.
+
+        Raises
+        ------
+        DeployError
+            If the file can't be read.
+        """
+        path = out / FILE
+        try:
+            content = json.loads(path.read_text("utf-8")) if path.exists() else {"nodes": []}
+            return cls(path, [NodeRecord(**node) for node in content["nodes"]])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise DeployError(f"{path}: can't be read ({error})") from None
+
+    def of_key(self, key: str) -> NodeRecord | None:
+        """Return the node of a key, if it is on record."""
+        return next((node for node in reversed(self.nodes) if node.key == key), None)
+
+    def add(self, node: NodeRecord) -> None:
+        """Note a node, in place of what was on record of its key."""
+        self._write([*(other for other in self.nodes if other.key != node.key), node])
+
+    def _write(self, nodes: list[NodeRecord]) -> None:
+        text = json.dumps({"nodes": [asdict(node) for node in nodes]}, indent=2) + "\n"
+        new = self.path.with_suffix(".new")
+        try:
+            new.write_text(text, "utf-8")
+            os.replace(new, self.path)
+        except OSError as error:
+            raise DeployError(f"{self.path}: can't be written ({error.strerror})") from None
+        self.nodes = nodes
+
+
+def fingerprint(public_key: Path) -> str:
+    """Return the fingerprint of a public key's file.
+
+    Raises
+    ------
+    DeployError
+        If there is none.
+    """
+    try:
+        words = public_key.read_bytes().split()
+    except OSError as error:
+        raise DeployError(f"{public_key}: can't be read ({error.strerror})") from None
+    return "SHA256:" + hashlib.sha256(b" ".join(words[:2])).hexdigest()  # a third word is a comment

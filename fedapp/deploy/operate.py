@@ -1,0 +1,185 @@
+"""Commands for a deployment that is there: its devices, its runs, its certificates, and what must outlive a disk."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedapp.config import ConfigError, RunConfig
+from fedapp.config.options import read_options
+from fedapp.deploy import backup as backups
+from fedapp.deploy import certificates, database, runs
+from fedapp.deploy import status as statuses
+from fedapp.deploy.audit import Audit, audited
+from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
+from fedapp.deploy.plan import DeployError
+from fedapp.deploy.registration import new_key, retire
+from fedapp.deploy.registration import register as register_keys
+
+Out = Annotated[Path, typer.Argument(help="folder of the deployment")]
+DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="name of the device")]
+NodeId = Annotated[str, typer.Option(help="the device's number at the SuperLink, where it isn't on record")]
+File = Annotated[Path, typer.Argument(metavar="FILE")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line that says what is wrong."""
+    try:
+        yield
+    except (ConfigError, DeployError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def register(
+    out: Out = Path("deployment"),
+    new_keys: Annotated[
+        bool, typer.Option("--new-keys", help="make a new key for each device whose key was unregistered")
+    ] = False,
+) -> None:
+    """Make the devices' public keys known to the running SuperLink; one line says what became of each."""
+    refused = 0
+    with one_line_errors(), audited(out, "register") as audit:
+        for answer in register_keys(out, read_deployment(out), new_keys=new_keys):
+            print(answer.line)
+            audit.note(answer.state, device=answer.device, node=answer.node_id)
+            refused += answer.refused
+    if refused:
+        raise SystemExit(1)
+
+
+def rekey(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
+    """Give a device a new key; the SuperLink refuses the one it had from now on."""
+    with one_line_errors(), audited(out, "rekey", device=device) as audit:
+        deployment = read_deployment(out)
+        deployment.device(device)
+        audit.note("unregistered", device=device, node=retire(out, device, node_id))
+        answer = new_key(out, deployment, device)
+        audit.note(answer.state, device=device, node=answer.node_id)
+    print(answer.line)
+
+
+def remove(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
+    """Take a device out of a deployment; the SuperLink refuses its key from now on, and for ever."""
+    with one_line_errors(), audited(out, "remove", device=device) as audit:
+        without_device(out, device)  # whether it can be
+        number = retire(out, device, node_id)
+        audit.note("unregistered", device=device, node=number)
+        moved = remove_device(out, device)
+        audit.note("removed", device=device, node=number)
+    print(f"{device}: unregistered (node {number}), its key can never return; what it had is in {moved}")
+
+
+def status(
+    out: Out = Path("deployment"),
+    superlink_database: Annotated[
+        Path | None,
+        typer.Option("--database", help="superlink.db, on the server: tells what each device works on"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Show devices, runs and certificates as they are now."""
+    with one_line_errors():
+        found = statuses.status(out, superlink_database or _own_database(out))
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        print("\n".join(found.lines()))
+    if found.error:
+        raise SystemExit(1)
+
+
+def run(
+    out: Out = Path("deployment"),
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="keys of the run config: 'KEY=VALUE …' or a TOML file"),
+    ] = None,
+    source: Annotated[Path, typer.Option("--app", help="the app's source folder")] = Path("."),
+) -> None:
+    """Start a run on the deployment, in real time; paths in its config are the server's."""
+    with one_line_errors(), audited(out, "run") as audit:
+        given = {"clock": "wall", **read_options("--run-config", run_config)}
+        RunConfig.recorded(given)  # what depends on the server's files it says itself
+        run_id = runs.start(out, source.absolute(), given)
+        audit.note("started", run=run_id)
+    print(f"run {run_id} started; 'fedapp deploy status {out}' shows how far it is")
+
+
+def stop(
+    out: Out = Path("deployment"),
+    run_id: Annotated[str, typer.Option("--run", help="its number; by default the one that goes")] = "",
+) -> None:
+    """Stop a run."""
+    with one_line_errors(), audited(out, "stop") as audit:
+        run_id = runs.stop(out, run_id)
+        audit.note("stopped", run=run_id)
+    print(f"run {run_id} stopped")
+
+
+def renew(
+    out: Out = Path("deployment"),
+    authority: Annotated[
+        bool, typer.Option("--authority", help="the authority's certificate, too; its key stays")
+    ] = False,
+) -> None:
+    """Make new certificates, and keys to them, by the same authority; the devices keep what they have."""
+    with one_line_errors(), audited(out, "renew --authority" if authority else "renew") as audit:
+        new = [str(path.relative_to(out)) for path in certificates.renew(out, authority=authority)]
+        audit.note(f"new: {', '.join(new)}")
+        lines = [certificate.line for certificate in certificates.validities(out)]
+    print("\n".join(lines))
+    print(f"new: {', '.join(new)}; copy what is in superlink/ to the server")
+    print("there, reload nginx or restart Caddy, and restart fedapp-superlink")
+    if authority:
+        print("copy each device's ca.crt to it before the authority's former certificate expires")
+
+
+def refresh(out: Out = Path("deployment")) -> None:
+    """Write start-up files as this version of the app does; keys and certificates stay."""
+    with one_line_errors(), audited(out, "refresh") as audit:
+        write_startup(out, read_deployment(out))
+        audit.note("done")
+    print(f"{out}: start-up files are new; copy to the machines what differs")
+
+
+def backup(out: Out, file: File) -> None:
+    """Write the deployment's folder, private keys included, into one file with mode 0600."""
+    with one_line_errors(), audited(out, "backup") as audit:
+        kept = backups.backup(out, file)
+        audit.note(f"{len(kept)} files to {file.absolute()}")
+    print(f"{file}: {len(kept)} files, the authority's key among them; keep it as you keep that")
+
+
+def restore(file: File, out: Out) -> None:
+    """Make a deployment's folder of a backup."""
+    with one_line_errors():
+        deployment = backups.restore(file, out)
+        Audit(out, "restore").note(f"from {file.absolute()}")
+    print(f"{out}: {len(deployment.devices)} devices; 'fedapp deploy status {out}' shows whether all is well")
+
+
+def backup_server(
+    file: File,
+    superlink_database: Annotated[Path, typer.Option("--database", help="the SuperLink's database")] = Path(
+        "superlink.db"
+    ),
+) -> None:
+    """On the server: copy the SuperLink's database, which may be in use, into one file with mode 0600."""
+    with one_line_errors():
+        nodes = database.copy(superlink_database, file)
+    print(f"{file}: sound, {nodes} registered devices")
+
+
+def _own_database(out: Path) -> Path | None:
+    """Return the database of a SuperLink that runs in the deployment's own folder, as that of ``deploy local``."""
+    file = out / "superlink" / "superlink.db"
+    return file if file.is_file() else None
+
+
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    register, rekey, remove, status, run, stop, renew, refresh, backup, restore, backup_server,
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""The app's log as JSON, an object a line, where ``log-format`` asks for it."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from strategies.messages import clean
+
+LOGGERS = ("flwr.fedapp", "flwr.strategies")  # Flower's own lines stay as they are
+
+# What a line may tell beside its message, as ``extra`` of the call that logs it.
+FIELDS = ("aggregation", "client", "device", "node", "clients")
+
+LONGEST_LINE = 4000  # characters of a message
+
+
+class JsonLines(logging.Formatter):
+    """Makes a line of JSON of what is logged.
+
+    Attributes
+    ----------
+    run : str
+        Name of the run, once it has one.
+    aggregation : callable
+        Tells how many there have been, for lines that don't say.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = ""
+        self.aggregation: Callable[[], int | None] = lambda: None
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line that holds no control character."""
+        content: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": clean(record.getMessage(), LONGEST_LINE),
+            "run": self.run,
+            "aggregation": self.aggregation(),
+        }
+        content |= {key: _known(value) for key in FIELDS if (value := getattr(record, key, None)) is not None}
+        if record.exc_info:
+            lines = self.formatException(record.exc_info).splitlines()
+            content["traceback"] = [clean(line, LONGEST_LINE) for line in lines]
+        return json.dumps({key: value for key, value in content.items() if value not in (None, "")})
+
+
+@contextmanager
+def logging_as(log_format: object) -> Iterator[JsonLines | None]:
+    """Log as ``log-format`` says; within a block that does so already, go on. Yields what makes the lines, if any."""
+    if log_format != "json":
+        yield None
+        return
+    if (already := _in_use()) is not None:
+        yield already
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(lines := JsonLines())
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield lines
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+
+
+def _in_use() -> JsonLines | None:
+    formatters = (handler.formatter for handler in logging.getLogger(LOGGERS[0]).handlers)
+    return next((formatter for formatter in formatters if isinstance(formatter, JsonLines)), None)
+
+
+def _known(value: Any) -> Any:
+    """Leave out what isn't known of each of several clients."""
+    if isinstance(value, list):
+        return [{key: known for key, known in each.items() if known != ""} for each in value]
+    return value

@@ -1,0 +1,65 @@
+"""What has become of each client's work, under any strategy: the account that metrics and reports are made from.
+
+A task that was handed out ends as one of ``OUTCOMES``; an update that was too long and was shortened counts as
+``clipped`` beside that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from strategies import messages
+
+ACCEPTED = "accepted"
+OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages.TOO_OLD)
+
+
+@dataclass
+class Account:
+    """What was asked of a client, and what came of it."""
+
+    tasks: int = 0
+    accepted: int = 0
+    late: int = 0
+    failed: int = 0
+    refused: int = 0
+    discarded: int = 0
+    clipped: int = 0
+
+    def note(self, outcome: str, *, clipped: bool = False) -> None:
+        """Count how a task ended, one of ``OUTCOMES``."""
+        setattr(self, outcome, getattr(self, outcome) + 1)
+        self.clipped += clipped
+
+
+class Accounts:
+    """The accounts by client index; a client has one from the first time that it is named."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[int, Account] = {}
+
+    def __getitem__(self, index: int) -> Account:
+        return self._accounts.setdefault(index, Account())
+
+    def items(self) -> list[tuple[int, Account]]:
+        """Return the accounts that there are; another thread may ask."""
+        return sorted(self._accounts.copy().items())
+
+    def columns(self, least: int = 0) -> dict[str, list[float]]:
+        """Return every count as a list by client index, of so many at least; zeros for those without an account."""
+        size = max(least, max(self._accounts, default=-1) + 1)
+        accounts = [self._accounts.get(index, Account()) for index in range(size)]
+        columns = {
+            field.name: [float(getattr(account, field.name)) for account in accounts]
+            for field in fields(Account)
+        }
+        # As the asynchronous strategies call what counted.
+        return {"participation": columns.pop(ACCEPTED), **columns}
+
+    def state(self) -> dict[str, Any]:
+        """Return the accounts as JSON holds them."""
+        return {"accounts": [(index, asdict(account)) for index, account in self.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``, in which there may be none."""
+        self._accounts = {int(index): Account(**account) for index, account in state.get("accounts", ())}

@@ -1,0 +1,202 @@
+"""What every strategy can be told: its own frozen config, and the keywords of Flower's strategies."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_type_hints
+
+from flwr.app import MetricRecord, RecordDict
+
+from strategies import messages
+from strategies.graph import FLOOR
+from strategies.safeguards import SafeguardsConfig
+
+# Arrays that a client's steps don't train: the running statistics of PyTorch's normalisation layers.
+UNTRAINED = ("*running_mean", "*running_var", "*num_batches_tracked")
+
+# From the contents of valid replies and the key that they are weighted by, as in Flower.
+MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
+
+
+@dataclass(frozen=True)
+class StrategyConfig(SafeguardsConfig):
+    """What every strategy can be told.
+
+    Parameters
+    ----------
+    client_weights : str
+        Importances p_i: ``samples``, ``uniform``, or ``adjacency``: how alike a client's data are to the others'.
+    seed : int
+        Fixes the draws of participants and of task times.
+    eval_every : int
+        Aggregations between two evaluations; the first and the last model are always evaluated. 0: a round, or as
+        many contributions as there are clients.
+    time_budget : float
+        Stop before the clock passes this time (seconds); 0: no limit.
+    time_scenario : str
+        In virtual time, how long a client's task takes: see ``strategies.time_scenario.TimeScenario``.
+    min_clients : int
+        Clients to wait for before the first task.
+    update_norm_bound : float
+        S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted, and none moves the model further
+        than S; 0: no bound.
+    server_optimizer, server_lr : str, float
+        How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``. 0: the method's own,
+        which is 1, and 1/C for asynchronous FedAvg.
+    message_floor, neighbours : float, int
+        Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
+
+    The others are those of ``strategies.safeguards.SafeguardsConfig``.
+    """
+
+    client_weights: str = "samples"
+    seed: int = 0
+    eval_every: int = 0
+    time_budget: float = 0.0
+    time_scenario: str = "F80"
+    min_clients: int = 2
+    update_norm_bound: float = 0.0
+    server_optimizer: str = "sgd"
+    server_lr: float = 0.0
+    message_floor: float = FLOOR
+    neighbours: int = 0
+
+
+@dataclass(frozen=True)
+class SynchronousConfig(StrategyConfig):
+    """What every synchronous strategy can be told.
+
+    Parameters
+    ----------
+    participation, fraction_train : str, float
+        Who takes part in a round: see ``strategies.weights.Participation``.
+    aggregation_rule, faulty_clients : str, int
+        How updates are put together: Σ d_i Δ_i (``mean``), or a robust rule that bears so many clients which send
+        anything: see ``strategies.aggregation``.
+    dp, dp_clipping_norm, dp_noise_multiplier : str, float, float
+        ``central`` differential privacy: no update counts with a norm above S, and the sum gets Gaussian noise of
+        deviation z S max d_i. ``local`` is the clients' own affair.
+    """
+
+    participation: str = "full"
+    fraction_train: float = 1.0
+    aggregation_rule: str = "mean"
+    faulty_clients: int = 0
+    dp: str = "none"
+    dp_clipping_norm: float = 1.0
+    dp_noise_multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class FlowerOptions:
+    """Keywords of Flower's own strategies that mean here what they mean there, and what goes with them.
+
+    Two more are in a strategy's config: ``fraction_train`` and, as ``min_clients``, ``min_available_nodes``.
+
+    Parameters
+    ----------
+    fraction_evaluate : float
+        Share of the clients that evaluate the model; 0: none does.
+    min_train_nodes, min_evaluate_nodes : int
+        Clients that train in a round, and evaluate, at least, if so many are there.
+    weighted_by_key : str
+        The metric of replies that says how much a client counts: a positive number.
+    arrayrecord_key, configrecord_key : str
+        Names of the records of a message.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
+        Make one MetricRecord of the contents of the valid replies; by default a mean by the clients' weights.
+    untrained : sequence of str
+        Patterns of the names of arrays that aren't trained, beside all that hold whole numbers: they are averaged,
+        whatever the method does with the others.
+    """
+
+    fraction_evaluate: float = 1.0
+    min_train_nodes: int = 2
+    min_evaluate_nodes: int = 2
+    weighted_by_key: str = messages.NUM_EXAMPLES
+    arrayrecord_key: str = messages.ARRAYS
+    configrecord_key: str = messages.CONFIG
+    train_metrics_aggr_fn: MetricsAggregation | None = None
+    evaluate_metrics_aggr_fn: MetricsAggregation | None = None
+    untrained: tuple[str, ...] = UNTRAINED
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction_evaluate <= 1:
+            raise ValueError(f"fraction_evaluate = {self.fraction_evaluate}: must be 0 to 1")
+        for name in ("min_train_nodes", "min_evaluate_nodes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be 0 or more")
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The names of a message's records of arrays and of fields."""
+        return self.arrayrecord_key, self.configrecord_key
+
+
+# Flower's name of a field that has another one here.
+ALIASES = {"min_available_nodes": "min_clients"}
+
+# Keywords of rounds, which mean nothing where there are none.
+OF_ROUNDS = ("fraction_train", "min_train_nodes")
+
+
+def configured(
+    name: str, kind: type[StrategyConfig], config: StrategyConfig | None, options: Mapping[str, Any]
+) -> tuple[StrategyConfig, FlowerOptions]:
+    """Return a strategy's config with what keywords change in it, and the other keywords.
+
+    Parameters
+    ----------
+    name : str
+        The strategy's.
+    kind : type
+        Its class of configs.
+    config : StrategyConfig, optional
+        By default ``kind()``.
+    options : mapping
+        Fields of either, by name.
+
+    Raises
+    ------
+    TypeError
+        If there is no such keyword, or its value is of another type.
+    """
+    if config is not None and not isinstance(config, kind):
+        raise TypeError(f"{name}(config = {config!r}): must be a {kind.__name__}")
+    given = {ALIASES.get(key, key): value for key, value in options.items()}
+    own, flower = _types(kind), _types(FlowerOptions)
+    for key, value in given.items():
+        if key in OF_ROUNDS and "fraction_train" not in own:
+            raise TypeError(
+                f"{name}() has no keyword {key!r}: it has no rounds; `concurrency` says how many clients work at once"
+            )
+        if key not in own | flower:
+            raise TypeError(_unknown(name, key, [*own, *flower, *ALIASES]))
+        _check_type(name, key, value, (own | flower)[key])
+    changes = {key: value for key, value in given.items() if key in own}
+    if changes.get("fraction_train", 1.0) != 1 and config is None:
+        changes.setdefault("participation", "flower")
+    others = {key: value for key, value in given.items() if key in flower}
+    if "untrained" in others:
+        others["untrained"] = tuple(others["untrained"])
+    return replace(config or kind(), **changes), FlowerOptions(**others)
+
+
+def _types(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}
+
+
+def _unknown(name: str, key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"allowed are {', '.join(sorted(known))}"
+    return f"{name}() has no keyword {key!r}: {hint}"
+
+
+def _check_type(name: str, key: str, value: object, kind: Any) -> None:
+    """Refuse a value that isn't of a simple type; others say themselves what is wrong with them."""
+    if kind not in (bool, int, float, str):
+        return
+    allowed = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
+        raise TypeError(f"{name}({key} = {value!r}): must be of type {kind.__name__}")

@@ -1,0 +1,241 @@
+"""A strategy's runs: with which clock they begin, what they go on from, and when one came to nothing."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from strategies.accounts import Accounts
+from strategies.arrays import Layout, Vector
+from strategies.client_graph import ClientGraph
+from strategies.clock import Clock, VirtualClock, WallClock
+from strategies.engine_name import DEPLOYMENT, engine_of
+from strategies.errors import RunError
+from strategies.exchange import never
+from strategies.memory import Memory
+from strategies.pace import Pace, make_pace
+from strategies.progress import Observer
+from strategies.reporting import Reporting
+from strategies.roster import Client, Roster
+from strategies.safeguards import Safeguards
+from strategies.server_optimizer import make_optimizer
+from strategies.untrained import untrained_positions
+
+log = logging.getLogger("flwr.strategies")
+
+# What a run goes on from: arrays, and values that JSON holds.
+State = dict[str, Any]
+
+
+class Lifecycle(Reporting):
+    """What begins, is saved and restored, and ends.
+
+    Attributes
+    ----------
+    memory : Memory
+        What the method remembers: saved and restored with the run, empty when one begins.
+    """
+
+    memory: Memory
+
+    def __init__(
+        self, clock: Clock | None, observer: Observer | None, stopped: Callable[[], bool] = never
+    ) -> None:
+        self._clock_follows = clock is None
+        self.pace: Pace = self._pace_of(clock or VirtualClock())
+        self.observer = observer
+        self.stopped = stopped
+        self.timeout = 3600.0
+        self.clients: list[Client] = []
+        self._asked: dict[int, int] = {}
+        self.aggregations = 0
+        self._evaluated = 0  # the last aggregation that was
+        self._resumed: State | None = None
+        self._any_moved = False  # whether any client's update was one
+        self._any_missed = False  # whether any client's work couldn't be had
+        self._own_loop = False  # whether this object's own start is under way, not one around it
+        self._said: set[str] = set()
+        self._watch, self._quiet_until = WallClock(), 0.0  # of the log
+        self.reset()
+
+    def stop_when(self, stopped: Callable[[], bool]) -> None:
+        """Ask something else at every poll whether the run is to end."""
+        self.stopped = self.roster.stopped = stopped
+
+    # ---- Its clock ------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        """The run's clock; another one may be put in its place between two runs."""
+        return self.pace.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self._clock_follows = False
+        self.pace = self._pace_of(clock)
+
+    def _set_clock(self, grid: Grid) -> None:
+        """Begin with a clock that suits the grid, unless one was given."""
+        if self._clock_follows:
+            on_devices = engine_of(grid) == DEPLOYMENT
+            self.pace = self._pace_of(WallClock() if on_devices else VirtualClock())
+            log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
+
+    def _pace_of(self, clock: Clock) -> Pace:
+        config = self.config
+        return make_pace(clock, config.time_scenario, config.seed, config.time_budget)
+
+    # ---- Going on where an earlier run was ------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return what this run can be resumed from; an observer takes it, after any aggregation.
+
+        Arrays may be those that the run goes on to work with: write them before the observer returns. Random
+        streams need no state, each comes from the seed, the client and the task or round. A method's
+        ``memory`` is in it; what it remembers elsewhere it adds here, takes back in ``restore``, drops in ``reset``.
+
+        Returns
+        -------
+        dict
+            Arrays, ``model`` (D,) among them, and values that JSON holds.
+        """
+        arrays = self._result.arrays
+        values = [
+            np.empty(0, Layout.of(arrays).narrow),
+            *(array.numpy().ravel() for array in arrays.values()),
+        ]
+        return {
+            "strategy": type(self).__name__,
+            "aggregations": self.aggregations,
+            "evaluated": self._evaluated,
+            "model": np.concatenate(values),
+            **self.pace.state(),
+            **self.optimizer.state(),
+            **self.safeguards.state(),
+            **self.roster.state(),
+            **(self.accounts.state() if self.roster.devices else {}),
+            **({} if self.graph is None else self.graph.state()),
+            **self.memory.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Let the next ``start`` go on from the ``state`` of an earlier run with the same config.
+
+        In virtual time it then does what the earlier run would have done, to the last bit. In real time, tasks that
+        were under way are handed out anew.
+
+        Raises
+        ------
+        ValueError
+            If the state is another strategy's.
+        """
+        if state["strategy"] != type(self).__name__:
+            raise ValueError(f"the state is that of {state['strategy']}, this is {type(self).__name__}")
+        if not np.isfinite(state["model"]).all():
+            raise ValueError("the model of its state isn't finite")
+        self._resumed = state
+        self.optimizer.restore(state)
+        self.safeguards.restore(state)
+        self.roster.restore(state)
+        self.accounts.restore(state)
+        if self.graph is not None:
+            self.graph.restore(state)
+        self.memory = Memory.restored(state)
+
+    def reset(self) -> None:
+        """Drop what an earlier run left: a new one begins."""
+        config = self.config
+        self.optimizer = make_optimizer(config.server_optimizer, config.server_lr or 1.0)
+        self.safeguards = Safeguards(config, lambda: self.pace.learns)
+        self.memory = Memory()
+        self.accounts = Accounts()
+        self.roster = Roster(
+            config.min_clients,
+            self.timeout,
+            self.stopped,
+            self.flower.weighted_by_key,
+            self.flower.configrecord_key,
+        )
+        self.graph: ClientGraph | None = None
+        if config.client_weights == "adjacency":
+            self.graph = ClientGraph(config.message_floor, config.neighbours)
+
+    # ---- Beginning and end ----------------------------------------------------------------------------------
+
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Prepare for a run from this model (D,), or for one that goes on: its ``memory`` is back then."""
+
+    @abstractmethod
+    def summary(self) -> None:
+        """Log what is about to run."""
+
+    @contextmanager
+    def _running(self, grid: Grid, timeout: float) -> Iterator[None]:
+        """Run this object's own loop, not one around it such as that of Flower's wrappers."""
+        self.timeout = self.roster.timeout = timeout
+        self.summary()
+        self._set_clock(grid)
+        self._own_loop = True
+        try:
+            yield
+        finally:
+            self._own_loop = False
+
+    def _begin(self, initial_arrays: ArrayRecord) -> State | None:
+        """Start from the initial model, or from the state to resume, which is returned."""
+        state, self._resumed = self._resumed, None
+        if state is None:
+            self.reset()
+        self._result = Result(arrays=initial_arrays)
+        self.aggregations = self._evaluated = 0
+        self._any_moved = self._any_missed = False
+        self._said.clear()
+        self._take_layout(initial_arrays)
+        if state is not None:
+            layout = self._layout
+            if len(state["model"]) != layout.size:
+                raise ValueError(
+                    f"the state is that of a model of {len(state['model'])} values, this one has {layout.size}"
+                )
+            self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
+            self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
+            self.pace.restore(state)
+        self._take_model(self._layout.to_vector(self._result.arrays))
+        self.begin(self._layout, self.model)
+        return state
+
+    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        """Take part in somebody else's loop, such as Flower's ``Strategy.start`` and its wrappers."""
+        self._take_layout(arrays)
+        if server_round == 1:  # the only sign that a run begins
+            self._set_clock(grid)
+            self.reset()
+            self._take_model(self._layout.to_vector(arrays))
+            self.begin(self._layout, self.model)
+
+    def _take_layout(self, arrays: ArrayRecord) -> None:
+        self._layout = Layout.of(arrays)
+        self._untrained_at = untrained_positions(self._layout, self.flower.untrained)
+
+    def _take_model(self, model: Vector) -> None:
+        self.model = model
+
+    def _check_worked(self, initial_arrays: ArrayRecord) -> None:
+        """Raise RunError if no client's work was ever accepted."""
+        tried = self.aggregations or self._any_missed
+        if tried and self._result.arrays is initial_arrays and not self.stopped():
+            raise RunError(
+                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one; "
+                "the log names the reasons"
+            )
+
+    def _say_once(self, text: str, *values: object) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text, *values)

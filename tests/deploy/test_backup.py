@@ -1,0 +1,190 @@
+"""``fedapp deploy backup`` and ``restore``; and the record of who did what."""
+
+import getpass
+import json
+import os
+import pwd
+import socket
+import sqlite3
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedapp.cli import app
+from tests.deploy.test_init import contents, shake_hands
+
+
+def deploy(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    out = tmp_path / "d"
+    result = deploy("init", out, "--host", "fl.example.org", "--device", "oslo=/a", "--device", "bern=/b")
+    assert result.exit_code == 0
+    return out
+
+
+def entries(out: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (out / "audit.jsonl").read_text().splitlines()]
+
+
+def test_a_folder_is_restored_as_it_was(made: Path, tmp_path: Path) -> None:
+    (made / "oslo" / "own").mkdir()
+    (made / "oslo" / "own" / "secret").write_text("kept, however deep")
+    written = {
+        "superlink/superlink.db",
+        "oslo/flower/apps/x.py",
+        "bern/cache/x",
+        "bern.log",
+        "results/run/model",
+    }
+    for name in written:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text("what processes write")
+    before = contents(made)
+    file = tmp_path / "backup.tar.gz"
+    assert deploy("backup", made, file).exit_code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    result = deploy("restore", file, tmp_path / "restored")
+    assert result.output.startswith(f"{tmp_path / 'restored'}: 2 devices")
+    after = contents(tmp_path / "restored")
+    assert {name for name in before if name not in after} == written
+    assert set(after) <= set(before)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"audit.jsonl"}
+    for name in ("ca.key", "superlink/server.key", "oslo/device.key", "superlink/superexec.secret"):
+        assert stat.S_IMODE((tmp_path / "restored" / name).stat().st_mode) == 0o600, name
+    # What it is for: the restored authority makes certificates that devices take.
+    assert deploy("renew", tmp_path / "restored").exit_code == 0
+    assert shake_hands(tmp_path / "restored", "fl.example.org", made / "oslo" / "ca.crt") is None
+
+
+def test_a_backup_replaces_nothing_and_a_restore_neither(made: Path, tmp_path: Path) -> None:
+    file = tmp_path / "backup.tar.gz"
+    assert deploy("backup", made, file).exit_code == 0
+    content = file.read_bytes()
+    assert deploy("backup", made, file).output == (
+        f"error: {file}: is there already, and a backup replaces nothing\n"
+    )
+    assert file.read_bytes() == content
+    before = contents(made)
+    assert deploy("restore", file, made).output == (
+        f"error: {made}: is there already; a backup is restored into a new folder\n"
+    )
+    assert contents(made) == before
+    inside = made / "backup.tar.gz"  # not a part of itself
+    assert deploy("backup", made, inside).exit_code == 0
+    with tarfile.open(inside) as archive:
+        assert "backup.tar.gz" not in archive.getnames()
+
+
+def test_what_is_no_backup_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.tar.gz"
+    file.write_text("no archive")
+    with tarfile.open(tmp_path / "other.tar", "w") as archive:
+        archive.add(made / "ca.crt", "ca.crt")
+    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+        archive.add(made / "deployment.toml", "deployment.toml")
+        archive.add(made / "ca.crt", "../outside.crt")
+    for given in (file, tmp_path / "other.tar", tmp_path / "evil.tar", tmp_path / "missing"):
+        result = deploy("restore", given, tmp_path / f"restored-{given.stem}")
+        assert result.exit_code == 1
+        (line,) = result.output.splitlines()
+        assert line.startswith(f"error: {given}: ")
+    assert not (tmp_path / "outside.crt").exists()
+    result = deploy("backup", made, tmp_path / "no" / "folder")
+    assert (
+        result.output
+        == f"error: {tmp_path / 'no' / 'folder'}: can't be written (No such file or directory)\n"
+    )
+
+
+def test_a_database_that_is_none_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "empty.db").execute("CREATE TABLE other (x)").connection.close()
+    for database in (tmp_path / "missing.db", made / "ca.crt", tmp_path / "empty.db"):
+        for arguments in (("backup-server", tmp_path / "copy", "--database", database),):
+            result = deploy(*arguments)
+            assert result.exit_code == 1
+            (line,) = result.output.splitlines()
+            assert line.startswith(f"error: {database}: can't be read as a SuperLink's database (")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_audit_log_says_who_did_what_and_how_it_ended(made: Path) -> None:
+    assert deploy("add", made, "lima=/c").exit_code == 0
+    assert deploy("add", made, "lima=/c").exit_code == 1
+    assert deploy("remove", made, "rome").exit_code == 1
+    assert stat.S_IMODE((made / "audit.jsonl").stat().st_mode) == 0o600
+    found = entries(made)
+    assert [(e["command"], e.get("device"), e["outcome"]) for e in found] == [
+        ("init", None, "done"), ("add", "lima", "done"),
+        ("add", "lima", "failed: --device 'lima': is there twice; names must differ"),
+        ("remove", "rome", "failed: device 'rome': isn't one of oslo, bern, lima"),
+    ]  # fmt: skip
+    for entry in found:
+        assert entry["user"] == pwd.getpwuid(os.getuid()).pw_name
+        assert entry["host"] == socket.gethostname()
+        assert entry["time"].endswith("+00:00")
+    # A new deployment in its place doesn't erase what was.
+    again = ("--host", "fl.example.org", "--device", "oslo=/a", "--force")
+    assert deploy("init", made, *again).exit_code == 0
+    assert entries(made)[:-1] == found
+    assert entries(made)[-1]["command"] == "init --force"
+
+
+def test_the_user_is_not_who_the_environment_says(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    assert getpass.getuser() == "somebody-else"
+    deploy("add", made, "lima=/c")
+    assert entries(made)[-1]["user"] != "somebody-else"
+
+
+def test_without_an_audit_log_nothing_is_changed(made: Path) -> None:
+    (made / "audit.jsonl").unlink()
+    (made / "audit.jsonl").mkdir()
+    before = contents(made)
+    assert deploy("add", made, "lima=/c").output == (
+        f"error: {made / 'audit.jsonl'}: can't be written (Is a directory)\n"
+    )
+    assert contents(made) == before
+
+
+def test_start_up_files_are_written_anew_and_nothing_else(made: Path) -> None:
+    before = contents(made)
+    for name in ("oslo/fedapp-oslo.service", "compose.yaml"):
+        (made / name).write_text("as an earlier version wrote it")
+    assert deploy("refresh", made).exit_code == 0
+    assert {**contents(made), "audit.jsonl": b""} == {**before, "audit.jsonl": b""}
+
+
+def test_the_last_device_cannot_be_removed(made: Path) -> None:
+    from fedapp.deploy.files import remove_device
+
+    remove_device(made, "oslo")
+    result = deploy("remove", made, "bern")
+    assert result.exit_code == 1
+    assert result.output.startswith("error: --device: at least one")
+    assert (made / "bern" / "device.key").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("-c", "lr=-1.0"), "error: lr = -1.0: must be a number > 0\n"),
+        (("-c", "lrr=0.1"), "error: unknown key 'lrr'"),
+        (("-c", 'resume="/only/on/the/server"', "--app", "/nowhere"), "error: flwr run /nowhere: "),
+        (("--app", "/nowhere"), "error: flwr run /nowhere: "),
+    ],
+)
+def test_a_run_that_cannot_begin_is_one_line(made: Path, arguments: tuple[str, ...], text: str) -> None:
+    result = deploy("run", made, *arguments)
+    assert result.exit_code == 1
+    assert result.output.startswith(text)
+    assert len(result.output.splitlines()) == 1
+    assert entries(made)[-1]["command"] == "run"
+    assert entries(made)[-1]["outcome"].startswith("failed: ")

@@ -1,0 +1,152 @@
+"""A deployment of real processes as its operator sees it: status, stop, new certificates, and a database restored."""
+
+import json
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedapp.cli import app
+from fedapp.deploy.certificates import read, shown_by_server
+from fedapp.deploy.flower import ask
+from fedapp.deploy.local import LocalDeployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def deploy(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[LocalDeployment]:
+    """A SuperLink and two SuperNodes, online."""
+    nodes = [{"partition-id": part, "num-partitions": 2} for part in range(2)]
+    with LocalDeployment(tmp_path / "d", nodes) as deployment:
+        deployment.start()
+        wait_until(lambda: states(deployment.folder) == ["online", "online"])
+        yield deployment
+
+
+def status(out: Path, *options: object) -> dict[str, Any]:
+    result = deploy("status", out, "--json", *options)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.output))
+
+
+def states(out: Path) -> list[str]:
+    return [device["state"] for device in status(out)["devices"]]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.5)
+
+
+def begin_run(deployment: LocalDeployment, repository: Path, rounds: int) -> str:
+    config = (
+        f'num-server-rounds={rounds} local-epochs=50 min-clients=2 results-dir="{deployment.folder}/results" '
+        'run-name="run"'
+    )
+    result = deploy("run", deployment.folder, "--app", repository, "-c", config)
+    assert result.exit_code == 0, result.output
+    return str(re.findall(r"run (\d+) started", result.output)[0])
+
+
+def test_status_while_a_run_goes(two: LocalDeployment, repository: Path) -> None:
+    out = two.folder
+    idle = status(out)
+    assert [device["doing"] for device in idle["devices"]] == ["nothing", "nothing"]
+    assert (idle["runs"], idle["warnings"], idle["error"]) == ([], [], "")
+
+    run_id = begin_run(two, repository, rounds=30)
+    seen: set[str] = set()
+
+    def at_work_and_told() -> bool:
+        now = status(out)
+        seen.update(device["doing"].partition(",")[0] for device in now["devices"])
+        return f"train of run {run_id}" in seen and now["runs"][0]["progress"]["aggregation"] >= 3
+
+    wait_until(at_work_and_told)
+    (run,) = status(out)["runs"]
+    assert (run["run-id"], run["status"], run["progress"]["of"]) == (run_id, "running", 30)
+    assert run["folder"] == str(out / "results" / "run")
+    assert (Path(run["folder"]) / "config.toml").is_file()
+    lines = deploy("status", out).output.splitlines()
+    assert lines[1].split() == ["device", "state", "since", "doing", "node"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["device-0", "online"], ["device-1", "online"]]
+    assert any(line.startswith(f"run {run_id}: running for 0:0") and "of 30" in line for line in lines)
+
+    two.processes["device-1"].terminate()
+    wait_until(lambda: states(out) == ["online", "offline"])
+    assert deploy("stop", out).output == f"run {run_id} stopped\n"
+    wait_until(lambda: status(out)["runs"][0]["status"] == "finished:stopped")
+    assert deploy("stop", out).output == "error: stop: no run goes\n"
+    entries = [json.loads(line) for line in (out / "audit.jsonl").read_text().splitlines()]
+    assert [(e["command"], e["outcome"], e.get("run")) for e in entries] == [
+        ("run", "started", run_id), ("stop", "stopped", run_id), ("stop", "failed: stop: no run goes", None),
+    ]  # fmt: skip
+
+
+def test_devices_take_the_server_with_its_new_certificate(two: LocalDeployment, repository: Path) -> None:
+    out, own = two.folder, two.folder / "superlink" / "server.crt"
+    keys = {path: path.read_bytes() for path in [*out.glob("*/device.*"), *out.rglob("ca.crt")]}
+    before = read(own)
+    assert shown_by_server(two.deployment) == before
+    assert deploy("renew", out).exit_code == 0
+    assert read(own) != before
+    (warning,) = status(out)["warnings"]
+    assert warning.startswith("the server shows another certificate, valid until ")
+
+    two.kill("superlink")
+    two.start_superlink()
+    two.wait_for_superlink()
+    assert shown_by_server(two.deployment) == read(own)
+    assert status(out)["warnings"] == []
+
+    begin_run(two, repository, rounds=1)  # with devices that have seen nothing of all this
+    wait_until(lambda: status(out)["runs"][0]["status"].startswith("finished"))
+    assert status(out)["runs"][0]["status"] == "finished:completed"
+    assert {path: path.read_bytes() for path in keys} == keys
+
+
+def test_a_database_is_copied_in_use_and_restored(two: LocalDeployment, tmp_path: Path) -> None:
+    out, database = two.folder, two.folder / "superlink" / "superlink.db"
+    nodes = {device["name"]: device["node-id"] for device in status(out)["devices"]}
+    copy = tmp_path / "superlink.backup"
+    result = deploy("backup-server", copy, "--database", database)
+    assert result.output == f"{copy}: sound, 2 registered devices\n"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.glob("superlink.*")] == ["superlink.backup"]
+    again = deploy("backup-server", copy, "--database", database)
+    assert again.output == f"error: {copy}: can't be made (File exists)\n"
+    # What happens afterwards is lost; that a key was unregistered is, too, and status says so.
+    assert deploy("rekey", out, "device-1").exit_code == 0
+
+    two.kill("superlink")
+    for name in ("device-0", "device-1"):
+        two.kill(name)
+    for path in database.parent.glob("superlink.db*"):
+        path.unlink()
+    database.write_bytes(copy.read_bytes())
+    two.start_superlink()
+    two.wait_for_superlink()
+    listed = {node["node-id"] for node in ask(out, "supernode", "list")["nodes"]}
+    assert listed == set(nodes.values())
+    (warning,) = status(out)["warnings"]
+    assert warning.startswith(f"node {nodes['device-1']} (")
+    assert "was device-1, and was unregistered on " in warning
+    registered = deploy("register", out).output.splitlines()
+    assert registered[0] == f"device-0: already registered, as node {nodes['device-0']}"
+    assert registered[1].startswith("device-1: registered, as node ")
+    wait_until(lambda: "online" not in states(out))  # it counts as such for a minute
+    two.start_supernode("device-0")
+    wait_until(lambda: states(out)[0] == "online")
+    assert status(out)["devices"][0]["node-id"] == nodes["device-0"]

@@ -1,0 +1,130 @@
+"""The line of progress: its form, when it comes, and that it comes while a run waits."""
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord
+
+from fedapp.report.progress import progress_line
+from fedapp.server import heartbeat
+from fedapp.server.heartbeat import EVERY, Heartbeat, HowFar
+from fedapp.server.record import Entry
+from strategies import Progress
+
+LOGGER = "flwr.fedapp"
+LINE = re.compile(
+    r"progress: aggregation (\d+) of (\d+), (\d+) of (\d+) devices at work(?:, (\d+:\d\d:\d\d) left)?"
+)
+
+
+class Clock:
+    """Real time, as a test has it pass."""
+
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO, LOGGER)
+    return lambda: [text for text in caplog.messages if text.startswith("progress: ")]
+
+
+def noted(aggregation: int) -> Entry:
+    return Entry.of(Progress(aggregation, 0.0, ArrayRecord(), {}, evaluated=False))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ending"),
+    [
+        (None, "at work"),
+        (250, "at work, 0:04:10 left"),
+        (0.4, "at work, 0:00:00 left"),
+        (59.6, "at work, 0:01:00 left"),
+        (100 * 3600 + 61, "at work, 100:01:01 left"),
+    ],
+)
+def test_the_line_that_others_read(seconds: float | None, ending: str) -> None:
+    line = progress_line(12, 100, 3, 5, seconds)
+    assert line == f"progress: aggregation 12 of 100, 3 of 5 devices {ending}"
+    assert LINE.fullmatch(line)
+
+
+def test_it_comes_when_it_is_due_and_only_then(clock: Clock, lines: Callable[[], list[str]]) -> None:
+    beat = Heartbeat(100, lambda: HowFar(12, 3, 5), now=clock)
+    stopped = beat.watching(lambda: False)
+    assert not any(stopped() for _ in range(1000))
+    assert lines() == []  # a fast run has none
+    for _ in range(3):
+        clock.seconds += EVERY
+        stopped()
+        stopped()
+    assert lines() == ["progress: aggregation 12 of 100, 3 of 5 devices at work"] * 3
+    assert EVERY + 5 <= 30  # an asynchronous loop asks every 5 s at least
+
+
+def test_whether_the_run_is_to_end_is_still_told(clock: Clock) -> None:
+    beat = Heartbeat(1, lambda: HowFar(0, 0, 0), now=clock)
+    assert beat.watching(lambda: True)() is True
+
+
+def test_the_rest_takes_as_long_as_what_was_seen(clock: Clock) -> None:
+    beat = Heartbeat(10, lambda: HowFar(0, 0, 0), now=clock)
+    assert beat.seconds_left() is None
+    beat.note(noted(2))  # resumed, or its first: nothing was seen yet
+    assert beat.seconds_left() is None
+    clock.seconds += 30
+    beat.note(noted(5))
+    assert beat.seconds_left() == 50  # 10 s each, five to come
+    clock.seconds += 4
+    assert beat.seconds_left() == 46
+    clock.seconds += 1000  # one that takes long doesn't make the rest shorter
+    assert beat.seconds_left() == 40
+    beat.note(noted(10))
+    assert beat.seconds_left() == 0
+
+
+def test_no_more_is_left_than_the_time_budget(clock: Clock) -> None:
+    beat = Heartbeat(10, lambda: HowFar(0, 0, 0), lambda: 12.0, now=clock)
+    assert beat.seconds_left() == 12
+    beat.note(noted(0))
+    clock.seconds += 10
+    beat.note(noted(1))
+    assert beat.seconds_left() == 12
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+def test_a_run_that_waits_for_a_device_says_so(
+    strategy: str, go: Any, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
+    go(strategy=strategy, clock="wall", server_lr=0.5)
+    found = [LINE.fullmatch(line) for line in lines()]
+    assert all(found)
+    at_work = {(match[3], match[4]) for match in found if match}
+    assert ("3", "3") in at_work
+    numbers = [int(match[1]) for match in found if match]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] == 3
+    assert any(match and match[5] for match in found)
+
+
+def test_a_terminal_has_its_bar_instead(
+    go: Any, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    path: Path = go()
+    assert lines() == []
+    assert (path / "metrics.jsonl").read_text().count("\n") == 4

@@ -1,0 +1,162 @@
+"""How a run stands, once anybody looks: one whose process is gone has failed, and one that goes on goes on."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.config import RunConfig
+from fedapp.report.summary import GONE, read_summary, this_process
+from fedapp.server import prepare, run
+from fedapp.server.run_directory import RunDirectory
+from tests.fedapp.watch.conftest import Devices
+
+RUNNING = {"status": "running", "process": this_process(), "strategy": "fedavg", "aggregations": 7}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+def write(path: Path, content: Any) -> None:
+    (path / "summary.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def killed(tmp_path: Path, repository: Path) -> Iterator[Callable[[], Path]]:
+    """Start a run in a process of its own; the call kills it, and returns its folder."""
+    config = (
+        f'results-dir="{tmp_path}" run-name="killed" model="logistic" num-server-rounds=100000 eval-every=1'
+    )
+    command = [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config", config]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--federation-config", "num-supernodes=3"], cwd=repository, stdout=log, stderr=log
+        )
+    path = tmp_path / "killed"
+    deadline = time.monotonic() + 120
+    while not ((path / "metrics.jsonl").exists() and (path / "metrics.jsonl").read_bytes().count(b"\n") > 2):
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    def kill() -> Path:
+        process.kill()
+        process.wait(30)
+        return path
+
+    yield kill
+    process.kill()
+    process.wait(30)
+
+
+def test_a_killed_run_has_failed_once_anybody_looks(killed: Callable[[], Path], tmp_path: Path) -> None:
+    going = read_summary(tmp_path / "killed")
+    assert going["status"] == "running"
+    assert going["process"].keys() == {"host", "pid", "boot"}
+    path = killed()
+    assert json.loads((path / "summary.json").read_text())["status"] == "running"
+    found = read_summary(path)
+    assert (found["status"], found["reason"]) == ("failed", GONE)
+    assert "process" not in found
+    assert found["aggregations"] >= 1
+    assert json.loads((path / "summary.json").read_text()) == found  # and now it is written down
+    assert read_summary(path) == found
+
+
+def test_a_run_is_put_down_as_failed_only_if_nobody_has_its_lock(run_dir: Path) -> None:
+    write(run_dir, RUNNING)
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert read_summary(run_dir) == RUNNING
+    finally:
+        os.close(descriptor)
+    assert read_summary(run_dir)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("process", "status"),
+    [
+        ({"host": "elsewhere", "boot": "another", "pid": 1}, "running"),  # its lock can't be seen from here
+        ({**this_process(), "boot": "before it went down"}, "failed"),
+        ({**this_process(), "host": "a container of this machine"}, "failed"),
+        ({"host": "elsewhere", "boot": "", "pid": 1}, "running"),
+        (None, "failed"),  # of an earlier version
+    ],
+)
+def test_a_run_of_another_machine_is_not_judged(run_dir: Path, process: Any, status: str) -> None:
+    write(run_dir, {"status": "running", **({} if process is None else {"process": process})})
+    assert read_summary(run_dir)["status"] == status
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted", "stopped", "diverged", "failed"])
+def test_what_has_ended_stays(run_dir: Path, status: str) -> None:
+    write(run_dir, {"status": status})
+    before = (run_dir / "summary.json").stat().st_mtime_ns
+    assert read_summary(run_dir) == {"status": status}
+    assert (run_dir / "summary.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"status": "running", "process": 3}'])
+def test_what_is_no_summary_is_none(run_dir: Path, content: str) -> None:
+    write(run_dir, content)
+    assert read_summary(run_dir) == {}
+
+
+def test_a_folder_without_one_has_none(run_dir: Path) -> None:
+    assert read_summary(run_dir) == {}
+    assert read_summary(run_dir / "not there") == {}
+
+
+def test_whoever_reads_keeps_nobody_from_going_on(go: Any, tmp_path: Path) -> None:
+    path = go(checkpoint_every=1)
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    released = subprocess.Popen(["sleep", "0.2"], pass_fds=[descriptor])  # as a reader that takes a moment
+    os.close(descriptor)
+    try:
+        RunDirectory(RunConfig.load({"resume": str(path), "num-server-rounds": 5})).close()
+    finally:
+        released.wait(30)
+
+
+def test_a_failure_says_why(go: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        go(lr=1e30, num_server_rounds=2)
+    summary = read_summary(tmp_path / "run")
+    assert summary["status"] in ("failed", "diverged")
+    assert summary["reason"].startswith("no client's work was accepted in 2 aggregations")
+
+
+def test_a_resumed_run_keeps_what_was_told_of_its_devices(go: Any) -> None:
+    path = go(("oslo", "", "lima"), clock="wall", checkpoint_every=1)
+    before = (path / "metrics.jsonl").read_text()
+    experiment = prepare(RunConfig.load({"resume": str(path), "num-server-rounds": 5}), 3)
+    run(Devices(("", "", "")), experiment)  # they don't say their names any more
+    lines = (path / "metrics.jsonl").read_text()
+    assert lines.startswith(before)
+    last = json.loads(lines.splitlines()[-1])["clients"]
+    assert (last["name"], last["tasks"], last["participation"]) == (["oslo", "", "lima"], [5] * 3, [5] * 3)
+
+
+def test_devices_are_in_the_record_and_a_simulation_has_none(go: Any) -> None:
+    def clients(path: Path) -> list[Any]:
+        return [json.loads(line).get("clients") for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+    last = clients(go(("oslo", "", "lima"), clock="wall"))[-1]
+    assert last["name"] == ["oslo", "", "lima"]
+    assert (last["tasks"], last["participation"], last["failed"]) == ([3] * 3, [3] * 3, [0] * 3)
+    grid = Devices(("", "", ""))
+    grid.engine = "sequential"
+    assert clients(go(("", "", ""), grid=grid, run_name="simulated")) == [None] * 4

@@ -1,0 +1,92 @@
+"""``fedapp runs``: how runs stand, and what came of each device's work."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedapp.cli import app
+from fedapp.report.runs import devices_of, runs_in
+from fedapp.report.summary import GONE, this_process
+
+CLIENTS: dict[str, Any] = {
+    "name": ["oslo", ""], "participation": [9.0, 0.0], "tasks": [10.0, 4.0], "late": [1.0, 0.0],
+    "failed": [0.0, 3.0], "refused": [0.0, 1.0], "discarded": [0.0, 0.0], "clipped": [2.0, 0.0],
+}  # fmt: skip
+
+
+def write_run(folder: Path, summary: Any, *evaluations: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("seed = 0\n")
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in evaluations))
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    write_run(
+        tmp_path / "done",
+        {"status": "finished", "strategy": "fedbuff", "aggregations": 40, "accuracy": 0.9123, "loss": 0.25},
+        {"aggregation": 0},
+        {"aggregation": 40, "clients": CLIENTS},
+    )
+    write_run(
+        tmp_path / "killed",
+        {"status": "running", "strategy": "fedavg", "aggregations": 3, "process": this_process()},
+        {"aggregation": 3, "loss": 1.0},
+    )
+    write_run(tmp_path / "young", None)
+    (tmp_path / "no run").mkdir()
+    return tmp_path
+
+
+def shown(*arguments: str) -> list[list[str]]:
+    done = CliRunner().invoke(app, ["runs", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return [line.split() for line in done.output.splitlines() if line.split()]
+
+
+def test_every_run_of_a_folder_is_a_row(results: Path) -> None:
+    assert [path.name for path in runs_in(results)] == ["done", "killed", "young"]
+    rows = shown(str(results))
+    assert ["done", "finished", "fedbuff", "40", "0.9123", "0.2500"] in rows
+    assert ["killed", "failed", "fedavg", "3", "-", "-", *GONE.split()] in rows
+    assert ["young", "?", "?", "?", "-", "-"] in rows
+    assert json.loads((results / "killed" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_runs_own_folder_shows_its_devices(results: Path) -> None:
+    rows = shown(str(results / "done"))
+    assert [
+        "client",
+        "name",
+        "tasks",
+        "counted",
+        "late",
+        "failed",
+        "refused",
+        "too",
+        "old",
+        "clipped",
+    ] in rows
+    assert ["0", "oslo", "10", "9", "1", "0", "0", "0", "2"] in rows
+    assert ["1", "4", "0", "0", "3", "1", "0", "0"] in rows
+    assert ["devices"] not in shown(str(results / "killed"))
+
+
+def test_devices_fit_a_narrow_terminal(results: Path) -> None:
+    console = Console(width=80, record=True, file=None)
+    with console.capture() as capture:
+        console.print(devices_of(results / "done"))
+    assert "…" not in capture.get()
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.output == f"error: {tmp_path}: holds no run, a folder with a config.toml\n"

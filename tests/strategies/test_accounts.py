@@ -1,0 +1,178 @@
+"""What came of each client's work: counted alike by every strategy, told where clients are devices, and kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strategies import AsyncFedAvg, FedAvg, FedBuff, messages
+from strategies.accounts import OUTCOMES, Account, Accounts
+from strategies.clock import WallClock
+from strategies.engine_name import DEPLOYMENT
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def start(federation: Make, model: Make, train_config: Make) -> Make:
+    """Run a strategy on devices, whose replies are as ``spoil`` makes them; return it and what it told."""
+
+    def run(kind: Any, *, rounds: int = 3, spoil: Any = None, timeout: float = 0.2, **options: Any) -> Any:
+        grid = federation(node_ids=[10, 20, 30], num_partitions=3)
+        grid.engine = DEPLOYMENT
+        if spoil is not None:
+            spoil(grid)
+        told: list[Any] = []
+        strategy = kind(kind.Config(**options), observer=told.append)
+        strategy.start(
+            grid, model(1.0), num_rounds=rounds, timeout=timeout, train_config=train_config(1, 0.1)
+        )
+        return strategy, told
+
+    return run
+
+
+def faults(grid: Any) -> None:
+    """The second says that it can't, and the third sends what isn't finite."""
+    grid.spoil(1, "raise")
+    grid.spoil(2, "nan")
+
+
+def test_every_outcome_has_a_count() -> None:
+    for outcome in OUTCOMES:
+        account = Account()
+        account.note(outcome, clipped=True)
+        assert vars(account) == {**vars(Account()), outcome: 1, "clipped": 1}
+
+
+def test_columns_are_by_index_with_zeros_between() -> None:
+    accounts = Accounts()
+    accounts[2].tasks += 4
+    accounts[2].note("accepted")
+    columns = accounts.columns(least=4)
+    assert set(columns) == {"participation", "tasks", "late", "failed", "refused", "discarded", "clipped"}
+    assert columns["tasks"] == [0, 0, 4, 0]
+    assert columns["participation"] == [0, 0, 1, 0]
+    assert Accounts().columns()["tasks"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "faulty"),
+    [
+        (FedAvg, {}, 4),
+        # Dropped after three misses in a row.
+        (AsyncFedAvg, {"time_scenario": "F0"}, 3),
+        (FedBuff, {"time_scenario": "F0", "buffer_size": 1}, 3),
+    ],
+)
+def test_failed_and_refused_are_told_apart(kind: Any, options: Any, faulty: int, start: Make) -> None:
+    strategy, told = start(kind, rounds=4, spoil=faults, **options)
+    accounts = {index: vars(account) for index, account in strategy.accounts.items()}
+    nothing = vars(Account())
+    assert {**accounts[0], "tasks": 0} == {**nothing, "accepted": 4}
+    assert accounts[1] == {**nothing, "tasks": faulty, "failed": faulty}
+    assert accounts[2] == {**nothing, "tasks": faulty, "refused": faulty}
+    last = told[-1].clients
+    assert (last["participation"], last["failed"], last["refused"]) == (
+        [4, 0, 0],
+        [0, faulty, 0],
+        [0, 0, faulty],
+    )
+    assert len({len(column) for column in last.values()}) == 1
+
+
+def test_a_synchronous_round_counts_who_was_asked_and_who_was_late(start: Make) -> None:
+    strategy, told = start(FedAvg, spoil=lambda grid: grid.lose(1))
+    assert told[-1].clients["tasks"] == [3, 3, 3]
+    assert told[-1].clients["participation"] == [3, 0, 3]
+    assert told[-1].clients["late"] == [0, 3, 0]
+    assert [progress.clients["tasks"] for progress in told[1:]] == [[n] * 3 for n in (1, 2, 3)]
+    assert strategy.at_work() == []
+
+
+def test_what_was_shortened_is_counted_by_client(start: Make) -> None:
+    # From w = 1 a step of 0.1 gives Δ = (0.2, 0.1, −0.2); the bound is 0.15.
+    _, told = start(FedAvg, rounds=1, update_norm_bound=0.15)
+    assert told[-1].clients["clipped"] == [1, 0, 1]
+    assert told[-1].metrics[messages.CLIPPED] == 2
+
+
+def test_work_that_is_too_old_is_no_failure(start: Make) -> None:
+    class Choosy(AsyncFedAvg):
+        def accept(self, contribution: Any) -> bool:
+            return contribution.client.index != 1
+
+    strategy, told = start(Choosy, rounds=6, time_scenario="F0")
+    account = dict(strategy.accounts.items())[1]
+    assert account.discarded > 0
+    assert account.accepted == account.failed == account.late == account.refused == 0
+    assert told[-1].clients["discarded"] == [0, account.discarded, 0]
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_in_a_simulation_nothing_more_is_told_or_kept(
+    kind: Any, federation: Make, model: Make, train_config: Make
+) -> None:
+    told: list[Any] = []
+    strategy = kind(observer=told.append)
+    strategy.start(federation(), model(1.0), num_rounds=2, timeout=5.0, train_config=train_config(1, 0.1))
+    assert all("tasks" not in progress.clients for progress in told)
+    assert "accounts" not in strategy.state()
+    assert sum(account.accepted for _, account in strategy.accounts.items()) > 0  # it counts all the same
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_a_resumed_run_counts_on(kind: Any, federation: Make, model: Make, train_config: Make) -> None:
+    states: list[Any] = []
+
+    def go(rounds: int, state: Any = None) -> Any:
+        grid = federation(node_ids=[10, 20, 30], num_partitions=3)
+        grid.engine = DEPLOYMENT
+        strategy = kind(observer=lambda progress: states.append(strategy.state()))
+        if state is not None:
+            strategy.restore(state)
+        strategy.start(grid, model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config(1, 0.1))
+        return strategy
+
+    go(2)
+    before = sum(account["accepted"] for _, account in states[-1]["accounts"])
+    again = go(5, states[-1])
+    assert sum(account.accepted for _, account in again.accounts.items()) > before > 0
+    assert go(2).accounts.state() == go(2).accounts.state()  # a new run begins with none
+
+
+def test_a_round_that_is_cut_off_leaves_no_trace(federation: Make, model: Make, train_config: Make) -> None:
+    grid = federation(node_ids=[10, 20, 30], num_partitions=3)
+    grid.engine = DEPLOYMENT
+    grid.lose(2)
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += len(grid.requests()) == 6  # all of the second round are asked, one doesn't answer
+        return asked > 3
+
+    strategy = FedAvg(stopped=stopped)
+    strategy.start(grid, model(1.0), num_rounds=5, timeout=0.05, train_config=train_config(1, 0.1))
+    assert strategy.aggregations == 1
+    assert [account.tasks for _, account in strategy.accounts.items()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_who_is_at_work_is_known_while_the_run_waits(
+    kind: Any, federation: Make, model: Make, train_config: Make
+) -> None:
+    grid = federation(node_ids=[10, 20, 30], num_partitions=3)
+    grid.engine = DEPLOYMENT
+    grid.lose(1)
+    seen: set[tuple[int, ...]] = set()
+
+    def stopped() -> bool:
+        seen.add(tuple(sorted(strategy.at_work())))
+        return False
+
+    strategy = kind(clock=WallClock(), stopped=stopped)
+    strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config(1, 0.1))
+    assert (1,) in seen or (0, 1, 2) in seen
+    assert any(1 in working for working in seen)
+    assert () in seen

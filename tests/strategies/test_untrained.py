@@ -1,0 +1,147 @@
+"""Arrays that aren't trained, such as BatchNorm's statistics: averaged, whatever a method does with the others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import AsyncFedAvg, FedAvg, FedBuff, FedFix, Spectral
+from strategies.arrays import Layout
+from strategies.testing import MemoryGrid
+from strategies.untrained import Untrained, untrained_positions
+
+Make = Callable[..., Any]
+
+# What client i says of the two: its running variance and its number of batches.
+VARIANCES, BATCHES = (4.0, 1.0, 0.5), (10, 20, 70)
+
+
+def record(w: float = 1.0, variance: float = 1.0, batches: int = 0) -> ArrayRecord:
+    return ArrayRecord({
+        "layer.weight": Array(np.array([w, w], np.float32)),
+        "norm.running_var": Array(np.array([variance], np.float32)),
+        "norm.num_batches_tracked": Array(np.array(batches, np.int64)),
+    })  # fmt: skip
+
+
+def normalising() -> ClientApp:
+    """Return clients that move w by ½ and have statistics of their own; client i has i + 1 examples."""
+    app = ClientApp()
+
+    @app.query("describe")
+    def describe(message: Message, context: Context) -> Message:
+        i = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"partition-id": i, "num-examples": i + 1})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    @app.query("direction")
+    def direction(message: Message, context: Context) -> Message:
+        i = int(context.node_config["partition-id"])
+        arrays = ArrayRecord({"m": Array(np.array([np.cos(i), np.sin(i)]))})
+        return Message(RecordDict({"direction": arrays}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        i = int(context.node_config["partition-id"])
+        sent = message.content.array_records["arrays"]
+        w = float(sent["layer.weight"].numpy()[0])
+        before = int(sent["norm.num_batches_tracked"].numpy())
+        arrays = record(w + 0.5, VARIANCES[i], before + BATCHES[i])
+        content = {"arrays": arrays, "metrics": MetricRecord({"num-examples": i + 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def grid() -> MemoryGrid:
+    return MemoryGrid(normalising(), [{"partition-id": i} for i in range(3)])
+
+
+def run(kind: Any, rounds: int = 1, **options: Any) -> ArrayRecord:
+    strategy = kind(fraction_evaluate=0.0, **options)
+    return strategy.start(grid(), record(), num_rounds=rounds, timeout=5.0).arrays
+
+
+def variance_of(arrays: ArrayRecord) -> float:
+    return float(arrays["norm.running_var"].numpy()[0])
+
+
+def test_they_are_those_of_whole_numbers_and_those_that_are_called_so() -> None:
+    layout = Layout.of(record())
+    assert untrained_positions(layout, ("*running_var",)).tolist() == [2, 3]
+    assert untrained_positions(layout, ()).tolist() == [3]
+    assert untrained_positions(layout, ("layer.*",)).tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_round_averages_them_by_the_clients_weights(optimizer: str) -> None:
+    # p = (1, 2, 3)/6: (4 + 2 + 1.5)/6 and (10 + 40 + 210)/6 = 43.3
+    arrays = run(FedAvg, server_optimizer=optimizer, server_lr=0.01)
+    assert variance_of(arrays) == pytest.approx(7.5 / 6)
+    assert arrays["norm.num_batches_tracked"].numpy() == 43
+    assert arrays["norm.num_batches_tracked"].dtype == "int64"
+    assert arrays["norm.num_batches_tracked"].shape == ()
+
+
+def test_weights_that_do_not_sum_to_one_do_not_extrapolate_them() -> None:
+    # L = 1 of 3: d_i = 3 p_i is 0.5, 1 or 1.5; the one that is drawn is all the average.
+    arrays = run(FedAvg, participation="uniform", fraction_train=0.3)
+    assert variance_of(arrays) in VARIANCES
+
+
+def test_a_long_update_is_shortened_and_their_jump_does_not_count_towards_it() -> None:
+    # ‖Δ‖ = √½ of the two weights alone; counts of 43 would have shortened it to nothing.
+    arrays = run(FedAvg, update_norm_bound=0.71)
+    assert arrays["layer.weight"].numpy().tolist() == [1.5, 1.5]
+
+
+def test_a_robust_rule_takes_their_median() -> None:
+    arrays = run(FedAvg, client_weights="uniform", aggregation_rule="median", faulty_clients=1)
+    assert (variance_of(arrays), int(arrays["norm.num_batches_tracked"].numpy())) == (1.0, 20)
+
+
+def test_with_central_privacy_they_stay_as_they_are() -> None:
+    arrays = run(FedAvg, client_weights="uniform", dp="central")
+    assert (variance_of(arrays), int(arrays["norm.num_batches_tracked"].numpy())) == (1.0, 0)
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
+@pytest.mark.parametrize("server_lr", [0.0, 1.0])
+def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: float) -> None:
+    own = {"buffer_size": 2} if kind is FedBuff else {}
+    for rounds in (1, 2, 7, 40):
+        arrays = run(kind, rounds, server_lr=server_lr, **own)
+        assert 0.5 <= variance_of(arrays) <= 4.0
+        assert int(arrays["norm.num_batches_tracked"].numpy()) >= 0
+
+
+def test_an_arrival_moves_them_by_its_share_of_a_round() -> None:
+    # F80: client 0 is the first, with d_0 = p_0 τ_0 Σ 1/τ, p_0 = 1/6, τ = (.2, .6, 1): a = d_0 / 3.
+    a = 0.2 * (1 / 0.2 + 1 / 0.6 + 1) / 6 / 3
+    assert variance_of(run(AsyncFedAvg)) == pytest.approx((1 - a) * 1.0 + a * 4.0)
+
+
+def test_the_spectral_method_averages_them_too() -> None:
+    assert 0.5 <= variance_of(run(Spectral, 2)) <= 4.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(-3.0, 3.0)), min_size=1, max_size=6),
+    st.floats(0.0, 1.0),
+    st.floats(-3.0, 3.0),
+)
+def test_an_average_lies_between_what_goes_into_it(
+    said: list[tuple[float, float]], share: float, before: float
+) -> None:
+    apart, model = Untrained(np.array([1])), np.array([7.0, before])
+    for weight, value in said:
+        apart.add(weight, np.array([value]))
+    apart.put_into(model, share)
+    values = [before, *(value for weight, value in said if weight > 0)]
+    assert model[0] == 7.0
+    assert min(values) - 1e-9 <= model[1] <= max(values) + 1e-9
