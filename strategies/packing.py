@@ -158,7 +158,7 @@ class PackingGrid(Grid):
         self._readers: set[int] = set()  # ids of the nodes that said so
         # The node that is asked, by the id of the request for its description.
         self._asked: dict[str, int] = {}
-        # By a record's name: what was sent last, with the same packed, and the most bytes that one of its layout takes.
+        # By a record's name: what was sent last, with the same packed, and the most bytes of one of its layout.
         self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
         self._most_bytes: dict[str, int] = {}
 
