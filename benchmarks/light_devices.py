@@ -1,22 +1,23 @@
 """Many devices in one process, for a SuperLink to serve: Flower's own connection and keys, but no ClientApp.
 
-    python -m benchmarks.light_devices DEPLOYMENT
+    python -m benchmarks.light_devices DEPLOYMENT [--unpacked]
 
 Each device of the deployment is a thread that does what a SuperNode does: it asks for messages every three seconds,
 fetches their objects one by one, answers, and sends a heartbeat, all over TLS and signed with its own key. It answers
-at once, with the model it was sent a little changed, so that what it sends is new to the SuperLink.
+at once, with the model it was sent a little changed, so that what it sends is new to the SuperLink. With
+``--unpacked`` it reads models as Flower sends them, not as one array.
 """
 
+import argparse
 import logging
 import os
-import sys
 import threading
 import time
 from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.utils import init_http_client_from_connection
 from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -32,12 +33,13 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedapp.deploy.files import CONNECTION, read_deployment
 from fedapp.deploy.plan import Deployment, environment
 from strategies import messages
+from strategies.packing import reads_packed
 
 POLL = 3.0  # seconds: a SuperNode's pause after it found no message
 NUM_EXAMPLES = 100
 
 
-def serve(folder: Path, deployment: Deployment, index: int) -> None:
+def serve(folder: Path, deployment: Deployment, index: int, packed: bool) -> None:
     """Be a device until the process ends."""
     key = load_ssh_private_key((folder / deployment.devices[index].name / "device.key").read_bytes(), None)
     trust = str(folder / "ca.crt")
@@ -57,13 +59,21 @@ def serve(folder: Path, deployment: Deployment, index: int) -> None:
                 tree, partial(pull, run_id), partial(confirm, run_id), return_type=Message
             )
             request.metadata.__dict__["_message_id"] = tree.object_id
-            reply = answer(request, index, len(deployment.devices))
+            reply = respond(request, index, len(deployment.devices), packed=packed)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             with no_object_id_recompute():
                 missing, session = send(reply, get_object_tree(reply), 0.0)
                 push_objects(
                     get_all_nested_objects(reply), partial(push, run_id, session), object_ids_to_push=missing
                 )
+
+
+def respond(request: Message, index: int, devices: int, *, packed: bool) -> Message:
+    """Answer, as a ClientApp that reads packed models or one that doesn't."""
+    context = Context(request.metadata.run_id, index, {}, RecordDict(), {})
+    if packed:
+        return reads_packed(request, context, lambda message, _: answer(message, index, devices))
+    return answer(request, index, devices)
 
 
 def answer(request: Message, index: int, devices: int) -> Message:
@@ -76,14 +86,18 @@ def answer(request: Message, index: int, devices: int) -> Message:
         metrics[messages.TRAIN_LOSS] = 1.0
         sent = messages.arrays_of(request)
         assert sent is not None
-        factor = 1 - 1e-6 * (index + 1)  # each device's own
+        # Each device's own, and no two arrays alike, such as biases that are zero: Flower sends equal ones once.
+        step = 1e-6 * (index + 1)
         content[messages.ARRAYS] = ArrayRecord(
-            {name: Array((factor * array.numpy()).astype(array.dtype)) for name, array in sent.items()}
+            {
+                name: Array(((1 - step) * array.numpy() + step * place).astype(array.dtype))
+                for place, (name, array) in enumerate(sent.items())
+            }
         )
     return Message(content, reply_to=request)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, packed: bool = True) -> None:
     """Register the devices of a deployment whose SuperLink runs, and be all of them."""
     os.environ.update(environment(str(folder)))
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -98,7 +112,7 @@ def main(folder: Path) -> None:
             )
         )
     threads = [
-        threading.Thread(target=serve, args=(folder, deployment, index))
+        threading.Thread(target=serve, args=(folder, deployment, index, packed))
         for index in range(len(deployment.devices))
     ]
     for thread in threads:
@@ -108,4 +122,10 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("deployment", type=Path)
+    parser.add_argument("--unpacked", action="store_true")
+    options = parser.parse_args()
+    main(options.deployment.absolute(), packed=not options.unpacked)

@@ -1,117 +1,27 @@
-"""The ClientApp: a message in, local work, a message out. The same on Ray, under ``flwr run`` and on a device.
+"""The ClientApp. The same on Ray, under ``flwr run`` and on a device.
 
-Everything a client needs comes with the message, apart from what only the node knows: its partition
-(``partition-id`` and ``num-partitions`` in the node config) or a ``data-path`` of its own.
+On a device Flower starts a process for every message, and what that imports is paid for every time. So nothing heavy
+is imported here: where there is a worker (``fedapp.worker``), it does the work, else ``fedapp.client`` in this
+process.
 """
 
-import functools
-import logging
-from collections.abc import Callable
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedapp import federation
-from fedapp.client.device import device_of
-from fedapp.client.local_data import local_data, node_number
-from fedapp.client.privacy import is_simulated
-from fedapp.client.request import integer, read_config, sent_model
-from fedapp.client.training import local_task, model_of, own_tensors, trained_reply
-from fedapp.config import ConfigError
-from fedapp.data import DataError
-from fedapp.data.direction import client_direction, private_direction
-from fedapp.models import ModelError
-from fedapp.training.evaluation import evaluate as score
-from fedapp.training.trainer import train_one
-from strategies import messages, streams
+from fedapp.worker.asking import ask_worker
+from strategies.packing import reads_packed
 
-log = logging.getLogger("flwr.fedapp")
-
-# Error code of a reply that says why a client can't take part (Flower's own codes are below 100).
-CANNOT_TAKE_PART = 100
-
-# What the user can mend; told to the server in an error reply.
-USER_ERRORS = (ConfigError, DataError, ModelError)
-
-Handler = Callable[[Message, Context], Message]
-
-app = ClientApp()
-
-
-def answers_errors(handler: Handler) -> Handler:
-    """Turn an error that the user can mend into an error reply with its text, without a traceback."""
-
-    @functools.wraps(handler)
-    def wrapped(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except USER_ERRORS as error:
-            log.warning("This client can't take part: %s", error)
-            return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
-
-    return wrapped
+app = ClientApp(mods=[reads_packed])
 
 
 @app.query("describe")
-@answers_errors
-def describe(message: Message, context: Context) -> Message:
-    """Say who this client is: partition, number of examples, GPU or not, and the device's name if it has one."""
-    record, config = read_config(message)
-    data = local_data(config, record, context)
-    metrics = MetricRecord(
-        {messages.NUM_EXAMPLES: len(data.rows), "gpu": int(device_of(config).type == "cuda")}
-    )
-    if data.partition_id is not None:
-        metrics[messages.PARTITION_ID] = data.partition_id
-    if (number := node_number(context, "num-partitions")) is not None:
-        metrics[messages.NUM_PARTITIONS] = number
-    content = RecordDict({messages.METRICS: metrics})
-    if (name := context.node_config.get("name")) is not None:
-        content[messages.DEVICE] = ConfigRecord({messages.NAME: str(name)})
-    return Message(content, reply_to=message)
-
-
 @app.query("direction")
-@answers_errors
-def graph_direction(message: Message, context: Context) -> Message:
-    """Send the principal direction of this client's data, which places it in the graph of clients.
-
-    With ``message-epsilon`` > 0 it is made (ε, δ)-differentially private first. A node with data of its own draws
-    the noise from the operating system; one of a simulation from the run's seed, so that the run can be repeated.
-    """
-    record, config = read_config(message)
-    data = local_data(config, record, context)
-    direction = client_direction(data.dataset, data.rows, config.normalize)
-    if config.message_epsilon:
-        client = integer(record, messages.CLIENT)
-        rng = (
-            streams.generator(config.seed, "message-noise", client)  # the name is in the numbers, and stays
-            if is_simulated(context)
-            else streams.unpredictable()
-        )
-        direction = private_direction(direction, config.message_epsilon, config.message_delta, 1.0, rng)
-    arrays = ArrayRecord({messages.DIRECTION: Array(direction)})
-    return Message(RecordDict({messages.DIRECTION: arrays}), reply_to=message)
-
-
 @app.train()
-@answers_errors
-def train_model(message: Message, context: Context) -> Message:
-    """Train the model in the message on this client's data."""
-    task = local_task(message, context)
-    return trained_reply(message, context, task, *train_one(task))
-
-
 @app.evaluate()
-@answers_errors
-def evaluate_model(message: Message, context: Context) -> Message:
-    """Score the model in the message on this client's data."""
-    record, config = read_config(message)
-    data, device = local_data(config, record, context), device_of(config)
-    x, y, _ = own_tensors(config, data, device)
-    state = federation.to_state(sent_model(message), device)
-    result = score(model_of(record, config, data, device), state, x, y)
-    metrics = MetricRecord(
-        {messages.NUM_EXAMPLES: len(data.rows), "loss": result.loss, "accuracy": result.accuracy}
-    )
-    return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+def answer(message: Message, context: Context) -> Message:
+    """Let the worker answer, or answer here."""
+    if (reply := ask_worker(message, context)) is not None:
+        return reply
+    from fedapp.client.handlers import handle  # PyTorch, and seconds
+
+    return handle(message, context)

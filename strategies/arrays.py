@@ -137,7 +137,7 @@ def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:
 
 def pack(values: np.ndarray) -> Array:
     """Serialise an array, to the same bytes as ``Array(values)``."""
-    name, header = _header(values.dtype, values.shape)
+    name, header = npy_header(values.dtype, values.shape)
     return Array(dtype=name, shape=values.shape, stype="numpy.ndarray", data=header + values.tobytes())
 
 
@@ -151,7 +151,7 @@ def unpack(array: Array) -> np.ndarray:
     """
     try:
         dtype, shape = np.dtype(array.dtype), tuple(array.shape)
-        _, header = _header(dtype, shape)
+        _, header = npy_header(dtype, shape)
     except (TypeError, ValueError):
         return array.numpy()
     if array.stype == "numpy.ndarray" and array.data.startswith(header):
@@ -162,7 +162,7 @@ def unpack(array: Array) -> np.ndarray:
 
 
 @lru_cache(maxsize=4096)
-def _header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
     """Return a dtype's name, and what a .npy file of an array in C order begins with."""
     header = BytesIO()
     fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}

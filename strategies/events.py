@@ -37,6 +37,7 @@ from strategies.exchange import Mail
 from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
 from strategies.lifecycle import State
 from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
+from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
 from strategies.safeguards import PATIENCE
@@ -81,6 +82,7 @@ class AsynchronousStrategy(Scheme):
         Result
             The final model, and the metrics by aggregation.
         """
+        grid = packing(grid)
         self._mail, self.total = Mail(grid, timeout, self.stopped), num_rounds
         self._evaluate_fn = evaluate_fn
         self._train = ConfigRecord() if train_config is None else train_config

@@ -8,9 +8,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Message, Metadata
+from flwr.app import Context, Error, Message, Metadata, RecordDict
+from flwr.app.message.message import make_message
 from flwr.common.config import flatten_dict
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Context as ContextProto
+from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -26,13 +30,19 @@ __all__ = [
     "UNKNOWN",
     "Run",
     "be_the_server",
+    "context_from_bytes",
+    "context_to_bytes",
     "empty_run",
     "flatten_dict",
     "give_id",
     "is_simulation",
+    "message_from_bytes",
+    "message_to_bytes",
     "read_pairs",
     "simulate",
     "unavailable_reply",
+    "with_content",
+    "with_error",
 ]
 
 #: Error codes of replies, which have no public names: its time to live is over; what a simulation says of an app
@@ -59,6 +69,36 @@ def empty_run() -> Run:
 def give_id(message: Message, message_id: str) -> None:
     """Give a message the id that a Grid gives when it is pushed; it can't be set otherwise."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def message_to_bytes(message: Message) -> bytes:
+    """Return a message, its content included, as the protobuf that Flower's processes send each other."""
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def message_from_bytes(data: bytes) -> Message:
+    """Return the message of ``message_to_bytes``; whatever protobuf raises on bytes that are none."""
+    return message_from_proto(MessageProto.FromString(data))
+
+
+def context_to_bytes(context: Context) -> bytes:
+    """Return a client's context as protobuf."""
+    return bytes(context_to_proto(context).SerializeToString())
+
+
+def context_from_bytes(data: bytes) -> Context:
+    """Return the context of ``context_to_bytes``; whatever protobuf raises on bytes that are none."""
+    return context_from_proto(ContextProto.FromString(data))
+
+
+def with_content(message: Message, content: RecordDict) -> Message:
+    """Return a message that is this one but for its content; an id that either is given is both's."""
+    return make_message(metadata=message.metadata, content=content)
+
+
+def with_error(message: Message, code: int, reason: str) -> Message:
+    """Return an error in the place of a reply that is none."""
+    return make_message(metadata=message.metadata, error=Error(code, reason))
 
 
 def unavailable_reply(metadata: Metadata) -> Message:

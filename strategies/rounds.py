@@ -29,6 +29,7 @@ from strategies.config import StrategyConfig, SynchronousConfig
 from strategies.errors import RunError
 from strategies.exchange import in_order
 from strategies.metrics import MetricsMean
+from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
 from strategies.round import Round
@@ -248,6 +249,7 @@ class SynchronousStrategy(FederatedStrategy):
         Result
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
+        grid = packing(grid)
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
         with self._running(grid, timeout):

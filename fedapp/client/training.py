@@ -17,6 +17,7 @@ from fedapp.client.request import integer, read_config, sent_model
 from fedapp.config import RunConfig
 from fedapp.training import work
 from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.layers import dense_layers
 from fedapp.training.rule import LocalRule
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
@@ -28,6 +29,14 @@ from strategies.arrays import pack
 ClientTensors = tuple[Tensor, Tensor, int]
 
 _tensors = federation.TensorCache()
+
+
+def forget() -> None:
+    """Drop the data and models that this process has kept for its clients."""
+    _tensors.clear()
+    for cached in (_parameter_names, dense_layers):
+        cached.cache_clear()
+    federation.forget()
 
 
 def own_tensors(config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:

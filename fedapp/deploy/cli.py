@@ -96,6 +96,9 @@ def local(
     ] = None,
     source: Annotated[Path, typer.Option("--app", help="the app's source folder")] = Path("."),
     out: Annotated[Path | None, typer.Option(help="keep keys and logs in this new folder")] = None,
+    workers: Annotated[
+        bool, typer.Option("--workers", help="a process per device that keeps PyTorch, data and model loaded")
+    ] = False,
 ) -> None:
     """Run the app on a SuperLink and SuperNodes of this machine, and end them all."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -113,7 +116,7 @@ def local(
         with tempfile.TemporaryDirectory(prefix="fedapp-") as temporary:
             folder = out or Path(temporary) / "deployment"
             try:
-                with LocalDeployment(folder, nodes) as deployment:
+                with LocalDeployment(folder, nodes, workers=workers) as deployment:
                     try:
                         print(
                             f"starting a SuperLink and {len(nodes)} SuperNodes on {deployment.deployment.address}"

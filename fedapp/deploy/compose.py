@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedapp.deploy.plan import Deployment, Service, environment
+from fedapp.deploy.plan import Deployment, Service
 
 # Who owns a machine's folder, and the part of it where the code of runs may write.
 FLOWER_USER, APPS_USER = 10001, 10002
@@ -21,6 +21,7 @@ x-build: &build
     COPY pyproject.toml README.md LICENSE constraints.txt ./
     COPY fedapp fedapp
     COPY strategies strategies
+    COPY custom custom
     RUN pip install --no-cache-dir --constraint constraints.txt .
 
 # Their machine's network, so that addresses are those of the certificate.
@@ -50,7 +51,7 @@ def compose_file(deployment: Deployment) -> str:
 def _service(deployment: Deployment, service: Service) -> dict[str, Any]:
     own = f"{deployment.home}/{service.folder}"
     volumes = [_mount(f"./{service.folder}", own)]
-    if service.runs_apps:  # of the machine's folder it sees no more
+    if service.runs_apps and not service.is_worker:  # of the machine's folder it sees no more
         certificate = f"{service.machine}/{'ca.crt' if service.is_server else 'local.crt'}"
         volumes.append(_mount(f"./{certificate}", f"{deployment.home}/{certificate}", read_only=True))
     if service.runs_apps and service.data:
@@ -60,7 +61,7 @@ def _service(deployment: Deployment, service: Service) -> dict[str, Any]:
         "command": service.command,
         "working_dir": own,
         "user": _user(APPS_USER if service.runs_apps else FLOWER_USER),
-        "environment": {"HOME": own, **environment(own)},
+        "environment": {"HOME": own, **service.environment(deployment.home)},
         "volumes": volumes,
     }
 

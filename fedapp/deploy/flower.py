@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,12 @@ def ask(out: Path, *arguments: str) -> dict[str, Any]:
 
 def environment_of(own: Path) -> dict[str, str]:
     """Return the environment of a process of Flower's whose state is in a folder."""
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **environment(str(own))}
+    return inherited(environment(str(own)))
+
+
+def inherited(own: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with what is a process's own, in which Flower finds its other commands."""
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **own}
 
 
 def _one_line(printed: str) -> str:

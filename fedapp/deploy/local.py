@@ -16,8 +16,8 @@ from typing import Any, Self
 import tomli_w
 
 from fedapp.deploy.files import CONNECTION, write_deployment
-from fedapp.deploy.flower import BIN, ask, environment_of
-from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
+from fedapp.deploy.flower import BIN, ask, environment_of, inherited
+from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, WORKER, DeployError, Deployment, Device
 from fedapp.deploy.registration import register
 from fedapp.deploy.tunnel import way_in
 
@@ -37,6 +37,8 @@ class LocalDeployment:
         A new or empty folder: keys, start-up files, databases, and a log per process.
     node_configs : iterable of mapping
         What each device's SuperNode is told; device i is called ``device-i``.
+    workers : bool
+        Whether each device has a worker (``fedapp.worker``).
     proxied : bool
         Whether a proxy stands in front of the SuperLink; whoever wants it starts it, from the folder's `proxy`.
 
@@ -46,8 +48,11 @@ class LocalDeployment:
         The last process started under each name: superlink, superexec, device-0, device-0-superexec, …
     """
 
-    def __init__(self, folder: Path, node_configs: NodeConfigs, *, proxied: bool = False) -> None:
+    def __init__(
+        self, folder: Path, node_configs: NodeConfigs, *, workers: bool = False, proxied: bool = False
+    ) -> None:
         self.folder = folder.absolute()
+        self.workers = workers
         configs = [dict(config) for config in node_configs]
         port, backend, *node_ports = free_ports(2 + len(configs))
         devices = tuple(
@@ -95,10 +100,11 @@ class LocalDeployment:
         return self._start(SUPEREXEC)
 
     def start_supernode(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a device's SuperNode, and its SuperExec unless that one runs."""
-        superexec = self.processes.get(f"{name}-{SUPEREXEC}")
-        if superexec is None or superexec.poll() is not None:
-            self._start(f"{name}-{SUPEREXEC}")
+        """Start a device's SuperNode, and its worker, if it has one, and its SuperExec unless they run."""
+        for other in (WORKER, SUPEREXEC)[not self.workers :]:
+            running = self.processes.get(f"{name}-{other}")
+            if running is None or running.poll() is not None:
+                self._start(f"{name}-{other}")
         return self._start(name)
 
     def wait_for_superlink(self) -> None:
@@ -150,8 +156,8 @@ class LocalDeployment:
         return self.folder / f"{name.removesuffix(f'-{SUPEREXEC}')}.log"
 
     def kill(self, name: str) -> None:
-        """End a process and its children at once, as a power cut does; of a device both."""
-        for each in (name, f"{name}-{SUPEREXEC}"):
+        """End a process and its children at once, as a power cut does; of a device all."""
+        for each in (name, f"{name}-{SUPEREXEC}", f"{name}-{WORKER}"):
             if each in self.processes:
                 _signal(self.processes[each], signal.SIGKILL)
                 self.processes[each].wait()
@@ -172,10 +178,9 @@ class LocalDeployment:
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         service = self.services[name]
         command = [str(BIN / service.command[0]), *service.command[1:]]
+        own = service.environment(str(self.folder), worker=self.workers)
         with self.log(name).open("ab") as log:
-            self.processes[name] = self._spawn(
-                command, environment_of(self.folder / service.folder), stdout=log, stderr=log
-            )
+            self.processes[name] = self._spawn(command, inherited(own), stdout=log, stderr=log)
         return self.processes[name]
 
     def _spawn(

@@ -11,7 +11,8 @@ SUPERLINK_PORT = 9093  # of the SuperLink behind the proxy
 FIRST_NODE_PORT = (
     9094  # of a SuperNode's own API on loopback: Flower's default; the next device has the next one
 )
-SUPEREXEC = "superexec"
+SUPEREXEC, WORKER = "superexec", "worker"
+WORKER_COMMAND = ["python", "-P", "-m", "fedapp.worker.command"]  # fedapp-worker, whatever else is installed
 _RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST = re.compile(
@@ -39,13 +40,14 @@ class Service:
     Attributes
     ----------
     name : str
-        ``superlink``, ``superexec``; ``oslo``, ``oslo-superexec``.
+        ``superlink``, ``superexec``; ``oslo``, ``oslo-superexec``, ``oslo-worker``.
     machine : str
         The machine's folder below the deployment's: ``superlink``, or a device's name.
     command : list of str
         Its command line; the program is in the environment's `bin`.
     runs_apps : bool
-        Whether it is a SuperExec, in which the code of runs runs: as another user, in a folder within the machine's.
+        Whether it is a SuperExec or a worker, in which the code of runs runs: as another user, in a folder within the
+        machine's.
     data : str
         What a device's code is to train on, empty if the run's config says it.
     """
@@ -65,6 +67,19 @@ class Service:
     def is_server(self) -> bool:
         """Whether it is on the server."""
         return self.machine == "superlink"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it works for the processes that a device's SuperExec starts."""
+        return self.name == f"{self.machine}-{WORKER}"
+
+    def environment(self, home: str, *, worker: bool = True) -> dict[str, str]:
+        """Return its environment; ``worker`` says whether a device's code may ask the device's worker."""
+        own = f"{home}/{self.folder}"
+        variables = environment(own)
+        if worker and self.runs_apps and not self.is_server:
+            variables["FEDAPP_WORKER"] = f"{own}/{WORKER}.sock"
+        return variables
 
 
 @dataclass(frozen=True)
@@ -105,10 +120,14 @@ class Deployment:
             )
         names = [device.name for device in self.devices]
         for name in names:
-            if not _NAME.fullmatch(name) or name in _RESERVED or name.endswith(f"-{SUPEREXEC}"):
+            if (
+                not _NAME.fullmatch(name)
+                or name in _RESERVED
+                or name.endswith((f"-{SUPEREXEC}", f"-{WORKER}"))
+            ):
                 raise DeployError(
                     f"--device {name!r}: a name is 1 to 63 of a-z, 0-9 and -, no - first, "
-                    f"no -{SUPEREXEC} last, and none of {', '.join(_RESERVED)}"
+                    f"no -{SUPEREXEC} or -{WORKER} last, and none of {', '.join(_RESERVED)}"
                 )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DeployError(f"--device {twice[0]!r}: is there twice; names must differ")
@@ -155,6 +174,7 @@ class Deployment:
                 Service(
                     f"{device.name}-{SUPEREXEC}", device.name, self.node_superexec_command(device), True, data
                 ),
+                Service(f"{device.name}-{WORKER}", device.name, WORKER_COMMAND, True, data),
             ]
         return found
 

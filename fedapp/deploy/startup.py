@@ -5,11 +5,11 @@ database. What a unit may do beside that is as little as PyTorch bears: it makes
 and CUDA opens devices.
 """
 
-from fedapp.deploy.plan import Deployment, Service, environment
+from fedapp.deploy.plan import WORKER, Deployment, Service
 
 _UNIT = """\
 [Unit]
-Description=Flower {what} of fedapp
+Description={what} of fedapp
 Wants=network-online.target
 After={after}
 # Never give up: a SuperLink refuses a key for up to 60 s after its SuperNode was killed, and may itself be away.
@@ -81,11 +81,12 @@ IPAddressAllow=localhost
 def unit_file(deployment: Deployment, service: Service) -> str:
     """Return a service's systemd unit, which restarts it for ever."""
     home, own = deployment.home, f"{deployment.home}/{service.folder}"
-    variables = {"PATH": f"{home}/.venv/bin:/usr/local/bin:/usr/bin:/bin", **environment(own)}
+    variables = {"PATH": f"{home}/.venv/bin:/usr/local/bin:/usr/bin:/bin", **service.environment(home)}
     what = "SuperExec" if service.runs_apps else "SuperLink" if service.is_server else "SuperNode"
+    named = WORKER if service.is_worker else f"Flower {what}"
     return _UNIT.format(
-        what=what if service.is_server else f"{what} {service.machine}",
-        after=f"fedapp-{service.machine}.service" if service.runs_apps else "network-online.target",
+        what=named if service.is_server else f"{named} {service.machine}",
+        after=_after(service),
         user=f"fedapp-{what.lower()}",
         command=f"{home}/.venv/bin/" + " ".join(service.command).replace(" --", " \\\n  --"),
         own=own,
@@ -93,6 +94,13 @@ def unit_file(deployment: Deployment, service: Service) -> str:
         kind=(_APPS if service.runs_apps else _FLOWER) + _network(deployment, service),
         memory="45%" if service.is_server else "65%" if service.runs_apps else "25%",
     )
+
+
+def _after(service: Service) -> str:
+    if service.is_worker or not service.runs_apps:
+        return "network-online.target"
+    worker = "" if service.is_server else f" fedapp-{service.machine}-{WORKER}.service"
+    return f"fedapp-{service.machine}.service{worker}"
 
 
 def _network(deployment: Deployment, service: Service) -> str:

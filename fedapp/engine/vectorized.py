@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedapp import federation
+from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
 from fedapp.client.local_data import LocalData
 from fedapp.client.training import ClientTensors, local_task, own_tensors, trained_reply
-from fedapp.client_app import CANNOT_TAKE_PART, USER_ERRORS
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask

@@ -46,6 +46,10 @@ class TensorCache:
         self.budget = budget
         self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor]] = OrderedDict()
 
+    def clear(self) -> None:
+        """Drop them all."""
+        self._kept.clear()
+
     def get(
         self,
         key: tuple[object, ...],

@@ -92,7 +92,10 @@ def test_rounds_are_complete_lines(tmp_path):
 def test_the_table_has_a_line_per_deployment_and_the_figure_its_models(tmp_path):
     *_, line = table([RESULT]).splitlines()
     # 8 devices in 4 s are 2 exchanges a second; there was no SuperExec, SuperNode or ClientApp to see.
-    assert line == "| 8 light | logistic | 4.0 | 2.0 | 250 | 30 | 0.02 | 4.0 | 170 | - | 810 | - | - | 5 |"
+    assert (
+        line
+        == "| 8 light | logistic | 4.0 | 2.0 | - | 250 | 30 | 0.02 | 4.0 | 170 | - | 810 | - | - | - | 5 |"
+    )
     assert draw([RESULT], tmp_path / "figure.png").stat().st_size > 1000
 
 

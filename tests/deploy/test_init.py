@@ -207,6 +207,7 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
         "audit.jsonl", "deployment.toml", "compose.yaml", "lima/ca.crt", "lima/device.key", "lima/device.pub",
         "lima/local.crt", "lima/local.key", "lima/superexec.secret", "lima/superexec/superexec.secret",
         "lima/node.toml", "lima/fedapp-lima.service", "lima/fedapp-lima-superexec.service",
+        "lima/fedapp-lima-worker.service",
     }  # fmt: skip
     assert after["lima/ca.crt"] == before["ca.crt"]
     ports = [device["port"] for device in tomllib.loads(after["deployment.toml"].decode())["devices"]]

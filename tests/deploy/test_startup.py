@@ -20,8 +20,9 @@ from fedapp.deploy.plan import Service
 HOSTS = ("--host", "fl.example.org", "--host", "2001:db8::5")
 DEVICES = ("--device", "oslo=/srv/my data/$x.npz", "--device", "bern=/data/images")
 UNITS = [
-    "fedapp-bern-superexec.service", "fedapp-bern.service", "fedapp-oslo-superexec.service",
-    "fedapp-oslo.service", "fedapp-superexec.service", "fedapp-superlink.service",
+    "fedapp-bern-superexec.service", "fedapp-bern-worker.service", "fedapp-bern.service",
+    "fedapp-oslo-superexec.service", "fedapp-oslo-worker.service", "fedapp-oslo.service",
+    "fedapp-superexec.service", "fedapp-superlink.service",
 ]  # fmt: skip
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 
@@ -107,14 +108,32 @@ def test_the_code_of_runs_has_a_user_of_its_own_and_bounds(made: Path) -> None:
             assert len([line for line in lines if line.startswith(f"{key}=")]) == 1, (service.name, key)
 
 
+def test_a_device_s_code_is_told_of_its_worker_which_is_its_user_s(made: Path) -> None:
+    services = yaml.safe_load((made / "compose.yaml").read_text())["services"]
+    deployment = read_deployment(made)
+    socket = {"oslo": "oslo/superexec/worker.sock", "bern": "bern/superexec/worker.sock"}
+    for service in deployment.services:
+        told = f"Environment=FEDAPP_WORKER={deployment.home}/{socket.get(service.machine)}"
+        lines = unit(made, service).splitlines()
+        assert (told in lines) == (service.runs_apps and not service.is_server), service.name
+        variables = services[service.name]["environment"]
+        assert (f"Environment=FEDAPP_WORKER={variables.get('FEDAPP_WORKER')}" in lines) == (told in lines)
+        if service.is_worker:
+            assert "User=fedapp-superexec" in lines
+            assert f"Description=worker {service.machine} of fedapp" in lines
+            assert (
+                services[service.name]["volumes"][0] == services[f"{service.machine}-superexec"]["volumes"][0]
+            )
+
+
 def test_what_needs_no_network_has_none_but_loopback(made: Path, tmp_path: Path) -> None:
     """A device's data leave it by its SuperNode alone; one that may have to fetch a dataset isn't kept from that."""
     kept = {
         service.name: "IPAddressDeny=any" in unit(made, service) for service in read_deployment(made).services
     }
     assert kept == {
-        "superlink": True, "superexec": False, "oslo": False, "oslo-superexec": True, "bern": False,
-        "bern-superexec": True,
+        "superlink": True, "superexec": False, "oslo": False, "oslo-superexec": True, "oslo-worker": True,
+        "bern": False, "bern-superexec": True, "bern-worker": True,
     }  # fmt: skip
     out = init(tmp_path / "d", "--partitions", 1, "--no-proxy")
     assert not any("IPAddressDeny" in unit(out, service) for service in read_deployment(out).services)
@@ -149,7 +168,7 @@ def test_no_container_has_more_than_it_needs(made: Path) -> None:
         assert int(service["user"].split(":")[0]) > 0, name
         # The code of runs sees no key: neither is it the keys' owner, nor are they mounted.
         sources = [volume["source"] for volume in service["volumes"]]
-        if name.endswith("superexec"):
+        if name.endswith(("superexec", "worker")):
             assert service["user"] != services["superlink"]["user"]
             assert all(Path(source).suffix in (".crt", ".npz", "") for source in sources), name
             assert not {"./superlink", "./oslo", "./bern"} & set(sources), name

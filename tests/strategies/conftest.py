@@ -20,9 +20,9 @@ from strategies.testing import MemoryGrid, Node, be_the_server
 # ---- The clients ------------------------------------------------------------------------------------------------
 
 
-def client_app(*, describes: bool = True) -> ClientApp:
+def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp:
     """Return the bare ClientApp; its ``node_config`` holds a (curvature), c (centre), n and the fault to show."""
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -218,6 +218,7 @@ def federation() -> Federation:
         describes: bool = True,
         num_partitions: int | None = None,
         directions: Iterable[Iterable[float]] | None = None,
+        mods: Iterable[Any] = (),
     ) -> InProcessGrid:
         centres, sizes = list(centres), list(sizes)
         directions = None if directions is None else list(directions)
@@ -230,7 +231,7 @@ def federation() -> Federation:
             if directions is not None:
                 config["direction"] = list(directions[i])
             nodes.append(config)
-        return InProcessGrid(client_app(describes=describes), nodes, node_ids, seed)
+        return InProcessGrid(client_app(describes=describes, mods=mods), nodes, node_ids, seed)
 
     return make
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedapp.client_app import CANNOT_TAKE_PART, app
+from fedapp.client.handlers import CANNOT_TAKE_PART
+from fedapp.client_app import app
 from fedapp.federation import to_arrays
 from fedapp.server import Experiment, task_config
 from strategies import messages
@@ -25,16 +26,15 @@ OWN = {
 }
 
 
-def ask(
+def request_for(
     kind: str,
     experiment: Experiment,
-    node_config: dict[str, Any] = NODE,
     *,
     config: Any = None,
     neighbours: ArrayRecord | None = None,
     **fields: Any,
 ) -> Message:
-    """Send the app one request as the strategies do, and return its reply."""
+    """Build a request as the strategies do."""
     record = ConfigRecord(
         {
             **task_config(experiment),
@@ -48,9 +48,16 @@ def ask(
     queried = kind in (messages.DESCRIBE, messages.ASK_DIRECTION)
     arrays = None if queried else to_arrays(experiment.model.state_dict())
     companions = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
-    request = messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
-    context = Context(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
-    return app(request, context)
+    return messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
+
+
+def context_of(node_config: dict[str, Any] = NODE) -> Context:
+    return Context(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def ask(kind: str, experiment: Experiment, node_config: dict[str, Any] = NODE, **given: Any) -> Message:
+    """Send the app one request as the strategies do, and return its reply."""
+    return app(request_for(kind, experiment, **given), context_of(node_config))
 
 
 def trained(reply: Message) -> dict[str, np.ndarray]:

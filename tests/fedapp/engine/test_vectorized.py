@@ -12,6 +12,7 @@ import safetensors.numpy
 from flwr.app import ConfigRecord, Message
 
 from fedapp import client_app, federation, server
+from fedapp.client.handlers import CANNOT_TAKE_PART
 from fedapp.config import RunConfig
 from fedapp.engine import vectorized
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
@@ -289,7 +290,7 @@ def test_replies_are_those_of_the_sequential_engine(small: Configure) -> None:
             for name in arrays or {}:
                 np.testing.assert_allclose(arrays[name].numpy(), other[name].numpy(), rtol=0, atol=1e-6)
     codes = [reply.error.code if reply.has_error() else 0 for reply in found[0]]
-    refused, raised = client_app.CANNOT_TAKE_PART, CLIENT_APP_RAISED
+    refused, raised = CANNOT_TAKE_PART, CLIENT_APP_RAISED
     assert codes == [0, refused, 0, raised, 0, 0, 0, refused]
     assert found[0][3].error.reason.startswith("KeyError: ")
 
