@@ -7,7 +7,7 @@ import pytest
 
 from strategies import AsyncFedAvg, FedAvg, FedBuff, messages
 from strategies.accounts import OUTCOMES, Account, Accounts
-from strategies.clock import WallClock
+from strategies.clock import VirtualClock, WallClock
 from strategies.engine_name import DEPLOYMENT
 
 Make = Callable[..., Any]
@@ -23,7 +23,8 @@ def start(federation: Make, model: Make, train_config: Make) -> Make:
         if spoil is not None:
             spoil(grid)
         told: list[Any] = []
-        strategy = kind(kind.Config(**options), observer=told.append)
+        # In virtual time, so that replies come in one order.
+        strategy = kind(kind.Config(**options), clock=VirtualClock(), observer=told.append)
         strategy.start(
             grid, model(1.0), num_rounds=rounds, timeout=timeout, train_config=train_config(1, 0.1)
         )
