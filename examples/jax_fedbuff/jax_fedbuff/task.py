@@ -35,9 +35,11 @@ def loss_of(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(scores(params, x)), y[:, None], axis=1).mean()
 
 
+step = jax.jit(jax.value_and_grad(loss_of))
+
+
 def train(params: Params, x: np.ndarray, y: np.ndarray, steps: int, lr: float) -> tuple[Params, float]:
     """Return the parameters after some steps, and the last loss."""
-    step = jax.jit(jax.value_and_grad(loss_of))
     for _ in range(steps):
         loss, gradient = step(params, x, y)
         params = jax.tree.map(lambda w, g: w - lr * g, params, gradient)
