@@ -38,17 +38,22 @@ def settings(name: str) -> dict[str, Any]:
     return app
 
 
-def component(name: str, which: str) -> Any:
-    """Return an app's ``serverapp`` or ``clientapp``, as its pyproject.toml names it."""
+def module(name: str, which: str) -> Any:
+    """Return a module of an app."""
     folder = str(EXAMPLES / name)
     if folder not in sys.path:
         sys.path.append(folder)
-    module, attribute = settings(name)["components"][which].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    return importlib.import_module(f"{name}.{which}")
 
 
-def run(name: str, clients: int = 4, **changes: Any) -> MemoryGrid:
-    """Run an app's real server and clients in this process."""
+def component(name: str, which: str) -> Any:
+    """Return an app's ``serverapp`` or ``clientapp``, as its pyproject.toml names it."""
+    path, attribute = settings(name)["components"][which].split(":")
+    return getattr(module(name, path.removeprefix(f"{name}.")), attribute)
+
+
+def grid_of(name: str, clients: int = 4, **changes: Any) -> MemoryGrid:
+    """Return an app's real clients in this process."""
     config = settings(name)["config"] | changes
     grid = MemoryGrid(
         component(name, "clientapp"),
@@ -56,6 +61,12 @@ def run(name: str, clients: int = 4, **changes: Any) -> MemoryGrid:
     )
     for node in grid.nodes.values():
         node.context.run_config = dict(config)
+    return grid
+
+
+def run(name: str, clients: int = 4, **changes: Any) -> MemoryGrid:
+    """Run an app's real server and clients in this process."""
+    grid, config = grid_of(name, clients, **changes), settings(name)["config"] | changes
     component(name, "serverapp")(grid, Context(1, 1, {}, RecordDict(), dict(config)))
     return grid
 
