@@ -1,4 +1,4 @@
-"""All that this project uses of Flower beside its public modules, each with why; flwr 1.41.
+"""All that this project uses of Flower beside its public modules, each with why; flwr 1.28 to 1.41.
 
 Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.simulation``. The linter refuses other
 modules of Flower anywhere else.
@@ -9,14 +9,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
-from flwr.app.message.message import make_message
 from flwr.common.config import flatten_dict
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+try:
+    from flwr.app.message.message import make_message
+except ModuleNotFoundError:  # in flwr 1.28
+    from flwr.common.message import make_message  # type: ignore[import-not-found, no-redef]
+
+try:
+    from flwr.supercore.run import Run
+except ModuleNotFoundError:  # in flwr 1.28
+    from flwr.common.typing import Run  # type: ignore[attr-defined, no-redef]
+
+try:
+    from flwr.supercore.task_identity import TaskIdentity
+except ModuleNotFoundError:  # before flwr 1.38, where a message doesn't ask who is sending
+    TaskIdentity = None  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -58,7 +70,8 @@ SERVER = 1
 
 def be_the_server() -> None:
     """Let this process make messages outside a ServerApp: their constructor asks who is sending."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER
+    if TaskIdentity is not None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER
 
 
 def empty_run() -> Run:

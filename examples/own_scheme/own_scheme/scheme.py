@@ -1,0 +1,28 @@
+"""A scheme of one's own: a model from every few arrivals, and old work is thrown away."""
+
+from dataclasses import dataclass
+
+from strategies import AsynchronousConfig, AsynchronousStrategy, Contribution
+
+
+@dataclass(frozen=True)
+class EveryConfig(AsynchronousConfig):
+    """After how many arrivals there is a new model, and how many models old a contribution may be."""
+
+    every: int = 2
+    patience: int = 4
+
+
+class Every(AsynchronousStrategy):
+    """Aggregate after every few arrivals; weights are the library's, by what it sees of the clients' speeds."""
+
+    Config = EveryConfig
+    config: EveryConfig
+
+    def ready(self, arrived: int) -> bool:
+        """Tell whether there is enough for a new model."""
+        return arrived >= self.config.every
+
+    def accept(self, contribution: Contribution) -> bool:
+        """Tell whether a contribution counts."""
+        return contribution.staleness <= self.config.patience

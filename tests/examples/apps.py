@@ -1,0 +1,78 @@
+"""The runnable apps of examples/, as tests load them."""
+
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from strategies.testing import MemoryGrid
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# What the accuracy on the clients has to be after the rounds that an app has by itself.
+LEAST = {
+    "pytorch_fedfix": 0.85,
+    "sklearn_fedprox": 0.7,
+    "numpy_spectral": 0.9,
+    "own_scheme": 0.9,
+    "jax_fedbuff": 0.85,
+}
+ASYNCHRONOUS = ("pytorch_fedfix", "own_scheme", "jax_fedbuff")
+
+
+def needs(name: str) -> None:
+    """Skip a test of an app whose framework isn't installed."""
+    if name == "jax_fedbuff":
+        pytest.importorskip("jax", reason="JAX isn't installed")
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Return what an app's pyproject.toml says of it."""
+    text = (EXAMPLES / name / "pyproject.toml").read_text(encoding="utf-8")
+    app: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]
+    return app
+
+
+def module(name: str, which: str) -> Any:
+    """Return a module of an app."""
+    folder = str(EXAMPLES / name)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(f"{name}.{which}")
+
+
+def component(name: str, which: str) -> Any:
+    """Return an app's ``serverapp`` or ``clientapp``, as its pyproject.toml names it."""
+    path, attribute = settings(name)["components"][which].split(":")
+    return getattr(module(name, path.removeprefix(f"{name}.")), attribute)
+
+
+def grid_of(name: str, clients: int = 4, **changes: Any) -> MemoryGrid:
+    """Return an app's real clients in this process."""
+    config = settings(name)["config"] | changes
+    grid = MemoryGrid(
+        component(name, "clientapp"),
+        [{"partition-id": i, "num-partitions": clients} for i in range(clients)],
+    )
+    for node in grid.nodes.values():
+        node.context.run_config = dict(config)
+    return grid
+
+
+def run(name: str, clients: int = 4, **changes: Any) -> MemoryGrid:
+    """Run an app's real server and clients in this process."""
+    grid, config = grid_of(name, clients, **changes), settings(name)["config"] | changes
+    component(name, "serverapp")(grid, Context(1, 1, {}, RecordDict(), dict(config)))
+    return grid
+
+
+def accuracy_in(output: str) -> float:
+    """Return the last accuracy that an app has printed."""
+    found = re.findall(r"Accuracy on the clients: ([\d.]+)", output)
+    assert found, output
+    return float(found[-1])

@@ -1,0 +1,80 @@
+"""The apps of examples/ learn, in this process; as processes they run in test_apps_run.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.examples import apps
+
+NAMES = sorted(apps.LEAST)
+
+
+def test_every_app_is_tested() -> None:
+    assert sorted(path.parent.name for path in apps.EXAMPLES.glob("*/pyproject.toml")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_and_does_so_again(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    apps.needs(name)
+    first = apps.run(name)
+    accuracy = apps.accuracy_in(capsys.readouterr().out)
+    assert accuracy >= apps.LEAST[name]
+    second = apps.run(name)
+    assert apps.accuracy_in(capsys.readouterr().out) == accuracy
+    assert second.asked() == first.asked()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_training_it_knows_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # so that the test above is one of learning, not of data that are all of one kind
+    apps.needs(name)
+    nothing = {"local-epochs": 0} if name == "sklearn_fedprox" else {"lr": 0.0}  # scikit-learn refuses this
+    apps.run(name, **{"num-server-rounds": 1, **nothing})
+    assert apps.accuracy_in(capsys.readouterr().out) < apps.LEAST[name] - 0.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_clients_need_nothing_of_the_library(name: str) -> None:
+    folder = apps.EXAMPLES / name / name
+    for path in folder.glob("*.py"):
+        imports = [line for line in path.read_text("utf-8").splitlines() if "import" in line.split()[:3]]
+        assert path.stem in ("server_app", "scheme") or not any("strategies" in line for line in imports)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_names_the_line(name: str) -> None:
+    folder = apps.EXAMPLES / name
+    server, readme = ((folder / path).read_text("utf-8") for path in (f"{name}/server_app.py", "README.md"))
+    added = [line[2:].split("(")[0] for line in readme.splitlines() if line.startswith("+ ")]
+    assert all(line in server for line in added)
+    assert added or "strategy = Spectral(" in server
+
+
+def test_proximal_mu_reaches_the_client_and_changes_its_work(capsys: pytest.CaptureFixture[str]) -> None:
+    free = apps.run("sklearn_fedprox", **{"proximal-mu": 0.0, "num-server-rounds": 1})
+    held = apps.run("sklearn_fedprox", **{"proximal-mu": 2.0, "num-server-rounds": 1})
+    norms = []
+    for grid in (free, held):
+        (evaluated, *_) = grid.requests("evaluate", 1)
+        arrays = evaluated.content.array_records["arrays"].to_numpy_ndarrays()
+        norms.append(sum(float((values**2).sum()) for values in arrays))
+    assert norms[1] < 0.9 * norms[0]
+
+
+def test_neighbours_reach_the_client() -> None:
+    grid = apps.run("numpy_spectral", **{"num-server-rounds": 3})
+    assert len(grid.requests("query.direction")) == 4
+    sent = grid.requests(server_round=3)
+    assert len(sent) == 4
+    assert all("neighbours" in request.content.array_records for request in sent)
+
+
+def test_an_app_is_small() -> None:
+    for name in NAMES:
+        lines = [
+            line
+            for path in Path(apps.EXAMPLES / name).rglob("*.py")
+            for line in path.read_text("utf-8").splitlines()
+            if line.strip() and '"""' not in line
+        ]
+        assert len(lines) <= 100, name

@@ -1,0 +1,113 @@
+"""The apps of examples/ as users start them: ``flwr run`` on a simulation, and on a SuperLink with two SuperNodes."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.processes import (
+    ROOT,
+    command_of,
+    environment_of,
+    home_of_processes,
+    processes_of,
+    toml_pairs,
+    wait_until,
+)
+from tests.examples import apps
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NAMES = sorted(apps.LEAST)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Let the apps import the library of this tree, which they take as installed."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return environment_of(home) | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def flwr_run(name: str, home: Path, *arguments: str, config: Mapping[str, Any] = {}, **more: str) -> str:
+    """Run an app to its end; return what it printed."""
+    command = command_of("flwr", "run", str(apps.EXAMPLES / name), *arguments, "--stream")
+    if config:
+        command += ["--run-config", toml_pairs(config)]
+    done = subprocess.run(
+        command, cwd=home, env=environment(home) | more, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def statuses(home: Path, *where: str, **more: str) -> list[str]:
+    """Return what Flower says of the runs of a SuperLink."""
+    done = subprocess.run(
+        command_of("flwr", "list", *where, "--format", "json"), cwd=home, env=environment(home) | more,
+        text=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    return [run["status"] for run in json.loads(done.stdout)["runs"]]
+
+
+class Link:
+    """An insecure SuperLink on loopback and two SuperNodes, for run after run."""
+
+    def __init__(self, home: Path, ports: list[int]) -> None:
+        self.home, self.ports = home, ports
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{ports[0]}"\ninsecure = true\n'
+        )
+        self._start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(ports[0]))
+        wait_until(self._answers, "the SuperLink didn't start")
+        for partition in range(2):
+            self._start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{ports[0]}",
+                "--port", str(ports[1 + partition]), "--node-config", f"partition-id={partition} num-partitions=2",
+            )  # fmt: skip
+
+    def _start(self, *arguments: str) -> None:
+        with (self.home / f"{arguments[0]}-{len(processes_of(self.home))}.log").open("wb") as log:
+            subprocess.Popen(
+                command_of(*arguments), cwd=self.home, env=environment(self.home), stdout=log, stderr=log
+            )
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.ports[0]}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def link(
+    tmp_path_factory: pytest.TempPathFactory, unused_ports: Callable[[int], list[int]]
+) -> Iterator[Link]:
+    with home_of_processes(tmp_path_factory.mktemp("link") / "flower") as home:
+        yield Link(home, unused_ports(3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_a_simulation(name: str, tmp_path: Path, free_port: int) -> None:
+    apps.needs(name)
+    port = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port)}
+    with home_of_processes(tmp_path / "flower") as home:
+        federation = "num-supernodes=3 client-resources-num-cpus=1 client-resources-num-gpus=0.0"
+        output = flwr_run(name, home, "--federation-config", federation, **port)
+        assert statuses(home, **port) == ["finished:completed"], output
+    assert "clock: virtual time, in a simulation" in output
+    assert apps.accuracy_in(output) >= apps.LEAST[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_superlink(name: str, link: Link) -> None:
+    apps.needs(name)
+    config = {"num-server-rounds": 3}
+    output = flwr_run(name, link.home, "here", config=config)
+    assert set(statuses(link.home, "here")) == {"finished:completed"}, output
+    assert "clock: real time, on devices" in output
+    assert "Accuracy on the clients" in output, output
+    assert "can't take part" not in output
