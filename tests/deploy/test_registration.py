@@ -145,7 +145,8 @@ def test_a_removed_device_is_unregistered_and_the_others_keep_what_they_have(
     out = superlink.folder
     deploy("register", out)
     number = node_of(out, "device-1")
-    kept = {path: path.read_bytes() for place in (0, 2) for path in (out / f"device-{place}").iterdir()}
+    folders = [out / "device-0", out / "device-2"]
+    kept = {path: path.read_bytes() for own in folders for path in own.rglob("*") if path.is_file()}
     done = deploy("remove", out, "device-1")
     assert done.exit_code == 0, done.output
     assert done.output.startswith(
