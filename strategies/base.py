@@ -249,24 +249,27 @@ class FederatedStrategy(Lifecycle):
         ]
 
     def _moved(self, model: Vector, update: Vector) -> Vector:
-        """Return the next global model (D,), by the server optimizer, from this one and the update (D,).
+        """Return the next global model (D,), by the server optimizer, from this one and the update (D,)."""
+        self.optimizer.lr = self.config.server_lr or self.own_lr()
+        moved = self.optimizer.step(model, update)
+        if self.aggregations == 0 and not self._any_moved and np.isfinite(update).all():
+            log.warning(
+                "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
+            )
+        return moved
+
+    def _sound(self, moved: Vector) -> Vector:
+        """Return the model (D,) that an aggregation made, the method's own too.
 
         Raises
         ------
         DivergedError
             If it is none that can be trained on.
         """
-        self.optimizer.lr = self.config.server_lr or self.own_lr()
-        moved = self.optimizer.step(model, update)
-        number = self.aggregations + 1
         if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE:
             raise DivergedError(
-                f"aggregation {number} made a model that isn't finite, or too large to train on: the steps are too "
-                "large (lr, server_lr), or the noise is"
-            )
-        if number == 1 and not self._any_moved:
-            log.warning(
-                "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
+                f"aggregation {self.aggregations + 1} made a model that isn't finite, or too large to train on: the "
+                "steps are too large (lr, server_lr), or the noise is"
             )
         return moved
 

@@ -176,10 +176,20 @@ def configured(
     changes = {key: value for key, value in given.items() if key in own}
     if changes.get("fraction_train", 1.0) != 1 and config is None:
         changes.setdefault("participation", "flower")
+    made = replace(config or kind(), **changes)
+    if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
+        "full",
+        "flower",
+    ):
+        raise ValueError(
+            f"min_train_nodes = {given['min_train_nodes']}: goes with participation full or flower, not {scheme!r}"
+        )
+    # As in Flower, nothing begins before so many are there.
+    least = max(made.min_clients, *(given.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
     others = {key: value for key, value in given.items() if key in flower}
     if "untrained" in others:
         others["untrained"] = tuple(others["untrained"])
-    return replace(config or kind(), **changes), FlowerOptions(**others)
+    return replace(made, min_clients=least), FlowerOptions(**others)
 
 
 def _types(kind: type) -> dict[str, Any]:

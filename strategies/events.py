@@ -266,8 +266,6 @@ class AsynchronousStrategy(Scheme):
         if member.client.num_examples is None:
             member.client = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
             ledger.standing = None
-        if self.flower.train_metrics_aggr_fn is not None:
-            ledger.since.contents.append(reply.content)
         accepted = self.accept(contribution)
         outcome = ACCEPTED if accepted else messages.TOO_OLD
         self.accounts[member.client.index].note(outcome, clipped=local.bounded)
@@ -275,6 +273,8 @@ class AsynchronousStrategy(Scheme):
             ledger.since.discard(contribution)
             self._offer([member])
             return
+        if self.flower.train_metrics_aggr_fn is not None:
+            ledger.since.contents.append(reply.content)
         ledger.keep(contribution)
         if self.ready(len(ledger.buffer)):
             self._aggregate()
@@ -352,7 +352,7 @@ class AsynchronousStrategy(Scheme):
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
             member.weight += weight
             apart.add(weight, contribution.untrained)
-        moved = self.aggregate(self.model, contributions, weights)
+        moved = self._sound(self.aggregate(self.model, contributions, weights))
         apart.put_into(moved, min(1.0, apart.weight * self.own_lr()))
         self._result.arrays = self._layout.to_record(moved)
         self._take_model(self._layout.rounded(moved))

@@ -107,7 +107,7 @@ class SynchronousStrategy(FederatedStrategy):
         if (rule := self.config.aggregation_rule) != MEAN:
             scheme, faulty = self.participation, self.config.faulty_clients
             drawn = len(scheme.fixed) or (
-                scheme.sample_size(num_clients) if scheme.scheme == "uniform" else num_clients
+                scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
             )
             if drawn < least_updates(rule, faulty):
                 raise ValueError(
@@ -215,7 +215,7 @@ class SynchronousStrategy(FederatedStrategy):
         """Return the next global model (D,); None if there is nothing that it could be made of."""
         if self._wants_all:
             taken = current.contributions
-            return self.aggregate(current.model, taken, self.weigh(taken)) if taken else None
+            return self._sound(self.aggregate(current.model, taken, self.weigh(taken))) if taken else None
         total = gathered.result(weights)
         if total is None:
             return None
@@ -223,7 +223,7 @@ class SynchronousStrategy(FederatedStrategy):
         if self._noise is not None:
             self._noise(update, gathered.sensitivity(weights), self._noise_stream(current.number))
             update[self._untrained_at] = 0.0
-        return self._moved(current.model, update)
+        return self._sound(self._moved(current.model, update))
 
     # ---- The loop -------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from flwr.serverapp.exception import InconsistentMessageReplies
 from strategies import (
     REGISTRY,
     AsyncFedAvg,
+    DivergedError,
     FedAvg,
     FedBuff,
     FedFix,
@@ -197,6 +198,33 @@ def test_a_wrong_keyword_is_a_type_error_at_once(kind: Any) -> None:
 def test_without_rounds_there_is_no_fraction_of_one(kind: Any) -> None:
     with pytest.raises(TypeError, match=r"fraction_train': it has no rounds; `concurrency` says"):
         kind(fraction_train=0.5)
+
+
+def test_the_least_number_of_clients_is_waited_for_and_draws_that_do_not_know_it_refuse_it() -> None:
+    assert FedAvg(min_train_nodes=7).config.min_clients == 7
+    assert AsyncFedAvg(min_evaluate_nodes=5).config.min_clients == 5
+    assert FedAvg(FedAvg.Config(min_clients=1), fraction_evaluate=0.0).config.min_clients == 1
+    with pytest.raises(
+        ValueError, match=r"^min_train_nodes = 3: goes with participation full or flower, not 'uniform'$"
+    ):
+        FedAvg(min_train_nodes=3, participation="uniform", fraction_train=0.5)
+
+
+@pytest.mark.parametrize("base", [FedAvg, AsyncFedAvg])
+def test_a_model_of_ones_own_that_is_none_is_an_error(base: Any) -> None:
+    def aggregate(self: Any, model: Any, contributions: Any, weights: Any) -> Any:
+        return model * np.nan
+
+    with pytest.raises(DivergedError, match="aggregation 1 made a model that isn't finite"):
+        type("Own", (base,), {"aggregate": aggregate})().start(grid(), model(), num_rounds=2)
+
+
+def test_a_robust_rule_wants_enough_of_those_that_are_drawn() -> None:
+    strategy = FedAvg(
+        client_weights="uniform", aggregation_rule="median", faulty_clients=1, fraction_train=0.3
+    )
+    with pytest.raises(ValueError, match="needs 3 clients a round or more, 2 take part"):
+        strategy.check(5)
 
 
 def test_keywords_change_a_config_and_have_flowers_names() -> None:
