@@ -13,7 +13,7 @@ import numpy as np
 from strategies import messages
 
 ACCEPTED = "accepted"
-OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages.TOO_OLD)
+OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages.TOO_OLD, messages.LOST)
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Account:
     discarded: int = 0
     clipped: int = 0
     bytes: int = 0  # of its valid replies' arrays
+    lost: int = 0
     weight: float = 0.0  # Σ d_i of what counted, in rounds
 
     def note(self, outcome: str, *, clipped: bool = False, num_bytes: int = 0) -> None:

@@ -13,6 +13,7 @@ from strategies import fairness, messages
 from strategies.accounts import ACCEPTED
 from strategies.aggregation import MEAN, WeightedSum
 from strategies.arrays import LARGEST_SQUARE, Vector
+from strategies.availability import check_presence
 from strategies.cache import ClientVectors
 from strategies.chain import Bound, Check, Contribution, Link, Tell
 from strategies.clock import Clock
@@ -90,8 +91,9 @@ class FederatedStrategy(Lifecycle):
         self.config = self._adapt(own)
         if self.config.eval_every < 0:
             raise ValueError(f"eval_every = {self.config.eval_every}: must be 0 or more")
-        if not self.config.time_scenario.startswith("trace:"):
+        if not self.config.time_scenario.startswith(("trace:", "profile:")):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
+        check_presence(self.config.availability, self.config.task_failure)
         if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
             raise ValueError(
                 f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
@@ -287,6 +289,7 @@ class FederatedStrategy(Lifecycle):
         """Send a round's requests, and yield its replies as they come."""
         if current is not None:
             current.begin(requests, self.timeline, self.pace)
+            requests = current.to_work_on(requests)
         awaited = self._awaited(grid, requests, lambda index: self.timeline.arrived(index, self.pace.now()))
         return (reply for _, reply in awaited)
 

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 from flwr.app import MetricRecord, RecordDict
 
 from strategies import messages
+from strategies.availability import ALWAYS
 from strategies.graph import FLOOR
 from strategies.parameters import check_parameters
 from strategies.safeguards import SafeguardsConfig
@@ -36,6 +37,9 @@ class StrategyConfig(SafeguardsConfig):
         Stop before the clock passes this time (seconds); 0: no limit.
     time_scenario : str
         In virtual time, how long a client's task takes: see ``strategies.time_scenario.TimeScenario``.
+    availability, task_failure : str, float
+        In virtual time, who is there when, and the probability that a client drops a task while it works: see
+        ``strategies.availability``.
     min_clients : int
         Clients to wait for before the first task.
     update_norm_bound : float
@@ -53,6 +57,8 @@ class StrategyConfig(SafeguardsConfig):
     eval_every: int = 0
     time_budget: float = 0.0
     time_scenario: str = "F80"
+    availability: str = ALWAYS
+    task_failure: float = 0.0
     min_clients: int = 2
     update_norm_bound: float = 0.0
     server_optimizer: str = "sgd"

@@ -32,18 +32,23 @@ from strategies.errors import RunError
 from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
 from strategies.handing_out import HandingOut
-from strategies.ledger import Ledger, Member, Tally, Task
-from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
+from strategies.ledger import Ledger, Member, Task
+from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick, Turn
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
 from strategies.safeguards import PATIENCE
+from strategies.tally import Tally
 from strategies.untrained import Untrained
 
 log = logging.getLogger("flwr.strategies")
 
 MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
+LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done
+LOSES = (
+    "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
+)
 
 
 class AsynchronousStrategy(HandingOut):
@@ -88,8 +93,9 @@ class AsynchronousStrategy(HandingOut):
 
     def _run(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         state = self._begin(initial_arrays)
-        self.ledger, self._check = Ledger(), self._reads(Untrained(self._untrained_at))
+        self.ledger, self._check = Ledger(works_on=self.works_on), self._reads(Untrained(self._untrained_at))
         self._held: list[tuple[Task, Local, Message]] = []
+        self._lost_in_a_row = 0
         self._evaluation = EvaluationUnderWay(self._mail, self._take_evaluation)
         self._told, self._told_by_client = {}, {}
         self._over = False
@@ -123,7 +129,9 @@ class AsynchronousStrategy(HandingOut):
             case Arrival(task, reply):
                 self._arrive(task, reply)
             case Retry(member):
-                self._offer([member])
+                self._retry(member)
+            case Turn(member):
+                self._turn(member)
             case Tick():
                 if self.ledger.buffer:  # an interval with nothing in it is no aggregation
                     self._aggregate()
@@ -149,6 +157,10 @@ class AsynchronousStrategy(HandingOut):
         """Take a reply, or its absence, into account."""
         member, ledger = self.ledger.close(task), self.ledger
         self.timeline.arrived(member.client.index, self.pace.now())
+        if task.gone:
+            self._lose(member)
+            return
+        self._lost_in_a_row = 0
         try:
             local = self._check(member.client, reply, task.base)
         except ArraysMismatchError as error:
@@ -173,7 +185,7 @@ class AsynchronousStrategy(HandingOut):
                 self._patient_until = now + PATIENCE * (now - task.sent)
             self.safeguards.norms.see(local)
             self._held.append((task, local, reply))
-            member.waiting += 1
+            ledger.wait(member, 1)
             self._release()
         else:
             self._take_in(task, local, reply)
@@ -189,7 +201,7 @@ class AsynchronousStrategy(HandingOut):
                             len(self.safeguards.norms.norms))  # fmt: skip
             held, self._held = self._held, []
             for task, local, reply in held:
-                task.member.waiting -= 1
+                self.ledger.wait(task.member, -1)
                 if self.aggregations < self.total:
                     self._take_in(task, local, reply)
 
@@ -220,6 +232,22 @@ class AsynchronousStrategy(HandingOut):
             self._aggregate()
         else:
             self._offer([member])
+
+    def _lose(self, member: Member) -> None:
+        """Take into account that a client went away while it worked: no fault of its, it goes on when it is there."""
+        ledger, client = self.ledger, member.client
+        ledger.since.failures += 1
+        ledger.since.lost += 1
+        self.accounts[client.index].note(messages.LOST)
+        self.timeline.end(client.index, self.pace.now(), messages.LOST)
+        self._say_once(LOSES, client, member.tasks, self.pace.now())
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > LOST_IN_A_ROW * max(len(ledger.members), 1):
+            raise RunError(
+                f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client is there for as "
+                "long as its task takes (availability, task_failure, time_scenario)"
+            )
+        self._offer([member])
 
     def _miss(self, member: Member, reason: str, outcome: str) -> None:
         ledger, client = self.ledger, member.client

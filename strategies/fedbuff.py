@@ -24,12 +24,13 @@ import numpy as np
 from strategies.arrivals import Buffered, BufferedConfig
 from strategies.config import StrategyConfig
 from strategies.ledger import Agenda
-from strategies.pace import TaskTime, Times
+from strategies.pace import NEVER, Outlook, Schedule, Times
 from strategies.scheme import AsynchronousConfig
 from strategies.staleness import discount_of
 
 # Aggregations that are played through; longer runs take these for all.
 HORIZON = 20_000
+IN_VAIN = 100  # tasks of each client that are lost one after the other: none will be done
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,54 @@ def participation_counts(
 
     ``task_time(i, k)`` is the seconds of task k (from 1) of client i.
     """
+
+    def outlook(client: int, task: int, when: float) -> Outlook:
+        return Outlook(when + task_time(client, task), lost=False)
+
+    return counts_of(outlook, lambda client, when: when, num_clients, buffer_size, num_aggregations)[0]
+
+
+def counts_of(
+    outlook: Callable[[int, int, float], Outlook],
+    comes: Callable[[int, float], float],
+    num_clients: int,
+    buffer_size: int,
+    num_aggregations: int,
+) -> tuple[np.ndarray, int]:
+    """Do that where clients come and go; return also how many aggregations there are until no more come.
+
+    ``outlook(i, k, t)`` is what becomes of task k of client i that begins at t, ``comes(i, t)`` when the client is
+    there, from t on.
+    """
     agenda, tasks = Agenda(), np.zeros(num_clients, dtype=np.int64)
     counts = np.zeros(num_clients, dtype=np.int64)
+    arrived: list[int] = []
+    done, in_vain, most = 0, 0, IN_VAIN * num_clients
 
     def hand_out(client: int, now: float) -> None:
+        if (begins := comes(client, now)) == NEVER:
+            return
         tasks[client] += 1
-        agenda.push(now + task_time(client, int(tasks[client])), client, client)
+        due, lost = outlook(client, int(tasks[client]), begins)
+        agenda.push(due, client, (client, lost))
 
     for client in range(num_clients):
         hand_out(client, 0.0)
-    for _ in range(num_aggregations):
-        arrived = [agenda.pop() for _ in range(buffer_size)]
-        for client in sorted(client for _, client in arrived):
-            counts[client] += 1
-            hand_out(client, arrived[-1][0])
-    return counts
+    while done < num_aggregations and len(agenda) and in_vain < most:
+        now, (client, lost) = agenda.pop()
+        if lost:
+            in_vain += 1
+            hand_out(client, now)
+            continue
+        in_vain = 0
+        arrived.append(client)
+        if len(arrived) == buffer_size:
+            done += 1
+            for owner in sorted(arrived):
+                counts[owner] += 1
+                hand_out(owner, now)
+            arrived.clear()
+    return counts, done
 
 
 class FedBuff(Buffered):
@@ -93,12 +127,18 @@ class FedBuff(Buffered):
         counting = self.ledger.counting
         m, number = min(self.config.buffer_size, len(counting)), min(self.total, HORIZON)
 
-        def play(task_time: TaskTime) -> np.ndarray:
-            return participation_counts(
-                lambda i, task: task_time(counting[i].client, task), len(counting), m, number
+        def play(schedule: Schedule) -> tuple[np.ndarray, int]:
+            return counts_of(
+                lambda i, task, when: schedule.outlook(counting[i].client, task, when),
+                lambda i, when: schedule.comes(counting[i].client, when),
+                len(counting),
+                m,
+                number,
             )
 
-        counts = self.pace.foresee(play)
-        if counts is None:
+        if (played := self.pace.foresee(play)) is None:
             return super().periods(times)
-        return np.asarray(number / np.maximum(counts, 1))  # one that never contributes has any weight
+        counts, done = played
+        if self.pace.always:
+            return np.asarray(number / np.maximum(counts, 1))  # one that never contributes has any weight
+        return np.where(counts > 0, max(done, 1) / np.maximum(counts, 1), np.inf)

@@ -16,7 +16,7 @@ import numpy as np
 from strategies.config import StrategyConfig
 from strategies.events import AsynchronousStrategy
 from strategies.pace import Times
-from strategies.scheme import AsynchronousConfig
+from strategies.scheme import OBSERVED, AsynchronousConfig
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class FedFixConfig(AsynchronousConfig):
     def __post_init__(self) -> None:
         if not self.fedfix_interval > 0:
             raise ValueError(f"fedfix_interval = {self.fedfix_interval}: must be above 0")
-        if self.aggregation_weights != "time-based":
+        if self.aggregation_weights not in ("time-based", OBSERVED):
             raise ValueError(
-                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights only"
+                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights, or observed ones"
             )
         super().__post_init__()
 
@@ -58,10 +58,14 @@ class FedFix(AsynchronousStrategy):
         return self.config.fedfix_interval
 
     def periods(self, times: Times) -> Times:
-        """Count the intervals of a client's task."""
+        """Count the intervals of a client's task, or of its cycle where it isn't always there."""
+        if not self.pace.always:
+            return times / self.config.fedfix_interval
         return periods(times, self.config.fedfix_interval)
 
     def expected_periods(self, times: Times) -> Times:
         """E⌈T_i / Δt⌉ in virtual time: eq. 40 takes task times as fixed, and is biased where they are drawn."""
         interval = self.config.fedfix_interval
+        if not self.pace.always:
+            return self.periods(times)  # by the drawn times, too
         return self.pace.mean(lambda drawn: periods(drawn, interval), self.ledger.counting, self.ledger)

@@ -17,9 +17,12 @@ from strategies.arrays import Vector
 from strategies.exchange import Mail
 from strategies.ledger import LedgerState, Member, Task
 from strategies.lifecycle import State
+from strategies.pace import NEVER, Turn
 from strategies.scheme import Scheme
 
 log = logging.getLogger("flwr.strategies")
+
+FIRST = 1 << 40  # before every client, in the agenda
 
 
 class HandingOut(Scheme):
@@ -43,19 +46,48 @@ class HandingOut(Scheme):
             member.client = client
             member.count_again(self.aggregations)
             self.ledger.tasks.pop(member.task, None)  # its former node will not answer
+            self._watch_over(member)
             fresh.append(member)
         if fresh:
             self.ledger.changed()
             self._offer(fresh)
 
+    def _watch_over(self, member: Member) -> None:
+        """Note whether a client is there now, and when it comes or goes next: before anything else at that time."""
+        member.there = self.pace.there(member.client)
+        self.ledger.moved(member)
+        turns = self.pace.turns(member.client)
+        if not member.turning and turns < NEVER:
+            member.turning = True
+            self.ledger.agenda.push(turns, member.client.index - FIRST, Turn(member))
+
+    def _turn(self, member: Member) -> None:
+        """Let a client come or go. What it works on when it goes is lost then: that is known since it began."""
+        member.turning = False
+        self._watch_over(member)
+        if member.there and not member.dropped:
+            self._offer([member])
+
+    def _retry(self, member: Member) -> None:
+        """Ask a client again that was dropped, or when it is there again."""
+        if member.there:
+            self._offer([member])
+        elif (comes := self.pace.comes(member.client, self.pace.now())) < NEVER:
+            self.ledger.agenda.push(comes, member.client.index, member)
+
     def _offer(self, members: Iterable[Member]) -> None:
         """Hand the global model to whom the scheme chooses, now that these are free: a task each, one at a time."""
-        free = [member for member in members if not self.ledger.busy(member)]
-        chosen = {m.client.index: m for m in self.choose(free) if not self.ledger.busy(m)} if free else {}
+        free = [member for member in members if member.there and not self.ledger.busy(member)]
+        # The place of a client that went is another's, where there are places.
+        asks = free or (self.config.concurrency and not self.pace.always)
+        chosen = {m.client.index: m for m in self.choose(free) if not self.ledger.busy(m)} if asks else {}
+        if away := [index for index, member in chosen.items() if not member.there]:
+            chosen = {index: member for index, member in chosen.items() if index not in away}
         if not chosen:
             return
         for member in chosen.values():
             member.tasks += 1
+        self.ledger.handed_out += len(chosen)
         since, now = self.ledger.since, self.pace.now()
         since.bytes_down += len(chosen) * messages.num_bytes(self._result.arrays)
         companions = self.companions([member.client for member in chosen.values()])
@@ -77,15 +109,23 @@ class HandingOut(Scheme):
             own = self._train_config(member.client, version + 1, member.tasks, self._train)
             requests.append(self._train_request(member.client, own, arrays, beside))
             size += messages.total_bytes(requests[-1]) - messages.num_bytes(arrays)
-        pushed = self._mail.push(requests)
+            self.loads.note(member.client.index, messages.total_bytes(requests[-1]))
+        gone = {
+            m.client.index for m in members if self.pace.loses(m.client, m.tasks, sent[m.client.index][0])
+        }
+        # What is lost needn't be worked on.
+        asked = zip(members, requests, strict=True)
+        pushed = self._mail.push([request for m, request in asked if m.client.index not in gone])
         for member, request in zip(members, requests, strict=True):
-            message_id = request.metadata.message_id
-            when, beside = sent[member.client.index]
+            index, message_id = member.client.index, request.metadata.message_id
+            when, beside = sent[index]
+            goes = index in gone
+            message_id = f"lost/{index}/{member.tasks}" if goes else message_id
             lost = message_id not in pushed
-            self.accounts[member.client.index].tasks += 1
-            due = when + self.pace.task_time(member, self.timeout, lost=lost)
-            self.ledger.open(Task(member, version, base, message_id, when, lost, beside), due)
-            self.timeline.begin(member.client.index, when)
+            self.accounts[index].tasks += 1
+            due = self.pace.due(member, when, self.timeout, lost=lost)
+            self.ledger.open(Task(member, version, base, message_id, when, lost, goes, beside), due)
+            self.timeline.begin(index, when)
         return size
 
     # ---- Going on where an earlier run was ------------------------------------------------------------------
@@ -103,6 +143,8 @@ class HandingOut(Scheme):
         self.clock.resume(state["time"])  # waiting for the clients didn't count
         books = cast(LedgerState, state)
         self.ledger.restore(books, present, self.aggregations)
+        for index in present.keys() & self.ledger.members.keys():
+            self._watch_over(self.ledger.members[index])
         companions = {key.removeprefix("sent-"): state[key] for key in state if key.startswith("sent-")}
         again: dict[int, dict[int, tuple[float, Mapping[str, Vector]]]] = {}
         for place, (version, index, sent) in enumerate(books["tasks-under-way"]):

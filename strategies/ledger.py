@@ -2,20 +2,20 @@
 
 import heapq
 import logging
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from strategies import messages
 from strategies.arrays import Vector
 from strategies.chain import Contribution
 from strategies.clock import RESOLUTION
-from strategies.metrics import told
 from strategies.roster import Client
+from strategies.tally import Tally, TallyState
 
 log = logging.getLogger("flwr.strategies")
 
@@ -38,6 +38,8 @@ class Member:
     waiting: int = 0  # contributions of its that wait in the buffer
     since: int = 0  # aggregations that came before it, or while it was dropped
     gone: int = 0  # aggregations when it was dropped
+    there: bool = True  # by its availability
+    turning: bool = False  # whether the agenda knows when it comes or goes next
 
     def drop(self, aggregations: int) -> None:
         """Let it count no longer."""
@@ -60,6 +62,7 @@ class Task:
     message_id: str
     sent: float
     lost: bool
+    gone: bool = False  # whether it is lost because its client goes before its end
     companions: Mapping[str, Vector] = field(default_factory=dict)  # vectors (D,) that were sent beside it
 
 
@@ -108,99 +111,6 @@ class Agenda:
         return first[0], first[3]
 
 
-@dataclass
-class Tally:
-    """What happened since the last evaluation."""
-
-    staleness: list[int] = field(default_factory=list)
-    values: dict[str, list[Any]] = field(default_factory=dict)  # of each metric
-    contents: list[RecordDict] = field(
-        default_factory=list
-    )  # of replies, where a function of the user's wants them
-    bytes_up: int = 0
-    bytes_down: int = 0
-    failures: int = 0
-    clipped: int = 0
-    discarded: int = 0
-    unevaluated: bool = False
-
-    def take(self, contributions: Sequence[Contribution], key: str = messages.NUM_EXAMPLES) -> None:
-        """Count what an aggregation took in; ``key`` is the metric by which clients are weighed."""
-        self.unevaluated = True
-        for contribution in contributions:
-            self.staleness.append(contribution.staleness)
-            self.bytes_up += contribution.num_bytes
-            for name, value in told([contribution.metrics], key).items():
-                self.values.setdefault(name, []).append(value)
-
-    def discard(self, contribution: Contribution) -> None:
-        """Count work that came for nothing."""
-        self.discarded += 1
-        self.bytes_up += contribution.num_bytes
-
-    def metrics(self) -> MetricRecord:
-        """Return the counts, and the staleness and training loss over them."""
-        metrics = MetricRecord(
-            {
-                "contributions": len(self.staleness),
-                messages.FAILURES: self.failures,
-                messages.BYTES_DOWN: self.bytes_down,
-                messages.BYTES_UP: self.bytes_up,
-            }
-        )
-        if self.clipped:
-            metrics[messages.CLIPPED] = self.clipped
-        if self.discarded:
-            metrics[messages.DISCARDED] = self.discarded
-        if self.staleness:
-            metrics["staleness-mean"] = float(np.mean(self.staleness))
-            metrics["staleness-max"] = max(self.staleness)
-        for name, values in self.values.items():
-            if name not in metrics and len({np.shape(value) for value in values}) == 1:
-                metrics[name] = np.mean(values, axis=0).tolist()
-        return metrics
-
-    def state(self) -> "TallyState":
-        """Return the counts as JSON holds them."""
-        return {
-            "staleness": list(self.staleness),
-            "values": {name: list(values) for name, values in self.values.items()},
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "failures": self.failures,
-            "clipped": self.clipped,
-            "discarded": self.discarded,
-            "unevaluated": self.unevaluated,
-        }
-
-    @classmethod
-    def restored(cls, state: "TallyState") -> "Tally":
-        """Return the tally of a state."""
-        return cls(
-            staleness=list(state["staleness"]),
-            values={name: list(values) for name, values in state["values"].items()},
-            bytes_up=state["bytes_up"],
-            bytes_down=state["bytes_down"],
-            failures=state["failures"],
-            clipped=state["clipped"],
-            discarded=state["discarded"],
-            unevaluated=state["unevaluated"],
-        )
-
-
-class TallyState(TypedDict):
-    """What a ``Tally`` holds."""
-
-    staleness: list[int]
-    values: dict[str, list[Any]]
-    bytes_up: int
-    bytes_down: int
-    failures: int
-    clipped: int
-    discarded: int
-    unevaluated: bool
-
-
 LedgerState = TypedDict(
     "LedgerState",
     {
@@ -243,16 +153,26 @@ class Ledger:
         What happened since the last evaluation.
     standing : Standing, optional
         What every client is worth; None when that has to be worked out anew.
+    handed_out : int
+        Tasks that were handed out so far, to all members.
+
+    Parameters
+    ----------
+    works_on : bool
+        Whether a client is free while its work waits for the next aggregation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, works_on: bool = False) -> None:
         self.members: dict[int, Member] = {}
         self.tasks: dict[str, Task] = {}
         self.agenda = Agenda()
         self.buffer: list[Contribution] = []
         self.since = Tally()
         self.standing: Standing | None = None
+        self.handed_out = 0
+        self._works_on = works_on
         self._counting: list[Member] | None = None
+        self._free: list[int] | None = None
 
     @property
     def counting(self) -> list[Member]:
@@ -263,14 +183,33 @@ class Ledger:
         return self._counting
 
     @property
-    def handed_out(self) -> int:
-        """Tasks that were handed out so far, to all members."""
-        return sum(member.tasks for member in self.members.values())
+    def idle(self) -> list[Member]:
+        """The members that are there, aren't dropped and have no task under way, by index."""
+        return [member for member in self.counting if member.there and not self.busy(member)]
 
     @property
-    def idle(self) -> list[Member]:
-        """The members that aren't dropped and have no task under way, by index."""
-        return [member for member in self.counting if not self.busy(member)]
+    def free(self) -> list[int]:
+        """The indices of the idle members that may be handed a task, in order; not to be changed."""
+        if self._free is None:
+            self._free = [member.client.index for member in self.counting if self._is_free(member)]
+        return self._free
+
+    def _is_free(self, member: Member) -> bool:
+        waits = member.waiting and not self._works_on
+        return member.there and not waits and not member.dropped and not self.busy(member)
+
+    def moved(self, member: Member) -> None:
+        """Take note that a member is free, or no longer."""
+        if self._free is None:
+            return
+        index = member.client.index
+        at = bisect_left(self._free, index)
+        known = at < len(self._free) and self._free[at] == index
+        if self._is_free(member) != known:
+            if known:
+                del self._free[at]
+            else:
+                self._free.insert(at, index)
 
     def busy(self, member: Member) -> bool:
         """Tell whether a member has a task under way."""
@@ -278,29 +217,37 @@ class Ledger:
 
     def changed(self) -> None:
         """Take note that other members count than before."""
-        self.standing = self._counting = None
+        self.standing = self._counting = self._free = None
 
     def open(self, task: Task, due: float) -> None:
         """Note a task that was handed out and is due at a clock time."""
         self.tasks[task.message_id] = task
         task.member.task = task.message_id
         self.agenda.push(due, task.member.client.index, task.message_id)
+        self.moved(task.member)
 
     def close(self, task: Task) -> Member:
         """Take a task from the books; return whose it was."""
         del self.tasks[task.message_id]
+        self.moved(task.member)
         return task.member
 
     def keep(self, contribution: Contribution) -> None:
         """Let a contribution wait for the next aggregation."""
-        self.members[contribution.client.index].waiting += 1
+        self.wait(self.members[contribution.client.index], 1)
         self.buffer.append(contribution)
+
+    def wait(self, member: Member, change: int) -> None:
+        """Let so many more contributions of a member wait, or fewer."""
+        member.waiting += change
+        self.moved(member)
 
     def take_buffer(self) -> list[Contribution]:
         """Empty the buffer; return what was in it, in client order."""
         taken, self.buffer = sorted(self.buffer, key=lambda c: c.client.index), []
         for contribution in taken:
-            self.members[contribution.client.index].waiting = 0
+            member = self.members[contribution.client.index]
+            self.wait(member, -member.waiting)
         return taken
 
     # ---- Saved and restored ---------------------------------------------------------------------------------------
@@ -331,6 +278,7 @@ class Ledger:
     def restore(self, state: LedgerState, present: Mapping[int, Client], aggregations: int) -> None:
         """Enter the members of an earlier run, dropped where they aren't ``present``; tasks are to be opened anew."""
         self.since = Tally.restored(state["since"])
+        self.handed_out = sum(state["tasks"])
         for place, index in enumerate(state["clients"]):
             size = state["num-examples"][place]
             client = present.get(index, Client(ABSENT, index, size, MetricRecord()))

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from strategies import messages
 from strategies.accounts import Accounts
 from strategies.arrays import NOT_FINITE, Layout, Vector
 from strategies.client_graph import ClientGraph
@@ -19,6 +20,7 @@ from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import never
+from strategies.load import Loads
 from strategies.memory import Memory
 from strategies.pace import Pace
 from strategies.progress import Observer
@@ -44,6 +46,8 @@ class Lifecycle(Reporting):
     ----------
     memory : Memory
         What the method remembers: saved and restored with the run, empty when one begins.
+    loads : Loads
+        What clients' tasks weigh, which their times in virtual time may follow from.
     timeline : Timeline
         When each client's tasks began and ended, until somebody takes that down; empty when a run begins.
     """
@@ -55,7 +59,7 @@ class Lifecycle(Reporting):
     def __init__(
         self, clock: Clock | None, observer: Observer | None, stopped: Callable[[], bool] = never
     ) -> None:
-        self._clock_follows = clock is None
+        self._clock_follows, self.loads = clock is None, Loads()
         self.pace: Pace = self._pace_of(clock or VirtualClock())
         self.observer = observer
         self.stopped = stopped
@@ -100,7 +104,15 @@ class Lifecycle(Reporting):
 
     def _pace_of(self, clock: Clock) -> Pace:
         config = self.config
-        return make_pace(clock, config.time_scenario, config.seed, config.time_budget)
+        return make_pace(
+            clock,
+            config.time_scenario,
+            config.seed,
+            config.time_budget,
+            self.loads,
+            config.availability,
+            config.task_failure,
+        )
 
     # ---- Going on where an earlier run was ------------------------------------------------------------------
 
@@ -248,6 +260,10 @@ class Lifecycle(Reporting):
                     self.config.server_optimizer,
                 )
 
+    def reply_bytes(self, arrays: ArrayRecord) -> int:
+        """Return the bytes of a client's reply to this model, foretold; what makes replies smaller says so here."""
+        return messages.num_bytes(arrays)
+
     def reported(self, model: Vector) -> Vector:
         """Return the model (D,) that a run has come to, from the one (D,) that its next aggregation moves."""
         return self.optimizer.outcome(model)
@@ -261,6 +277,7 @@ class Lifecycle(Reporting):
 
     def _take_layout(self, arrays: ArrayRecord) -> None:
         self._layout = Layout.of(arrays)
+        self.loads.model, self.loads.up = messages.num_bytes(arrays), self.reply_bytes(arrays)
         self._untrained_at = untrained_positions(self._layout, self.flower.untrained)
 
     def _take_model(self, model: Vector) -> None:

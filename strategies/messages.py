@@ -68,6 +68,7 @@ BYTES_UP: Final = "bytes-up"
 BYTES_KEPT: Final = "bytes-kept"  # what the server keeps of clients from round to round, if a method does
 CLIPPED: Final = "clipped-updates"
 DISCARDED: Final = "discarded-updates"
+LOST_TASKS: Final = "lost-tasks"  # of the failures, those whose clients went away while they worked
 EVALUATED: Final = (
     "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
 )
@@ -76,11 +77,12 @@ EVALUATED: Final = (
 NO_REPLY: Final = "no reply before the deadline"
 
 # What becomes of a client's work that doesn't count: it came late or never, the client said that it can't, the server
-# refused what it sent, or the scheme threw it away as too old.
+# refused what it sent, the scheme threw it away as too old, or its client went away while it worked.
 LATE: Final = "late"
 FAILED: Final = "failed"
 REFUSED: Final = "refused"
 TOO_OLD: Final = "discarded"
+LOST: Final = "lost"
 
 # Of what a client says, no more than this is written anywhere.
 LONGEST_TEXT: Final = 500  # characters

@@ -9,7 +9,7 @@ A loop asks its pace when a task is due, what happens next, what a client's time
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from flwr.app import Message
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from strategies.clock import RESOLUTION, Clock
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, Member, Task
+from strategies.load import Loads
 from strategies.roster import Client
 
 Times = NDArray[np.float64]
-TaskTime = Callable[[Client, int], float]  # seconds of a client's task, by its number from 1
 T = TypeVar("T")
 
 REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
@@ -43,6 +43,12 @@ class Retry(NamedTuple):
     member: Member
 
 
+class Turn(NamedTuple):
+    """A client comes or goes."""
+
+    member: Member
+
+
 class Tick(NamedTuple):
     """An interval is over."""
 
@@ -51,7 +57,24 @@ class Look(NamedTuple):
     """It is time to look who is connected."""
 
 
-Event = Arrival | Retry | Tick | Look
+Event = Arrival | Retry | Turn | Tick | Look
+
+
+class Outlook(NamedTuple):
+    """When a task is over (clock seconds), and whether it is lost then, as its client is gone."""
+
+    due: float
+    lost: bool
+
+
+class Schedule(Protocol):
+    """What is known of all tasks to come."""
+
+    def outlook(self, client: Client, task: int, when: float) -> Outlook:
+        """Return what becomes of a client's task, by its number from 1, that begins at a time."""
+
+    def comes(self, client: Client, when: float) -> float:
+        """Return when a client is there, from a time on; infinity: never."""
 
 
 class Pace(ABC):
@@ -65,15 +88,22 @@ class Pace(ABC):
         How long tasks take in virtual time: see ``strategies.time_scenario.TimeScenario``.
     budget : float
         Seconds after ``begin`` (of rounds: after the clock's start) at which the run ends; 0: no limit.
+    loads : Loads
+        What tasks weigh, where their times follow from that.
     """
 
     #: Whether τ_i are estimates, which every answer changes.
     learns: bool
     #: Whether time passes by itself: a run without clients then waits for one, and looks for it now and then.
     waits: bool
+    #: Whether everybody is always there, and no task is lost.
+    always: bool = True
 
-    def __init__(self, clock: Clock, scenario: str, seed: int, budget: float) -> None:
+    def __init__(
+        self, clock: Clock, scenario: str, seed: int, budget: float, loads: Loads | None = None
+    ) -> None:
         self.clock = clock
+        self.loads = loads or Loads()
         self.scenario, self.seed, self.budget = scenario, seed, budget
         self.began = self.origin = 0.0  # clock seconds of the first task, and that intervals are counted from
         self.ticks = 0  # intervals that are over
@@ -114,23 +144,56 @@ class Pace(ABC):
 
     @abstractmethod
     def foretold(self, client: Client, task: int) -> float | None:
-        """Return the clock time at which a round's task that is handed out now ends; None where nobody can know."""
+        """Return the clock time at which a round's task that is handed out now ends; None where nobody can know.
+
+        One that its client drops ends then: see ``loses``.
+        """
+
+    def loses(self, client: Client, task: int, when: float | None = None) -> bool:
+        """Tell whether a task that is handed out at a time, or now, is lost, as its client goes before its end."""
+        return False
+
+    def there(self, client: Client) -> bool:
+        """Tell whether a client is there, by its availability."""
+        return True
+
+    def turns(self, client: Client) -> float:
+        """Return the clock time at which a client comes or goes next; infinity: it doesn't."""
+        return NEVER
+
+    def comes(self, client: Client, when: float) -> float:
+        """Return when a client is there, from a time on; infinity: never."""
+        return when
 
     @abstractmethod
-    def task_time(self, member: Member, timeout: float, *, lost: bool) -> float:
-        """Return the clock seconds until a task handed out now is due, or given up; ``lost``: it can't be sent."""
+    def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
+        """Return the clock time at which a task handed out at one is due, or given up; ``lost``: it can't be sent."""
 
     @abstractmethod
     def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
         """Return τ_i (n,), the mean task times: expected ones in virtual time, observed ones in real time."""
+
+    def cycles(self, members: Iterable[Member], ledger: Ledger, interval: float | None) -> Times:
+        """Return the mean seconds (n,) from one contribution to the next of a client that waits for no other.
+
+        They are its task times, and the time that it isn't there or works for nothing; infinite for one that is
+        never there for as long as a task takes. ``interval``: between aggregations, with which its next task begins.
+        """
+        return self.times(members, ledger)
+
+    def expected(
+        self, clients: Sequence[Client], shares: Callable[[Sequence[int]], NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Return the mean (n,) of ``shares`` (m,) among those who are there, by their places, over time."""
+        return shares(range(len(clients)))
 
     @abstractmethod
     def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
         """Return E f(T_i) (n,) over a client's task times T_i, of whose law real time knows but the mean."""
 
     @abstractmethod
-    def foresee(self, play: Callable[[TaskTime], T]) -> T | None:
-        """Return what ``play`` makes of the times of all tasks to come; None where they can't be known."""
+    def foresee(self, play: Callable[[Schedule], T]) -> T | None:
+        """Return what ``play`` makes of all tasks to come; None where they can't be known."""
 
     @abstractmethod
     def kept(self, tasks: Iterable[Task]) -> list[Task]:
@@ -165,12 +228,12 @@ class WallPace(Pace):
         """Return None: time tells."""
         return None
 
-    def task_time(self, member: Member, timeout: float, *, lost: bool) -> float:
+    def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
         """Return its deadline, five times the client's usual time; at once if it can't be sent."""
         if lost:
-            return 0.0
+            return when
         usual = 5 * member.seconds / member.answers if member.answers else NEVER
-        return min(timeout, max(usual, SHORTEST_DEADLINE) if member.answers else timeout)
+        return when + min(timeout, max(usual, SHORTEST_DEADLINE) if member.answers else timeout)
 
     def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
         """Return the means of what was observed; before a client's first answer, that of the others."""
@@ -182,7 +245,7 @@ class WallPace(Pace):
         """Return f(τ_i): no more than the mean is known."""
         return function(self.times(members, ledger))
 
-    def foresee(self, play: Callable[[TaskTime], T]) -> T | None:
+    def foresee(self, play: Callable[[Schedule], T]) -> T | None:
         """Return None."""
         return None
 

@@ -18,6 +18,8 @@ from strategies.timeline import Timeline
 
 log = logging.getLogger("flwr.strategies")
 
+GONE = "it went away before its task was done"
+
 
 @dataclass
 class Round:
@@ -49,6 +51,8 @@ class Round:
         Bytes of each one's update.
     by_mods : set of int
         Whom a mod in front of the app left out.
+    lost : set of int
+        Who goes away before the task is done.
     """
 
     number: int
@@ -66,6 +70,7 @@ class Round:
     bounded: set[int] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)
     by_mods: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
 
     def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Pace) -> None:
         """Note what is really sent, by a ``configure_train`` of somebody else's too, and that tasks begin."""
@@ -77,6 +82,13 @@ class Round:
         now = pace.now()
         for client in self.clients:
             timeline.begin(client.index, now, pace.foretold(client, self.number))
+            if pace.loses(client, self.number):
+                self.lost.add(client.index)
+
+    def to_work_on(self, requests: Sequence[Message]) -> list[Message]:
+        """Return the requests but those that are lost: nobody needs to work on these."""
+        gone = {client.node_id for client in self.clients if client.index in self.lost}
+        return [request for request in requests if request.metadata.dst_node_id not in gone]
 
     def take_in(self, contribution: Contribution, weight: float, reply: Message, *, bounded: bool) -> None:
         """Note that a client's work counts."""
@@ -90,8 +102,9 @@ class Round:
 
     def leave_out(self, client: Client, reason: str, reply: Message | None) -> None:
         """Note why a client's work doesn't count."""
-        self.failures[client.index] = reason
-        self.outcomes[client.index] = messages.fault_of(reply)
+        lost = client.index in self.lost
+        self.failures[client.index] = GONE if lost else reason
+        self.outcomes[client.index] = messages.LOST if lost else messages.fault_of(reply)
         if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
             self.by_mods.add(client.index)
 
@@ -107,6 +120,8 @@ class Round:
         )
         if clipped:
             metrics[messages.CLIPPED] = len(self.bounded)
+        if self.lost:
+            metrics[messages.LOST_TASKS] = len(self.lost)
         told = {name: value for name, value in self.metrics.result().items() if name not in metrics}
         return MetricRecord({**metrics, **told})
 

@@ -29,6 +29,7 @@ from strategies.errors import RunError
 from strategies.exchange import in_order
 from strategies.metrics import MetricsMean
 from strategies.packing import packing
+from strategies.presence import present
 from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
 from strategies.round import Round
@@ -65,6 +66,12 @@ class SynchronousStrategy(FederatedStrategy):
         )
         self._worth: dict[int, float] = {}
         self._round: Round | None = None
+        self._nobody_comes = False
+        if self.participation.scheme == "paired" and not self.pace.always:
+            raise ValueError(
+                "participation = 'paired': the last client is in every round, which it can't be that comes and goes; "
+                "allowed with availability and task_failure are full, uniform, md, flower, fixed:…"
+            )
         self._check_equality()
         config = self.config
         self._clip = Clip(config.dp_clipping_norm) if config.dp == "central" else None
@@ -152,9 +159,18 @@ class SynchronousStrategy(FederatedStrategy):
         """Draw the participants of a round and build their requests, in the order of the clients."""
         if not self._own_loop:
             self._follow(server_round, arrays, grid)
+            if not self.pace.always:
+                raise RunError(
+                    f"availability = {self.config.availability!r}, task_failure = {self.config.task_failure}: time "
+                    "passes in the strategy's own start(), not in one around it, such as Flower's"
+                )
             self.wrapped.asks(server_round, config)
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
+            return []
+        clients = present(self.pace, clients, self.participation.may_draw)
+        if not clients:
+            self._nobody_comes = True
             return []
         rng = streams.generator(self.config.seed, "participants", server_round)
         participants, weights = self.select(clients, rng)
@@ -165,6 +181,7 @@ class SynchronousStrategy(FederatedStrategy):
             beside = next(companions, {})
             own = self._train_config(client, server_round, server_round, config)
             requests.append(self._train_request(client, own, arrays, beside))
+            self.loads.note(client.index, messages.total_bytes(requests[-1]))
         self._round = Round(
             number=server_round,
             model=self.model,
@@ -269,12 +286,13 @@ class SynchronousStrategy(FederatedStrategy):
         evaluate_config: ConfigRecord,
         evaluate_fn: EvaluateFn | None,
     ) -> Result:
+        self._nobody_comes = False
         if self._begin(initial_arrays) is None:
             self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         result = self._result
         for server_round in range(self.aggregations + 1, num_rounds + 1):
             requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
-            if self.stopped() or not self._fits_budget(server_round):
+            if self.stopped() or self._nobody_comes or not self._fits_budget(server_round):
                 break
             replies: Iterable[Message] = self._replies(self._round, grid, requests)
             if type(self).aggregate_train is not SynchronousStrategy.aggregate_train:
@@ -309,7 +327,7 @@ class SynchronousStrategy(FederatedStrategy):
         if self.participation.scheme != "fixed":
             return self.participation
         positions = tuple(i for i, client in enumerate(clients) if client.index in self.participation.fixed)
-        if missing := set(self.participation.fixed) - {client.index for client in clients}:
+        if missing := set(self.participation.fixed) - {client.index for client in self.clients or clients}:
             log.warning("participation names clients that aren't there: %s", sorted(missing))
         if not positions:
             raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
@@ -319,12 +337,21 @@ class SynchronousStrategy(FederatedStrategy):
         return None if self._wants_all and not self.by_weights else self._by_scheme(p)
 
     def _by_scheme(self, p: Weights) -> Weights | None:
-        indices = [client.index for client in self.clients]
-        here = tuple(indices.index(index) for index in self.participation.fixed if index in indices)
-        chosen = type(self).select is not SynchronousStrategy.select
-        if chosen or (self.participation.scheme == "fixed" and not here):
+        fixed, clients = self.participation.fixed, self.clients
+        named = any(client.index in fixed for client in clients)
+        if type(self).select is not SynchronousStrategy.select or (
+            self.participation.scheme == "fixed" and not named
+        ):
             return None
-        return replace(self.participation, fixed=here).expected_weights(p)
+
+        def among(those: Sequence[int]) -> Weights:
+            here = tuple(at for at, place in enumerate(those) if clients[place].index in fixed)
+            if self.participation.scheme == "fixed" and not here:
+                return np.zeros(len(those))
+            weights = np.asarray(p[list(those)] / p[list(those)].sum() if len(those) < len(p) else p)
+            return replace(self.participation, fixed=here).expected_weights(weights)
+
+        return self.pace.expected(clients, among)
 
     def _weights_of(self, current: Round, replies: Iterable[Message]) -> Sequence[float]:
         """Weights d_i of the participants; by the sizes in their replies where none were known before."""

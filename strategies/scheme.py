@@ -28,6 +28,9 @@ from strategies.weights import mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
 
+OBSERVED = "observed"
+WEIGHTS = ("time-based", OBSERVED, "identical")
+
 
 @dataclass(frozen=True)
 class EventsConfig(StrategyConfig):
@@ -54,7 +57,9 @@ class AsynchronousConfig(EventsConfig):
     Parameters
     ----------
     aggregation_weights : str
-        ``time-based`` (unbiased) or ``identical``.
+        ``time-based`` (unbiased): by the law of task times and availability where that is known, as in virtual time,
+        else by what is observed. ``observed``: by that in any case, as a server has to that knows no law.
+        ``identical``.
     arrival_weight_bound : float
         A safeguard: d_i is at most this, where the d_i of a synchronous round sum to 1; 0: no bound.
     """
@@ -64,9 +69,9 @@ class AsynchronousConfig(EventsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.aggregation_weights not in ("time-based", "identical"):
+        if self.aggregation_weights not in WEIGHTS:
             raise ValueError(
-                f"aggregation_weights = {self.aggregation_weights!r}: allowed are time-based, identical"
+                f"aggregation_weights = {self.aggregation_weights!r}: allowed are {', '.join(WEIGHTS)}"
             )
 
 
@@ -131,7 +136,7 @@ class Scheme(FederatedStrategy):
     def reset(self) -> None:
         """Begin new books, too."""
         super().reset()
-        self.ledger = Ledger()
+        self.ledger = Ledger(works_on=self.works_on)
 
     def at_work(self) -> list[int]:
         """Add those that have a task under way."""
@@ -170,10 +175,11 @@ class Scheme(FederatedStrategy):
         """
         if not self.config.concurrency:
             return [member for member in free if self.works_on or not member.waiting]
-        idle = [member for member in self.ledger.idle if self.works_on or not member.waiting]
-        places = min(max(self.config.concurrency - len(self.ledger.tasks), 0), len(idle))
-        rng = streams.generator(self.config.seed, "next-clients", self.ledger.handed_out)
-        return [idle[place] for place in rng.choice(len(idle), places, replace=False)] if places else []
+        ledger, idle = self.ledger, self.ledger.free
+        if not (places := min(max(self.config.concurrency - len(ledger.tasks), 0), len(idle))):
+            return []
+        rng = streams.generator(self.config.seed, "next-clients", ledger.handed_out)
+        return [ledger.members[idle[place]] for place in rng.choice(len(idle), places, replace=False)]
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return the weight d_i of each contribution of an aggregation, which come in client order."""
@@ -191,6 +197,9 @@ class Scheme(FederatedStrategy):
 
     def periods(self, times: Times) -> Times:
         """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,).
+
+        Where clients come and go, τ_i is the mean time from one contribution of a client that waits for no other to
+        the next: its work, what it works for nothing, and when it isn't there; infinite if it is never done.
 
         By default as observed since the client is there or, where that is less, together with one contribution at
         the mean period of all: a newcomer's first is worth no more than one of those like it.
@@ -236,22 +245,27 @@ class Scheme(FederatedStrategy):
             if getattr(self.config, "aggregation_weights", self.weighing) == "identical":
                 d = np.full(len(p), self.identical_weight(len(p)))
             else:
-                d = p * self._periods(self.pace.times(ledger.counting, ledger))
+                periods = self._periods(self._cycles())
+                d = p * np.where(np.isfinite(periods), periods, 0.0)  # who never contributes weighs nothing
             d = self.safeguards.weights([member.client for member in ledger.counting], d)
             ledger.standing = Standing(self._by_index(p), self._by_index(d))
         return ledger.standing
 
     def _expected_share(self) -> dict[int, float]:
         """q̃_i by client index; worked out when it is asked for, at evaluations."""
-        standing, counting = self.standing, self.ledger.counting
+        standing = self.standing
         if standing.weight and not standing.periods:
-            times = self.pace.times(counting, self.ledger)
+            times = self._cycles()
             periods = self._periods(times) if self.observes_periods else self.expected_periods(times)
             standing.periods.update(self._by_index(periods))
         if standing.weight and (self.discounts or not standing.expected_share):
             q = np.array(list(self._worth().values())) / np.array(list(standing.periods.values()))
-            standing.expected_share.update(self._by_index(q / q.sum()))
+            standing.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
         return standing.expected_share
+
+    def _cycles(self) -> Times:
+        """Return how long each client that counts works for a contribution, with the time that it isn't there."""
+        return self.pace.cycles(self.ledger.counting, self.ledger, self.interval)
 
     def _worth(self) -> dict[int, float]:
         """Return d_i by client index, where they depend on staleness the mean of those that came."""
@@ -267,8 +281,9 @@ class Scheme(FederatedStrategy):
 
     @property
     def observes_periods(self) -> bool:
-        """Whether nobody knows P_i beforehand, so that they are those observed."""
-        return bool(self.config.concurrency) or type(self).periods is Scheme.periods
+        """Whether P_i are those observed: nobody knows them beforehand, or the law of times isn't to be looked at."""
+        weights = getattr(self.config, "aggregation_weights", self.weighing)
+        return bool(self.config.concurrency) or weights == OBSERVED or type(self).periods is Scheme.periods
 
     def _periods(self, times: Times) -> Times:
         return Scheme.periods(self, times) if self.observes_periods else self.periods(times)

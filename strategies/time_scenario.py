@@ -3,17 +3,21 @@
 Source: Fraboni et al. 2023, section 5.1.
 """
 
-import csv
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies import streams
+from strategies.device_profile import ALLOWED as PROFILES
+from strategies.device_profile import PATTERN as PROFILE_PATTERN
+from strategies.device_profile import DeviceProfile, is_profile
+from strategies.files import NamedFile
+from strategies.load import Load
 
-ALLOWED = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+ALLOWED = f"F0 to F99, exponential, exponential:F0 to F99, trace:FILE, {PROFILES}"
+PATTERN = rf"^(F\d{{1,2}}|exponential(:F\d{{1,2}})?|trace:.+|{PROFILE_PATTERN})$"
 
 
 class TimeScenario:
@@ -22,7 +26,8 @@ class TimeScenario:
     ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1.
     ``exponential``: T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is
     named after a colon. ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and
-    from the first again when they are used up.
+    from the first again when they are used up. ``profile:FILE``, ``lognormal:S``, ``zipf:S``, ``pareto:S``: what the
+    devices can do, so that a task takes what its work and its bytes take (``strategies.device_profile``).
 
     Parameters
     ----------
@@ -31,12 +36,12 @@ class TimeScenario:
     num_clients : int
         C.
     seed : int
-        Fixes the draws of ``exponential``.
+        Fixes the draws of ``exponential``, and of the laws of devices.
 
     Attributes
     ----------
-    means : array (C,)
-        τ_i > 0.
+    devices : DeviceProfile, optional
+        What the devices can do; None where the scenario is one of whole task times.
 
     Raises
     ------
@@ -46,31 +51,63 @@ class TimeScenario:
 
     def __init__(self, name: str, num_clients: int, seed: int = 0) -> None:
         kind, _, argument = name.partition(":")
-        self.seed = seed
+        self.seed, self.num_clients = seed, num_clients
         self.drawn = kind == "exponential"
         self.trace: list[list[float]] = []
-        if kind == "trace":
+        self.devices: DeviceProfile | None = None
+        if is_profile(name):
+            self.devices = DeviceProfile(name, num_clients, seed)
+        elif kind == "trace":
             self.trace = _read_trace(argument, num_clients)
-            self.means = np.array([np.mean(times) for times in self.trace])
+            self._means = np.array([np.mean(times) for times in self.trace])
         else:
-            self.means = _spaced((argument or "F80") if self.drawn else name, num_clients, name)
+            self._means = _spaced((argument or "F80") if self.drawn else name, num_clients, name)
 
-    def task_time(self, client: int, task: int) -> float:
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """τ_i > 0, shape (C,).
+
+        Raises
+        ------
+        ValueError
+            If they follow from what tasks weigh, which a profile alone doesn't know.
+        """
+        if self.devices is not None:
+            raise ValueError("time_scenario: the times of its tasks follow from their work and their bytes")
+        return self._means
+
+    @property
+    def slowness(self) -> NDArray[np.float64]:
+        """Seconds (C,) that the clients take for the same work, but for a factor: τ_i, or 1 / speed."""
+        if self.devices is None:
+            return self._means
+        return np.array([1 / self.devices.device(client).speed for client in range(self.num_clients)])
+
+    def mean(self, client: int, load: Load | None = None) -> float:
+        """Return τ_i of a client, joined late or not; ``load`` is what a task weighs, where a profile needs it."""
+        if self.devices is not None:
+            assert load is not None
+            return self.devices.device(client).seconds(load)
+        return float(self._means[min(client, self.num_clients - 1)])
+
+    def task_time(self, client: int, task: int, load: Load | None = None) -> float:
         """Return the seconds that task number ``task`` (from 1) of client ``client`` takes."""
-        if client >= len(self.means):  # joined later than the scenario was laid out: as slow as the slowest
-            return float(self.means.max())
+        if self.devices is not None:
+            return self.mean(client, load)
+        if client >= self.num_clients:  # joined later than the scenario was laid out: as slow as the slowest
+            return float(self._means.max())
         if self.trace:
             return self.trace[client][(task - 1) % len(self.trace[client])]
         if self.drawn:
             rng = streams.generator(self.seed, "task-times", client, task)
-            return float(rng.exponential(self.means[client]))
-        return float(self.means[client])
+            return float(rng.exponential(self._means[client]))
+        return float(self._means[client])
 
-    def distribution(self, client: int) -> NDArray[np.float64]:
+    def distribution(self, client: int, load: Load | None = None) -> NDArray[np.float64]:
         """Return equally likely values of T_i: all that there are, or 2,000 quantiles of what is drawn."""
-        if client < len(self.means) and self.trace:
+        if client < self.num_clients and self.trace:
             return np.array(self.trace[client])
-        mean = self.means[min(client, len(self.means) - 1)]
+        mean = self.mean(client, load)
         if self.drawn:
             return np.asarray(-mean * np.log1p(-(np.arange(2000) + 0.5) / 2000))
         return np.array([mean])
@@ -84,36 +121,17 @@ def _spaced(fixed: str, num_clients: int, name: str) -> NDArray[np.float64]:
 
 
 def _read_trace(name: str, num_clients: int) -> list[list[float]]:
-    """Read a trace; no message quotes what is in the file, which may be another."""
-
-    def wrong(reason: str) -> ValueError:
-        return ValueError(f"time_scenario = 'trace:{name[:200]}': {reason}")
-
-    try:
-        path = Path(name).expanduser()
-        path.exists()  # a name may be too long
-    except (OSError, RuntimeError, ValueError) as error:
-        raise wrong(f"can't be found ({getattr(error, 'strerror', None) or error})") from None
+    file = NamedFile("time_scenario", "trace", name)
     times: dict[int, list[float]] = defaultdict(list)
-    if not path.is_file():
-        raise wrong("is no file")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise wrong(f"can't be read ({error})") from None
-    for at, (number, row) in enumerate(rows):
-        if at == 0 and [cell.strip() for cell in row] == ["client", "seconds"]:
-            continue
+    for number, row in file.rows(("client", "seconds")):
         try:
             client, seconds = int(row[0]), float(row[1])
             sensible = len(row) == 2 and client >= 0 and 0 < seconds < float("inf")
         except (ValueError, IndexError):
             sensible = False
         if not sensible:
-            raise wrong(f"row {number} must be client,seconds with seconds > 0")
+            raise file.wrong(f"row {number} must be client,seconds with seconds > 0")
         times[client].append(seconds)
     if missing := [client for client in range(num_clients) if client not in times]:
-        raise wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
+        raise file.wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
     return [times[client] for client in range(num_clients)]

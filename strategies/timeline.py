@@ -3,13 +3,14 @@
 from collections import deque
 from typing import NamedTuple
 
+from strategies import messages
 from strategies.clock import Clock, WallClock
 
 # Ended tasks that are kept for whoever takes them; of more, the last.
 MOST = 200_000
 
-# What a task is whose client hasn't answered when somebody looks, and one whose client came back without it.
-UNDER_WAY, LOST = "under way", "lost"
+# What a task is whose client hasn't answered when somebody looks, and one whose client went, or came back without it.
+UNDER_WAY, LOST = "under way", messages.LOST
 
 
 class TaskSpan(NamedTuple):

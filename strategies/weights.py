@@ -90,6 +90,10 @@ class Participation:
         if self.scheme == "paired" and num_clients < 2:
             raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
 
+    def may_draw(self, client: int) -> bool:
+        """Tell whether a client can take part in any round, by its index."""
+        return self.scheme != "fixed" or client in self.fixed
+
     def sample_size(self, num_clients: int) -> int:
         """L, the number of draws of ``uniform``, ``md`` and ``flower``, which rounds down as Flower does."""
         if self.scheme == "flower":

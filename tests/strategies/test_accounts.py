@@ -52,7 +52,7 @@ def test_columns_are_by_index_with_zeros_between() -> None:
     accounts[2].note("accepted")
     columns = accounts.columns(least=4)
     assert set(columns) == {
-        "participation", "tasks", "late", "failed", "refused", "discarded", "clipped", "bytes",
+        "participation", "tasks", "late", "failed", "refused", "discarded", "clipped", "bytes", "lost",
     }  # fmt: skip
     assert columns["tasks"] == [0, 0, 4, 0]
     assert columns["participation"] == [0, 0, 1, 0]

@@ -256,7 +256,7 @@ def test_time_based_weights_are_unbiased(
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
 def test_other_weights_are_refused(kind: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"^aggregation_weights = 'fair': allowed are time-based, identical$"
+        ValueError, match=r"^aggregation_weights = 'fair': allowed are time-based, observed, identical$"
     ):
         kind.Config(aggregation_weights="fair")
 

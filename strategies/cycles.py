@@ -1,0 +1,117 @@
+"""How often clients contribute whose availability is known: their cycles, and who is there on average."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.availability import Availability
+from strategies.clock import RESOLUTION
+
+PLAYED = 512  # tasks of a client, at least, where their times are drawn
+MOST = 20_000  # and at most
+SAMPLES = 96  # times of a period
+NEVER = math.inf
+
+# Of a task by its number from 1 and its beginning: its end, and whether it is lost.
+Ends = Callable[[int, float], tuple[float, bool]]
+
+
+class Cycle:
+    """The tasks of one client that waits for no other.
+
+    Parameters
+    ----------
+    presence : Availability
+        When it is there.
+    place : int
+        Which client it is.
+    interval : float, optional
+        A task begins at a multiple of it, but for one with which the client comes.
+    time : float
+        Mean seconds of a task.
+    """
+
+    def __init__(self, presence: Availability, place: int, interval: float | None, time: float) -> None:
+        self.presence, self.place, self.interval, self.time = presence, place, interval, time
+
+    def of_fixed(self) -> float:
+        """Return the mean seconds from one contribution to the next, where all tasks take the same time."""
+        now, done = self._begin(), 0
+        end = now + (span := self._span(1))
+        again = self._next(self.time)  # from one task's beginning to the next's
+        while now < end:
+            leaves = self.presence.leaves(self.place, now)
+            if leaves == NEVER:  # whoever begins a task ends it, or never goes
+                turn = self.presence.changes(self.place, now)
+                if turn == NEVER:
+                    return again
+                done, now = done + 1, self._next(now + self.time)
+            else:
+                first = self._next(now + self.time)
+                if now + self.time <= leaves + RESOLUTION:
+                    done += 1 + max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
+                now = leaves
+            now = self.presence.comes(self.place, now)
+        return span / done if done else NEVER
+
+    def of_drawn(self, ends: Ends) -> float:
+        """Return the same, of tasks that ``ends`` says the end of."""
+        began = now = self._begin()
+        end, done, task = now + self._span(PLAYED), 0, 0
+        while now < end and task < MOST:
+            task += 1
+            now, lost = ends(task, now)
+            if not lost:
+                done, now = done + 1, self._next(now)
+            now = self.presence.comes(self.place, now)
+        return (min(now, end) - began) / done if done else NEVER
+
+    def _begin(self) -> float:
+        """Return the first time at which the client comes, so that whole periods follow."""
+        there = self.presence.there(self.place, 0.0)
+        gone = self.presence.changes(self.place, 0.0) if there and self.presence.repeats else 0.0
+        return 0.0 if gone == NEVER else self.presence.comes(self.place, gone)
+
+    def _span(self, tasks: int) -> float:
+        """Return how long to look: so many tasks, in whole periods; all there is where nothing comes again."""
+        horizon = self.presence.horizon
+        if not self.presence.repeats:
+            return horizon
+        return max(math.ceil(tasks * self.time / horizon), 1) * horizon if horizon else tasks * self.time
+
+    def _next(self, time: float) -> float:
+        """Return when a client that is done at a time begins again."""
+        if not self.interval:
+            return time
+        return math.ceil(time / self.interval * (1 - 1e-9)) * self.interval
+
+
+def over_time(
+    presence: Availability,
+    places: Sequence[int],
+    times: Sequence[float],
+    shares: Callable[[Sequence[int]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Return the mean shares (n,) of clients in rounds that begin at times spread evenly over a period.
+
+    Parameters
+    ----------
+    places, times : sequence
+        Which clients they are, and how long their tasks take, (n,).
+    shares : callable
+        Of those that are there, by their positions (m,), returns the shares (m,). Those that go before they are
+        done leave theirs to the others.
+    """
+    total, counted = np.zeros(len(places)), 0
+    for moment in ((np.arange(SAMPLES) + 0.5) / SAMPLES * presence.horizon).tolist():
+        there = [at for at, place in enumerate(places) if presence.there(place, moment)]
+        if not there:
+            continue
+        stays = [presence.leaves(places[at], moment) + RESOLUTION >= moment + times[at] for at in there]
+        of_round = shares(there) * np.array(stays)
+        if of_round.sum() > 0:
+            total[there] += of_round / of_round.sum()
+            counted += 1
+    return total / counted if counted else total

@@ -1,0 +1,86 @@
+"""Files that the value of a parameter names, such as ``trace:FILE``: found, read, and what is wrong with them.
+
+No message quotes what is in a file: a wrong name may lead to one that nobody was meant to see.
+"""
+
+import csv
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class NamedFile:
+    """A file that ``parameter = "kind:FILE"`` names.
+
+    Parameters
+    ----------
+    parameter, kind, name : str
+        Of these.
+
+    Raises
+    ------
+    ValueError
+        If there is no such file.
+    """
+
+    def __init__(self, parameter: str, kind: str, name: str) -> None:
+        self._said = f"{parameter} = '{kind}:{name[:200]}'"
+        try:
+            self.path = Path(name).expanduser()
+            self.path.exists()  # a name may be too long
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self.wrong(f"can't be found ({getattr(error, 'strerror', None) or error})") from None
+        if not self.path.is_file():
+            raise self.wrong("is no file")
+
+    def wrong(self, reason: str) -> ValueError:
+        """Return the error that says what is wrong with it."""
+        return ValueError(f"{self._said}: {reason}")
+
+    def rows(self, *headers: Sequence[str]) -> list[tuple[int, list[str]]]:
+        """Return the rows of a CSV, each with its line, without empty ones and without one of these headers."""
+        try:
+            with self.path.open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.reader(file)
+                rows = [(reader.line_num, row) for row in reader if row]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise self.wrong(f"can't be read ({error})") from None
+        if rows and [cell.strip() for cell in rows[0][1]] in [list(header) for header in headers]:
+            del rows[0]
+        return rows
+
+    def entries(self) -> list[Any] | None:
+        """Return the values of a dict that was written as JSON or with ``pickle``, in its order; None of a CSV.
+
+        A pickle may hold dicts, lists, numbers and texts, and nothing that would run a program.
+        """
+        try:
+            with self.path.open("rb") as file:
+                begin = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+                if begin not in (b"\x80", b"{"):
+                    return None
+                file.seek(0)
+                content = file.read()
+            found = json.loads(content) if begin == b"{" else _Plain(BytesIO(content)).load()
+        except (OSError, ValueError, EOFError, RecursionError, pickle.UnpicklingError, MemoryError):
+            raise self.wrong("can't be read as JSON, or as a pickle of dicts, lists and numbers") from None
+        except (IndexError, KeyError, AttributeError, TypeError, OverflowError):  # of a pickle that is none
+            raise self.wrong("can't be read as a pickle of dicts, lists and numbers") from None
+        if not isinstance(found, dict) or not found:
+            raise self.wrong("must be a dict with an entry for each device")
+        return list(found.values())
+
+
+class _Plain(pickle.Unpickler):
+    """Reads plain values only."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError("not plain")
+
+
+def numbers(cells: Sequence[str]) -> Iterator[float]:
+    """Yield the cells of a row as numbers; ValueError if one isn't any."""
+    return (float(cell) for cell in cells)
