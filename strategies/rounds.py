@@ -45,6 +45,8 @@ class SynchronousStrategy(FederatedStrategy):
     The parameters are those of ``strategies.base.FederatedStrategy``. In virtual time a round takes as long as its
     slowest participant. Under Flower's own ``Strategy.start`` the rounds are the same; clock, time budget and
     observer belong to this one.
+
+    New model: when all participants have answered.
     """
 
     Config: ClassVar[type[StrategyConfig]] = SynchronousConfig
