@@ -5,7 +5,7 @@
 
 One round each of W1, W2 and W3 (``benchmarks/workloads.py``), and of logistic regression and a perceptron of 128 on
 images of CIFAR-10's shape with 10 epochs of batches of 256, as in table 4.2 of Buttaci's master's thesis (Politecnico
-di Torino). Every client trains once, on data that are already on the device; the trained models come back to the host.
+di Torino). Every client trains once, on data that are already on the device; trained models come back to the host.
 """
 
 import argparse
