@@ -190,7 +190,7 @@ class Diurnal(ByStretches):
 
     def _of(self, client: int) -> Stretches:
         if client not in self._known:
-            drawn = streams.generator(self.seed, "availability", client).standard_normal()
+            drawn = streams.generator(self.seed, "time-of-the-day", client).standard_normal()
             start = (self.spread * drawn - self.share / 2) % 1.0 * self.period
             end = start + self.share * self.period
             over = max(0.0, end - self.period)
@@ -220,7 +220,7 @@ class Bernoulli(Availability):
         block, at = divmod(slot, BLOCK)
         known = self._blocks.get(client)
         if known is None or known[0] != block:
-            rng = streams.generator(self.seed, "availability", client, block)
+            rng = streams.generator(self.seed, "slots-of-presence", client, block)
             known = self._blocks[client] = block, rng.random(BLOCK) < self.probability
         return bool(known[1][at])
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from fedapp.config.key import OWN, WITH_GRAPH, Setting, if_, key
 from fedapp.config.values import (
+    BelowOne,
     ConfigError,
     Count,
     Counting,
@@ -22,10 +23,16 @@ from fedapp.config.values import (
 )
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy
+from strategies.availability import ALLOWED as AVAILABILITIES
+from strategies.availability import PATTERN as AVAILABILITY
+from strategies.device_profile import is_profile
 from strategies.server_optimizer import OPTIMIZERS
 from strategies.staleness import ALLOWED as DISCOUNTS
 from strategies.staleness import PATTERN as DISCOUNT_PATTERN
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
+from strategies.time_scenario import PATTERN as SCENARIO_PATTERN
+
+IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock != "wall")
 
 STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"
 
@@ -116,8 +123,12 @@ class StrategyKeys(Keys):
         ),
     ]
     aggregation_weights: Annotated[
-        Literal["time-based", "identical"],
-        key("weight of a contribution: unbiased whatever a client's speed, or the same for all", OWN),
+        Literal["time-based", "observed", "identical"],
+        key(
+            "weight of a contribution: unbiased whatever a client's speed, by what is known of its times or only by "
+            "what is observed, or the same for all",
+            OWN,
+        ),
     ]
     fedfix_interval: Annotated[Positive, key("Δt, seconds between two aggregations", OWN)]
     concurrency: Annotated[
@@ -143,9 +154,10 @@ class StrategyKeys(Keys):
     ]
     time_scenario: Annotated[
         str,
-        pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$"),
+        pattern(TIME_SCENARIOS, SCENARIO_PATTERN),
         key(
-            "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1)",
+            "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1), or what devices "
+            "can do: docs/fleet.md",
             if_(
                 "clock = virtual, or step-heterogeneity = speed",
                 lambda setting: (
@@ -153,6 +165,23 @@ class StrategyKeys(Keys):
                 ),
             ),
         ),
+    ]
+    task_work: Annotated[
+        Literal["examples", "flop"],
+        key(
+            "what the speed of a device profile counts in a second: examples, or floating-point operations",
+            if_(
+                "clock = virtual and time-scenario = profile:…, lognormal:…, zipf:… or pareto:…",
+                lambda setting: setting.config.clock != "wall" and is_profile(setting.config.time_scenario),
+            ),
+        ),
+    ]
+    availability: Annotated[
+        str, pattern(AVAILABILITIES, AVAILABILITY), key("who is there when, in virtual time", IN_VIRTUAL_TIME)
+    ]
+    task_failure: Annotated[
+        BelowOne,
+        key("probability that a client drops a task while it works, in virtual time", IN_VIRTUAL_TIME),
     ]
 
 

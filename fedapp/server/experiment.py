@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from glob import escape as glob_escape
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord
 from torch import nn
@@ -23,7 +24,9 @@ from fedapp.config import (
 )
 from fedapp.data import Dataset, Partition
 from fedapp.data.remarks import remarks
+from fedapp.server import fleet
 from fedapp.server.exporter import check_exporter
+from fedapp.server.fleet import work_of_clients
 from fedapp.server.length import with_length
 from fedapp.server.privacy import check_privacy, check_standardized, say_what_stays
 from fedapp.server.trackers import check_tracker
@@ -35,7 +38,6 @@ from fedapp.training.optimizer import optimizer_of
 from strategies import FederatedStrategy, Progress, messages
 from strategies.clock import VirtualClock, WallClock
 from strategies.exchange import never
-from strategies.time_scenario import TimeScenario
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -76,6 +78,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     given = config
     try:
         work_of_clients(config, num_clients)
+        fleet.check_fleet(config, num_clients)
         strategy = build_strategy(config)
         strategy.check(num_clients)
         if messages.PATH in strategy.local_rule() and config.optimizer != "sgd":
@@ -117,7 +120,26 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
     unread = unread_keys(Setting(given, strategy, dataset))
-    return Experiment(config, num_clients, dataset, partition, model, device, unread)
+    experiment = Experiment(config, num_clients, dataset, partition, model, device, unread)
+    if not fleet.weighs(config):
+        return experiment
+    times = fleet.task_times(
+        config, task_work(experiment), np.diff(partition.client_offsets), federation.initial_arrays(model)
+    )
+    return replace(experiment, config=with_length(config, strategy, num_clients, times))
+
+
+def task_work(experiment: Experiment) -> Callable[[int, float], float]:
+    """Return what tells the work of a client's task, by the client's index and its number of examples."""
+    config, dataset, partition = experiment.config, experiment.dataset, experiment.partition
+
+    def rows() -> torch.Tensor:
+        known = config.normalize != "standardize" or dataset.moments is not None  # devices tell theirs later
+        normalize = config.normalize if known else False
+        some = partition.client_indices[:ROWS]
+        return federation.to_tensors(dataset, some, normalize, federation.CPU)[0]
+
+    return fleet.work_of(config, experiment.num_clients, experiment.model, rows)
 
 
 def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
@@ -189,13 +211,6 @@ def task_config(experiment: Experiment) -> ConfigRecord:
             **federation.schema_fields(experiment.dataset),
         }
     )
-
-
-def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
-    """Return E_k, the local epochs or local steps of every client, by index; ValueError if they can't be told."""
-    times = TimeScenario(config.time_scenario, num_clients, config.seed).means
-    usual = config.local_epochs or config.local_steps
-    return local_work.local_work(config.step_heterogeneity, usual, times, config.seed)
 
 
 def _server_device(config: RunConfig) -> torch.device:

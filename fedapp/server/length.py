@@ -3,7 +3,7 @@
 A synchronous strategy goes 40 rounds. One without rounds goes on for as long in virtual time as these would take, so
 that the methods can be compared as they come: until so many contributions have arrived as clients send in the time of
 40 rounds, each as long as the slowest client's task. In real time nobody knows how long tasks take: they count as
-equally long. ``eval-every`` then counts rounds' worth of aggregations.
+equally long. Who is there when doesn't count: all are. ``eval-every`` then counts rounds' worth of aggregations.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedapp.config import RunConfig
 from strategies import AsynchronousStrategy, FederatedStrategy
+from strategies.device_profile import is_profile
 from strategies.ledger import Agenda
 from strategies.time_scenario import TimeScenario
 
@@ -26,13 +27,27 @@ ROUNDS = 40
 MOST_PLAYED = 10_000
 
 
-def with_length(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
-    """Return the config with the number of aggregations in place of 0, which the log tells of where it isn't 40."""
+def with_length(
+    config: RunConfig,
+    strategy: FederatedStrategy,
+    num_clients: int,
+    times: NDArray[np.float64] | None = None,
+) -> RunConfig:
+    """Return the config with the number of aggregations in place of 0, which the log tells of where it isn't 40.
+
+    ``times`` (C,) are the seconds of the clients' tasks, where they follow from what tasks weigh; until they are
+    known, 0 stays.
+    """
     if config.num_server_rounds:
         return config
     if not isinstance(strategy, AsynchronousStrategy):
         return config.model_copy(update={"num_server_rounds": ROUNDS})
-    number = _aggregations(config, strategy, num_clients)
+    if times is None:
+        if config.clock != "wall" and is_profile(config.time_scenario):
+            return config
+        scenario = "F0" if config.clock == "wall" else config.time_scenario
+        times = TimeScenario(scenario, num_clients, config.seed).means
+    number = _aggregations(config, strategy, times)
     every = max(1, round(config.eval_every * number / ROUNDS))
     log.info(
         "num-server-rounds = 0: %d aggregations, as long as %d rounds of all clients; evaluated every %d",
@@ -41,9 +56,8 @@ def with_length(config: RunConfig, strategy: FederatedStrategy, num_clients: int
     return config.model_copy(update={"num_server_rounds": number, "eval_every": every})
 
 
-def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, num_clients: int) -> int:
-    scenario = "F0" if config.clock == "wall" else config.time_scenario
-    times = TimeScenario(scenario, num_clients, config.seed).means
+def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDArray[np.float64]) -> int:
+    num_clients = len(times)
     if strategy.interval is not None:
         # What an interval is beside a round in real time, nobody knows either.
         return ROUNDS if config.clock == "wall" else math.ceil(ROUNDS * times.max() / strategy.interval)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+import numpy as np
 from flwr.serverapp import Grid
 
 from fedapp import federation
@@ -16,8 +17,9 @@ from fedapp.server.display import Display
 from fedapp.server.divergence import Divergence
 from fedapp.server.ending import ToldToStop
 from fedapp.server.evaluation import Evaluation, when_by_client
-from fedapp.server.experiment import Experiment, build_strategy, task_config
+from fedapp.server.experiment import Experiment, build_strategy, task_config, task_work
 from fedapp.server.exporter import make_exporter
+from fedapp.server.fleet import by_client, weighs
 from fedapp.server.fruitless import Fruitless
 from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.journal import Journal
@@ -80,6 +82,9 @@ def run(
     with logging_as(config.log_format) as lines:
         fixed = names_of(experiment.model).fixed
         strategy = build_strategy(config, stopped=stopped, untrained=fixed)
+        if weighs(config):
+            sizes = np.diff(experiment.partition.client_offsets)
+            strategy.loads.work_of = by_client(task_work(experiment), sizes)
         if lines is not None:
             lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
         try:

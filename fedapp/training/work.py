@@ -70,6 +70,12 @@ def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int
     return np.maximum(np.rint(work), 1).astype(int).tolist()  # type: ignore[no-any-return]
 
 
+def examples_of(num_examples: float, batch_size: int, epochs: int, steps: int) -> float:
+    """Return how many examples a task passes over, each as often as it is used: one of epochs and steps is 0."""
+    width = min(batch_size, num_examples) if batch_size else num_examples
+    return num_examples * epochs + width * steps
+
+
 def to_text(work: list[int]) -> str:
     """Write E_k as the ``list`` that a message carries."""
     return f"list:{','.join(map(str, work))}"

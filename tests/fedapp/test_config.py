@@ -46,7 +46,11 @@ STRATEGIES = (
     "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas",
 )  # fmt: skip
 DEVICES = one_of("auto", "cpu", "cuda")
-SCENARIOS = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+SCENARIOS = (
+    "F0 to F99, exponential, exponential:F0 to F99, trace:FILE, profile:FILE, lognormal:S, zipf:S, pareto:S "
+    "(and SPEED,DOWN,UP,LATENCY after a comma)"
+)
+AVAILABILITIES = "always, trace:FILE, diurnal:SHARE[,PERIOD[,SPREAD]], bernoulli:P[,SECONDS]"
 SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RATE in (0, 1]"
 HETEROGENEITIES = (
     "none, list:E,E,…, range:A-B, uniform:A-B, lognormal:VARIANCE or speed; E, A, B whole numbers >= 1"
@@ -80,7 +84,9 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "neighbour-memory": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 16]),
     "message-epsilon": ("a number from 0 to 1e6", [1e7, *NO_NON_NEGATIVE], [0, 0.1, 8]),
     "message-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),
-    "aggregation-weights": (one_of("time-based", "identical"), ["time", "", 1], ["time-based", "identical"]),
+    "aggregation-weights": (
+        one_of("time-based", "observed", "identical"), ["time", "", 1], ["time-based", "observed", "identical"],
+    ),
     "fedfix-interval": (POSITIVE, NO_POSITIVE, [0.5, 2]),
     "buffer-size": (COUNTING, NO_COUNTING, [1, 10]),
     "concurrency": (COUNT, NO_COUNT, [0, 5]),
@@ -100,9 +106,18 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "clock": (one_of("auto", "virtual", "wall"), ["real", "", 0], ["auto", "virtual", "wall"]),
     "time-scenario": (
         SCENARIOS,
-        ["F100", "F", "F-1", "f80", "F80 ", "F80\n", "exponential:", "exponential:F100", "trace:", "", 80],
-        ["F0", "F80", "F99", "exponential", "exponential:F50", "trace:times.csv"],
+        ["F100", "F", "F-1", "f80", "F80 ", "F80\n", "exponential:", "exponential:F100", "trace:", "", 80,
+         "profile:", "lognormal", "lognormal:a", "zipf:2,", "pareto:-1", "lognormal:1,2,3,4,5,6"],
+        ["F0", "F80", "F99", "exponential", "exponential:F50", "trace:times.csv", "profile:devices.csv",
+         "lognormal:0.5", "zipf:1.5,1e3", "pareto:.5,10,1e6,1e5,0.1"],
     ),
+    "task-work": (one_of("examples", "flop"), ["flops", "", 1], ["examples", "flop"]),
+    "availability": (
+        AVAILABILITIES,
+        ["never", "", "trace:", "diurnal", "diurnal:a", "bernoulli:0.5,", "bernoulli:1,2,3", "Always", 1],
+        ["always", "trace:there.csv", "diurnal:0.3", "diurnal:0.3,100,0.1", "bernoulli:0.5", "bernoulli:.5,10"],
+    ),
+    "task-failure": ("a number in [0, 1)", [-0.1, 1, "a"], [0, 0.5]),
     "dataset": (
         f"{one_of(*DATASETS)}, {FORMS}", ["imagenet", "MNIST", "", 1, "hf:", "hf:a\n", "a:", ":a", "a.:b", "a:b\n"],
         [*DATASETS, "hf:owner/name", "hf:glue:sst2", "hf:/data/own", "custom.diabetes:load"],

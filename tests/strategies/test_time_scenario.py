@@ -63,7 +63,10 @@ def test_other_scenarios_are_refused_with_key_value_and_what_is_allowed(scenario
     with pytest.raises(ValueError, match="time_scenario = ") as error:
         TimeScenario(scenario, 5)
     if scenario != "trace":  # a trace without a file is one whose file can't be read
-        allowed = "allowed are F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+        allowed = (
+            "allowed are F0 to F99, exponential, exponential:F0 to F99, trace:FILE, profile:FILE, lognormal:S, "
+            "zipf:S, pareto:S (and SPEED,DOWN,UP,LATENCY after a comma)"
+        )
         assert str(error.value) == f"time_scenario = {scenario!r}: {allowed}"
 
 
