@@ -101,6 +101,8 @@ def go(federation: Make, model: Make, train_config: Make) -> Go:
     return run
 
 
+# Devices that take 0.2 to 1 s a task, and are there for some tasks of a day of 4 s.
+FLEET = {"time_scenario": "lognormal:0.5,10", "availability": "diurnal:0.6,4"}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
     ("fedavg", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 4}),
@@ -152,6 +154,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ace", {"server_lr": 0.2, "time_scenario": "exponential", "concurrency": 2, "server_optimizer": "yogi"}),
     ("fadas", {"buffer_size": 2, "server_lr": 0.1}),
     ("fadas", {"buffer_size": 2, "server_lr": 0.1, "concurrency": 3, "time_scenario": "exponential"}),
+    ("fedavg", {**FLEET, "task_failure": 0.2, "client_weights": "adjacency"}),
+    ("scaffold", {**FLEET, "participation": "uniform", "fraction_train": 0.6}),
+    ("async-fedavg", {**FLEET, "server_lr": 0.1, "task_failure": 0.2}),
+    ("async-fedavg", {**FLEET, "server_lr": 0.1, "concurrency": 2, "eval_every": 3}),
+    ("async-fedavg", {"server_lr": 0.1, "aggregation_weights": "observed", "availability": "bernoulli:0.5,0.7"}),
+    ("fedfix", {**FLEET, "availability": "bernoulli:0.4,0.3"}),
+    ("fedbuff", {**FLEET, "buffer_size": 2, "eval_every": 2}),
+    ("ca2fl", {**FLEET, "buffer_size": 2, "concurrency": 3, "task_failure": 0.3}),
 ]  # fmt: skip
 
 

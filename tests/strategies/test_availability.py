@@ -1,0 +1,260 @@
+"""Who is there when: stretches of time, laws, and how often clients contribute by them."""
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.availability import Always, Availability, ByStretches, Stretches, make_availability
+from strategies.cycles import Cycle, over_time
+
+Written = Callable[..., str]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    def write(content: str | bytes) -> str:
+        (tmp_path / "there").write_bytes(content.encode() if isinstance(content, str) else content)
+        return f"trace:{tmp_path / 'there'}"
+
+    return write
+
+
+def turns(found: Availability, client: int, end: float) -> list[float]:
+    """Return every time before the end at which a client comes or goes."""
+    times, now = [], 0.0
+    while (now := found.changes(client, now)) < end:
+        times.append(now)
+    return times
+
+
+# ---- Stretches ----------------------------------------------------------------------------------------------------
+
+whole = st.lists(st.tuples(st.integers(0, 23), st.integers(1, 12)), max_size=6)
+
+
+@given(whole, st.booleans(), st.integers(24, 30))
+def test_stretches_are_what_a_table_of_seconds_says(
+    pairs: list[tuple[int, int]], periodic: bool, period: int
+) -> None:
+    stretches = [(a, min(a + length, period)) for a, length in pairs]
+    found = ByStretches(
+        [Stretches([(float(a), float(b)) for a, b in stretches], period if periodic else None)]
+    )
+    table = [any(a <= second < b for a, b in stretches) for second in range(period)]
+    table = table * 3 if periodic else table + [False] * 2 * period
+    for second, there in enumerate(table):
+        assert found.there(0, float(second)) == found.there(0, second + 0.5) == there
+    expected = [float(t) for t in range(1, len(table)) if table[t] != table[t - 1]]
+    assert turns(found, 0, float(len(table) - 1) + 0.5) == expected
+    for second, there in enumerate(table[:period]):
+        comes = next((t for t in range(second, len(table)) if table[t]), math.inf)
+        assert found.comes(0, float(second)) == comes
+        if there:
+            gone = next((t for t in range(second, len(table)) if not table[t]), math.inf)
+            assert found.leaves(0, second + 0.25) == gone
+
+
+@given(st.floats(0.01, 1e6), st.floats(0, 1), st.floats(0.01, 1), st.integers(0, 40))
+def test_a_turn_is_always_later_however_far_the_clock(
+    period: float, start: float, share: float, number: int
+) -> None:
+    begin, end = start * period, min(start * period + share * period, period)
+    if not begin < end:
+        return
+    found = ByStretches([Stretches([(begin, end)], period)])
+    now = number * 1000 * period
+    for _ in range(6):
+        later = found.changes(0, now)
+        assert later > now
+        if later == math.inf:
+            return
+        assert later - now <= 1.001 * period
+        now = later
+
+
+@pytest.mark.parametrize(
+    "pairs", [[(1, 1)], [(2, 1)], [(-1, 1)], [(0, math.inf)], [(0, 11)], [(math.nan, 1)]]
+)
+def test_what_is_no_stretch_is_refused(pairs: list[tuple[float, float]]) -> None:
+    with pytest.raises(ValueError, match="start < end"):
+        Stretches(pairs, 10.0)
+
+
+# ---- Files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_csv_says_by_client_when_it_is_there_and_whether_that_comes_again(written: Written) -> None:
+    found = make_availability(
+        written("client,start,end,period\n0,2,4,10\n1,0,3\n0,8,10,10\n1,7,8\n2,0,5,5\n9,1,2\n"), 3, 0
+    )
+    assert turns(found, 0, 25.0) == [2, 4, 8, 10, 12, 14, 18, 20, 22, 24]
+    assert turns(found, 1, 99.0) == [3, 7, 8]
+    assert found.comes(1, 8.0) == math.inf
+    assert turns(found, 2, 99.0) == []
+    assert found.there(2, 1e9)
+    assert (found.horizon, found.repeats) == (10.0, False)
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, lambda found: json.dumps(found).encode()], ids=str)
+def test_fedscales_traces_are_periodic_and_taken_in_turn(written: Written, write: Any) -> None:
+    # As in its README: seconds at which the device becomes active, and inactive; the trace then begins again.
+    found = {
+        3: {"duration": 5, "active": [0, 60], "inactive": [30, 90], "finish_time": 100, "model": "a phone"},
+        1: {"duration": 5, "active": [10], "inactive": [200], "finish_time": 150, "model": "another"},
+    }
+    there = make_availability(written(write(found)), 3, 0)
+    assert turns(there, 0, 200.0) == turns(there, 2, 200.0) == [30, 60, 90, 100, 130, 160, 190]
+    assert turns(there, 1, 320.0) == [10, 150, 160, 300, 310]  # over at the end of its trace
+    assert there.horizon == 150
+
+
+ROW = (
+    "must be client,start,end in seconds, 0 <= start < end, and perhaps the client's period, the same in all its "
+    "rows and at least end"
+)
+ENTRY = "entry 1 must have active and inactive, as many seconds each, active < inactive, and finish_time"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("0,0,1\n", "has no row for client 1; there are 2 clients, from 0"),
+        *((f"0,0,1\n{row}\n", f"row 2 {ROW}") for row in (
+            "1,1,1", "1,2,1", "1,-1,1", "1,a,1", "x,0,1", "1,0", "1,0,1,2,3", "1,0,3,2", "0,2,3,9", "-1,0,1",
+            "1,0,inf", "1,secret,1",
+        )),
+        *((json.dumps({"1": entry}), ENTRY) for entry in (
+            {"active": [0], "inactive": [1, 2], "finish_time": 9}, {"active": [5], "inactive": [1], "finish_time": 9},
+            {"active": [0], "inactive": [1]}, 3, {"active": ["a"], "inactive": [1], "finish_time": 9},
+            {"active": [0], "inactive": [1], "finish_time": 0},
+        )),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said(written: Written, content: str, reason: str) -> None:
+    name = written(content)
+    with pytest.raises(ValueError, match="availability") as error:
+        make_availability(name, 2, 0)
+    assert str(error.value) == f"availability = {name!r}: {reason}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Always", "diurnal", "diurnal:0", "diurnal:1.5", "diurnal:0.5,0", "bernoulli:0", "bernoulli:1.1",
+             "bernoulli:0.5,0", "bernoulli:0.5,1,2", "trace:/no/such", "sometimes"]
+)  # fmt: skip
+def test_what_is_no_availability_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^availability = '{text}': "):
+        make_availability(text, 3, 0)
+
+
+# ---- Laws ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.05, 0.95), st.integers(0, 20), st.floats(0, 1))
+@settings(max_examples=40)
+def test_diurnal_clients_are_there_once_a_period_for_their_share(
+    share: float, client: int, spread: float
+) -> None:
+    found = make_availability(f"diurnal:{share:.3f},1000,{spread:.3f}", 3, 1)
+    share = float(f"{share:.3f}")
+    times = turns(found, client, 10_000.0)
+    there = [b - a for a, b in zip(times, times[1:], strict=False) if found.there(client, a)]
+    assert len(there) >= 9
+    np.testing.assert_allclose(there, share * 1000, rtol=1e-6)
+    # About as often before midnight as after it, where the draws are as narrow as 0: exactly.
+    if spread < 5e-4:
+        middle = [(a + share * 500) % 1000 for a in times if found.there(client, a)]
+        np.testing.assert_allclose(np.minimum(middle, np.subtract(1000, middle)), 0, atol=1e-6)
+
+
+def test_the_fleet_of_a_diurnal_law_comes_and_goes() -> None:
+    found = make_availability("diurnal:0.25", 400, 0)  # a day, ± 3 hours
+    shares = [np.mean([found.there(client, hour * 3600.0) for client in range(400)]) for hour in range(24)]
+    assert np.mean(shares) == pytest.approx(0.25, abs=0.01)
+    assert shares[0] > 0.6  # within ± 3 h of their middle: P(|z| < 1) = 0.68
+    assert max(shares[9:16]) < 0.05
+
+
+def test_bernoulli_clients_are_there_in_so_many_slots_independently() -> None:
+    found = make_availability("bernoulli:0.3,2", 3, 0)
+    slots = np.array([[found.there(client, 2.0 * slot + 0.5) for slot in range(4000)] for client in range(3)])
+    assert slots.mean(axis=1) == pytest.approx([0.3] * 3, abs=4 * (0.21 / 4000) ** 0.5)
+    assert abs(np.corrcoef(slots[0, :-1], slots[0, 1:])[0, 1]) < 4 / 4000**0.5
+    assert abs(np.corrcoef(slots[0], slots[1])[0, 1]) < 4 / 4000**0.5
+    assert all(found.there(1, 2.0 * slot) == found.there(1, 2.0 * slot + 1.99) for slot in range(50))
+    expected = [2.0 * slot for slot in range(1, 600) if slots[2, slot] != slots[2, slot - 1]]
+    assert turns(found, 2, 1199.0) == expected
+    assert found.leaves(0, 0.0) == math.inf  # who began a task ends it
+    assert turns(make_availability("bernoulli:1", 3, 0), 0, 99.0) == []
+
+
+# ---- How often clients contribute ----------------------------------------------------------------------------
+
+
+def played(found: Availability, interval: float | None, time: float, end: float) -> int:
+    """Count the tasks that a client ends, second by second of a hundredth, in the plainest way."""
+    step, done, left, waits = 100, 0, 0, False
+    for tick in range(round(end * step)):
+        now = tick / step
+        if left:
+            left -= 1
+            if not left:
+                done, waits = done + 1, interval is not None
+        there = found.there(0, now)
+        if left and not there:
+            left = 0
+        if waits and interval and tick % round(interval * step) == 0:
+            waits = False
+        if there and not left and not waits:
+            left = round(time * step)
+    return done
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 18), st.integers(1, 8)), min_size=1, max_size=4),
+    st.integers(1, 60),
+    st.sampled_from([None, 0.5, 1.0, 2.5]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_cycle_is_what_a_clock_in_small_steps_counts(
+    pairs: list[tuple[int, int]], tenths: int, interval: float | None
+) -> None:
+    found = ByStretches([Stretches([(float(a), float(min(a + n, 20))) for a, n in pairs], 20.0)])
+    time = tenths / 10
+    cycle = Cycle(found, 0, interval, time).of_fixed()
+    if found.changes(0, 0.0) == math.inf:  # always there
+        assert cycle == (time if interval is None else math.ceil(time / interval - 1e-9) * interval)
+        return
+    number = played(found, interval, time, 60.0) - played(
+        found, interval, time, 40.0
+    )  # a period's, in the long run
+    assert cycle == (20.0 / number if number else math.inf)
+
+
+def test_a_cycle_of_drawn_tasks_is_the_mean_of_those_played() -> None:
+    assert Cycle(Always(), 0, None, 2.0).of_drawn(
+        lambda task, when: (when + 2.0, task % 2 == 0)
+    ) == pytest.approx(4.0)
+    found = make_availability("bernoulli:0.5,1", 1, 3)
+    # Tasks of 1 s at most begin with a slot in which the client is there: one in every two.
+    cycle = Cycle(found, 0, None, 1.0).of_fixed()
+    assert cycle == pytest.approx(2.0, rel=4 / 512**0.5)
+
+
+def test_the_mean_share_over_a_period() -> None:
+    # Client 0 always; client 1 in the first half, of which the last quarter is too short for its task of 5 s.
+    found = ByStretches([Stretches([(0.0, 20.0)], 20.0), Stretches([(0.0, 10.0)], 20.0)])
+    p = np.array([0.25, 0.75])
+
+    def shares(those: Any) -> np.ndarray:
+        return np.asarray(p[list(those)] / p[list(those)].sum())
+
+    mean = over_time(found, [0, 1], [5.0, 5.0], shares)
+    assert mean == pytest.approx([0.25 * 0.25 + 0.75 * 1.0, 0.25 * 0.75], rel=1e-12)
