@@ -284,8 +284,17 @@ class EarlyClosing(RoundScheme):
         self._foreseen, self._objective_said = ((), None), False
 
     def _take_up_late_work(self) -> None:
-        """Go on with late work, in a run that goes on; in real time it is lost."""
-        tasks = self.late_work.tasks
+        """Say what changes nothing. Go on with late work, in a run that goes on; in real time it is lost."""
+        config, tasks = self.config, self.late_work.tasks
+        if config.late == NEXT and not self.closes_early:
+            log.warning(
+                "late = %r changes nothing: without round_deadline or over_select nothing is late", NEXT
+            )
+        if self.pace.waits and config.round_deadline > self.timeout:
+            log.warning(
+                "round_deadline = %g changes nothing: no round waits longer than timeout = %g s",
+                config.round_deadline, self.timeout,
+            )  # fmt: skip
         if tasks and self.pace.waits:
             log.warning("late work of %d clients was under way when the run ended: it is lost", len(tasks))
             self.late_work = LateWork()
