@@ -13,6 +13,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies import messages, streams
+from strategies.aggregation import MEAN
 from strategies.config import SynchronousConfig
 from strategies.deadline import NEXT, Closing, LateWork, closing, number_to_ask
 from strategies.errors import RunError
@@ -192,6 +193,12 @@ class EarlyClosing(RoundScheme):
         rng = streams.generator(self.config.seed, "participants", server_round)
         return scheme.draw(p, rng, self._number_to_draw())
 
+    @property
+    def _tells_shares(self) -> bool:
+        """Whether d_i says how much a client counts: not where a method or a robust rule puts updates together."""
+        weighed = self.config.aggregation_rule == MEAN and not self.counts_again
+        return weighed and (self.by_weights or not self._wants_all)
+
     def weights_distance(self, q: Weights) -> float:
         """Return ½ Σ |q_i − p_i|: how far the objective that is minimised is from the federated one."""
         return 0.5 * float(np.abs(q - self._importances(self.clients)).sum())
@@ -220,7 +227,7 @@ class EarlyClosing(RoundScheme):
             named = ", ".join(str(client.index) for client in never[:10]) + ", …" * (len(never) > 10)
             log.warning("%s: %d of %d clients never count, as they are always late: %s",
                         rules, len(never), len(self.clients), named)  # fmt: skip
-        if not self.counts_again:
+        if self._tells_shares:
             self._say_distance(played.shares, "this run minimises")
 
     def _say_observed(self) -> None:
@@ -229,7 +236,7 @@ class EarlyClosing(RoundScheme):
             return
         weights = self.accounts.column("weight", max(client.index for client in self.clients) + 1)
         q = np.array([weights[client.index] for client in self.clients])
-        if q.sum() > 0 and not self.counts_again:
+        if q.sum() > 0 and self._tells_shares:
             self._say_distance(q / q.sum(), "this run counted its clients by")
 
     def _say_distance(self, q: Weights, what: str) -> None:

@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies import messages
+from strategies.accounts import ACCEPTED
 from strategies.arrays import ArraysMismatchError
 from strategies.deadline import NEXT, Closing, LateTask, shared
 from strategies.early_closing import EarlyClosing, bytes_of
@@ -216,7 +217,11 @@ class TimedRounds(EarlyClosing):
         if self.config.late != NEXT:
             early.wasted += sum(bytes_of(task.reply) for task in early.late.values())
         self._bytes_late = 0
-        ages = [current.number - task.number for task in early.earlier.values()]
+        ages = [
+            current.number - task.number
+            for index, task in early.earlier.items()
+            if current.outcomes.get(index) == ACCEPTED
+        ]
         told: dict[str, int | float] = {
             messages.LATE_UPDATES: len(early.late),
             messages.DROPPED_UPDATES: len(dropped),
@@ -224,7 +229,7 @@ class TimedRounds(EarlyClosing):
         }
         if self.config.late == NEXT:
             told[messages.EARLIER_UPDATES] = len(ages)
-        if (played := self._played()) is not None and not self.counts_again:
+        if (played := self._played()) is not None and self._tells_shares:
             told["weights-distance"] = self.weights_distance(played.shares)
         if ages:
             told |= {"staleness-mean": sum(ages) / len(ages), "staleness-max": max(ages)}
