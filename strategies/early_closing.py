@@ -131,7 +131,14 @@ class EarlyClosing(RoundScheme):
         worth = dict(zip(indices, self._replies_worth(weights or [1.0] * len(indices)), strict=True))
         foretold = {client.index: self.pace.foretold(client, server_round) for client in participants}
         due = {index: time for index, time in foretold.items() if time is not None}
-        return Early(self.pace.now(), self._needed, worth, due, {}, {})
+        return Early(self.pace.now(), self._needed, worth, due, {}, {}, share=self._free_share())
+
+    def _free_share(self) -> float:
+        """Return Σ p_i over the clients that were free, of all that are there: their d_i are by those alone."""
+        if not self.late_work.tasks:
+            return 1.0
+        p, late = self._importances(self.clients), self.late_work.tasks
+        return float(sum(w for client, w in zip(self.clients, p, strict=True) if client.index not in late))
 
     @property
     def _needed(self) -> float:

@@ -69,9 +69,10 @@ def play(times: TaskTime, clients: Sequence[Client], p: Weights, draw: Drawing, 
         if rules.late != NEXT:
             late = {place: task for place, task in late.items() if task[0] > now + RESOLUTION}
         free = [place for place in range(len(p)) if place not in late]
-        drawn = draw(free, p[free] / p[free].sum(), number) if free and p[free].sum() > 0 else Draw((), ())
+        share = p[free].sum()
+        drawn = draw(free, p[free] / share, number) if share > 0 else Draw((), ())
         asked = [free[place] for place in drawn.clients]
-        d = dict(zip(asked, drawn.weights, strict=True))
+        d = {place: weight * share for place, weight in zip(asked, drawn.weights, strict=True)}
         due = {place: now + times(clients[place], number) for place in asked}
         end = closing(
             due,

@@ -40,6 +40,8 @@ class Early:
         What each client was sent.
     beside : dict of int to mapping
         Vectors that went beside the model.
+    share : float
+        Σ p_i of the clients that were free, of all that were there.
     closed : Closing, optional
         How it closed.
     late : dict of int to LateTask
@@ -58,6 +60,7 @@ class Early:
     due: dict[int, float]
     bytes: dict[int, int]
     beside: dict[int, Mapping[str, Vector]]
+    share: float = 1.0
     closed: Closing | None = None
     late: dict[int, LateTask] = field(default_factory=dict)
     earlier: dict[int, LateTask] = field(default_factory=dict)

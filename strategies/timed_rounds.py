@@ -2,7 +2,8 @@
 
 With d_i the weight that a client was drawn with, a round counts those that are in time and, with late = next, the
 late work of earlier rounds that has arrived when it closes: with their d_i, scaled to the sum of all d_i that were
-drawn for the round, as where clients are lost. Late work is an update of the model that its client was sent.
+drawn for the round, as where clients are lost. As the d_i of a round are by the clients that are free alone, they
+are told with the share Σ p_i of these first. Late work is an update of the model that its client was sent.
 
 In virtual time task times say beforehand who is in time. A task that is late is worked on in the round in which it
 counts, and not at all if it is dropped. In real time it is as replies come.
@@ -168,11 +169,11 @@ class TimedRounds(EarlyClosing):
             zip((c.index for c in current.clients), zip(known, current.requests, strict=True), strict=True)
         )
         for index, task in early.late.items():
-            task.weight = sent[index][0] if current.weights is not None else None
+            task.weight = sent[index][0] * early.share if current.weights is not None else None
             if self.config.late == NEXT:
                 task.base, task.beside = current.model.astype(self._layout.narrow), early.beside[index]
         by_index = {client.index: client for client in [*self.clients, *current.clients]}
-        count = {index: sent[index] for index in sent if index not in early.late}
+        count = {i: (d * early.share, request) for i, (d, request) in sent.items() if i not in early.late}
         for index, task in early.earlier.items():
             assert task.request is not None
             count[index] = (task.weight or 0.0, task.request)

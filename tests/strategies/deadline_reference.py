@@ -7,7 +7,7 @@ from typing import Any
 
 SAME = 1e-9  # seconds within which times are equal
 
-# The d_i of a round's participants, by client, from those that are free and the round's number.
+# The d_i of a round's participants, by client, from those that are free and the round's number; clients count alike.
 Draws = Callable[[list[int], int], dict[int, float]]
 
 
@@ -88,7 +88,9 @@ def run(
         if late == "drop":
             jobs = [job for job in jobs if job.end > now + SAME]
         at_work = {job.client for job in jobs}
-        d = draws([client for client in range(clients) if client not in at_work], number)
+        free = [client for client in range(clients) if client not in at_work]
+        drawn = draws(free, number)
+        d = {client: weight * len(free) / clients for client, weight in drawn.items()}
         ends = {client: now + seconds(client, number) for client in d}
         closed = closes_at(ends, now, deadline, needed, failed, [job.end for job in jobs])
         in_time = in_time_of(ends, closed, needed, failed)
@@ -99,7 +101,7 @@ def run(
             key=lambda job: job.client,
         )
         valid = [job for job in counting if job.client not in failed]
-        total, given = sum(d.values()) if d else 1.0, sum(job.weight for job in valid)
+        total, given = sum(drawn.values()) if d else 1.0, sum(job.weight for job in valid)
         if valid:
             w = w + sum(
                 job.weight * total / given * (train(job.client, job.base) - job.base) for job in valid
