@@ -38,6 +38,10 @@ class Loads:
         self._beside = max(self._beside, down - self.model)
         self._down[client] = down
 
+    def known(self, more_than_the_model: bool) -> bool:
+        """Tell whether it is known how many bytes clients are sent, which may be more than those of the model."""
+        return not more_than_the_model or bool(self._down)
+
     def of_last(self, client: Client) -> Load:
         """Return what the last task that a client was sent weighs."""
         return self.of(client, self._down.get(client.index))

@@ -11,6 +11,7 @@ from strategies import streams
 from strategies.availability import ALWAYS, Availability, make_availability
 from strategies.clock import RESOLUTION, Clock, WallClock
 from strategies.cycles import Cycle, over_time
+from strategies.device_profile import is_profile
 from strategies.errors import RunError
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, Member, Task
@@ -66,6 +67,11 @@ class VirtualPace(Pace):
         self._cycles: dict[tuple[int, float | None, float], float] = {}
         self.availability, self.task_failure = availability, task_failure
         self.always = availability == ALWAYS and not task_failure
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the scenario says what devices can do."""
+        return is_profile(self.scenario)
 
     def enrol(self, clients: Sequence[Client]) -> None:
         """Take note of the clients, until the first of their times is asked for."""

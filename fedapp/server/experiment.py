@@ -120,13 +120,17 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
     unread = unread_keys(Setting(given, strategy, dataset))
-    experiment = Experiment(config, num_clients, dataset, partition, model, device, unread)
+    return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
+
+
+def _with_times(experiment: Experiment, strategy: FederatedStrategy) -> Experiment:
+    """Return the experiment with what follows from the times of its tasks, where these follow from what they weigh."""
+    config, sizes = experiment.config, np.diff(experiment.partition.client_offsets)
     if not fleet.weighs(config):
         return experiment
-    times = fleet.task_times(
-        config, task_work(experiment), np.diff(partition.client_offsets), federation.initial_arrays(model)
-    )
-    return replace(experiment, config=with_length(config, strategy, num_clients, times))
+    arrays = federation.initial_arrays(experiment.model)
+    times = fleet.task_times(config, task_work(experiment), sizes, arrays)
+    return replace(experiment, config=with_length(config, strategy, experiment.num_clients, times))
 
 
 def task_work(experiment: Experiment) -> Callable[[int, float], float]:
