@@ -124,7 +124,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 
 def _with_times(experiment: Experiment, strategy: FederatedStrategy) -> Experiment:
-    """Return the experiment with what follows from the times of its tasks, where these follow from what they weigh."""
+    """Return the experiment with what follows from task times, where these follow from what tasks weigh."""
     config, sizes = experiment.config, np.diff(experiment.partition.client_offsets)
     if not fleet.weighs(config):
         return experiment

@@ -1,5 +1,6 @@
 """Who is there when: stretches of time, laws, and how often clients contribute by them."""
 
+import itertools
 import json
 import math
 import pickle
@@ -165,7 +166,7 @@ def test_diurnal_clients_are_there_once_a_period_for_their_share(
     found = make_availability(f"diurnal:{share:.3f},1000,{spread:.3f}", 3, 1)
     share = float(f"{share:.3f}")
     times = turns(found, client, 10_000.0)
-    there = [b - a for a, b in zip(times, times[1:], strict=False) if found.there(client, a)]
+    there = [b - a for a, b in itertools.pairwise(times) if found.there(client, a)]
     assert len(there) >= 9
     np.testing.assert_allclose(there, share * 1000, rtol=1e-6)
     # About as often before midnight as after it, where the draws are as narrow as 0: exactly.

@@ -37,7 +37,7 @@ def written(tmp_path: Path) -> Written:
     "header", ["", "client,speed,down,up,latency\n", "client, speed, down, up, latency, watts\n"]
 )
 def test_the_time_of_a_task_by_hand(written: Written, header: str) -> None:
-    # 300 examples at 50 a second: 6 s. 1,000,000 bytes are 8,000,000 bits: 4 s at 2 Mbit/s. 250,000 up, 1 Mbit/s: 2 s.
+    # 300 examples at 50 a second: 6 s. 1,000,000 bytes are 8e6 bits: 4 s at 2 Mbit/s; 250,000 up at 1 Mbit/s: 2 s.
     rows = "1,100,4e6,1e6,0\n0,50,2e6,1e6,0.5\n7,1,1,1,1\n"
     scenario = TimeScenario(written(header + rows), 2)
     assert scenario.task_time(0, 1, Load(300, 1_000_000, 250_000)) == pytest.approx(
