@@ -187,7 +187,7 @@ class Reporting(Strategy):
             for name, values in by_client.items():
                 collected.update(fairness.spread(name, values.values()))
             size = max(map(len, clients.values()), default=0)
-            if self.roster.devices:
+            if self.roster.devices or not self.pace.always:
                 clients = {**self.accounts.columns(size), **clients}
             clients = {**fairness.columns(by_client, size), **clients}
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}

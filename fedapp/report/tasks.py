@@ -89,7 +89,7 @@ def read_tasks(run_dir: Path) -> pa.Table:
     """Return a run's last 200,000 tasks in the order in which they ended; none if it is of an earlier version.
 
     ``outcome`` is what became of it: ``accepted``, ``late``, ``failed``, ``refused``, ``discarded`` (too old),
-    ``lost`` (the device came back without it), or ``under way``, where it hadn't ended when the run did.
+    ``lost`` (the device went, or came back without it), or ``under way``, where it hadn't ended when the run did.
     """
     table = read_growing(run_dir, NAME)
     return _SCHEMA.empty_table() if table is None else table.slice(max(0, len(table) - MOST))

@@ -1,11 +1,23 @@
 """How many floating-point operations a model's training takes, counted on some rows."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from warnings import catch_warnings, filterwarnings
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 # A pass back through the model takes about twice what one forward takes.
 PASSES = 3
+
+
+@contextmanager
+def _without_a_warning() -> Iterator[None]:
+    """Leave out what PyTorch says of graphics cards when oneDNN is switched off."""
+    with catch_warnings():
+        filterwarnings("ignore", message="TF32 acceleration")
+        yield
 
 
 def flop_of(model: nn.Module, x: Tensor) -> float:
@@ -22,7 +34,13 @@ def flop_of(model: nn.Module, x: Tensor) -> float:
     was = model.training
     model.eval()
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        # Neither oneDNN's whole recurrent layers nor the short cut of transformers, which nothing is counted of.
+        with (
+            _without_a_warning(),
+            torch.backends.mkldnn.flags(enabled=False),
+            torch.enable_grad(),
+            FlopCounterMode(display=False) as counter,
+        ):
             model(x)
     finally:
         model.train(was)
