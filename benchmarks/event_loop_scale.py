@@ -1,9 +1,12 @@
 """The asynchronous event loop against a large fleet of simulated devices that come, go and fail.
 
     python -m benchmarks.event_loop_scale --devices 10000 --hours 24
+    python -m benchmarks.event_loop_scale --devices 10000 --hours 24 --profiles --concurrency 1000
 
 Devices work in virtual time on a stub Grid: their tasks take minutes (lognormal between devices), some replies are
-errors, and devices leave for hours and come back under another node id. What is measured is the server: how many
+errors, and devices leave for hours and come back under another node id. With ``--profiles`` tasks take what their
+work and bytes take on devices drawn by a law, and half a day of each device is its own (docs/fleet.md): those that go
+drop their tasks, and no node changes its id. What is measured is the server: how many
 arrivals it takes in per second, its memory, how old the models are that work arrives for, and whether any device
 that was there was left out.
 """
@@ -34,6 +37,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # Time-based weights play the schedule through whenever a device comes or goes: seconds, with so many.
     "fedbuff": {"buffer_size": 100, "aggregation_weights": "identical"},
 }
+
+# Tasks of 20 minutes (median) of 260 examples, and 4 kB each way.
+PROFILES = {"time_scenario": "lognormal:0.5,0.22,1e6,3e5", "availability": "diurnal:0.5"}
 
 
 @dataclass
@@ -165,6 +171,7 @@ class LoopReport:
     aggregations: int
     arrivals: int
     errors: int
+    lost: int  # tasks whose devices went away
     peak_memory: int  # bytes, of the whole process
     staleness_mean: float
     staleness_max: int
@@ -179,8 +186,9 @@ class LoopReport:
         return [
             f"{self.strategy}, {self.devices:,} devices, {self.virtual_hours:.1f} h of virtual time "
             f"in {self.cpu_seconds:.1f} s of one core",
-            f"  throughput   {self.arrivals:,} arrivals and {self.errors:,} errors, "
-            f"{(self.arrivals + self.errors) / self.cpu_seconds:,.0f} a second; {self.aggregations:,} aggregations",
+            f"  throughput   {self.arrivals:,} arrivals, {self.errors:,} errors and {self.lost:,} lost tasks, "
+            f"{(self.arrivals + self.errors + self.lost) / self.cpu_seconds:,.0f} a second; "
+            f"{self.aggregations:,} aggregations",
             f"  memory       {self.peak_memory / 2**20:,.0f} MiB at most",
             f"  staleness    mean {self.staleness_mean:.1f}, at most {self.staleness_max} aggregations",
             f"  work done    of what devices had time for: median {middle:.2f}, 1st to 99th percentile "
@@ -197,18 +205,23 @@ def measure(
     size: int = 1000,
     failures: float = 0.02,
     seed: int = 0,
+    profiles: bool = False,
     **given: Any,
 ) -> LoopReport:
     """Run a strategy over a fleet; the model has ``size`` float32 values, ``given`` are fields of the config."""
     fleet = make_fleet(num_devices, hours, seed)
+    if profiles:
+        fleet = [FleetDevice(device.seconds, device.num_examples) for device in fleet]
+        given = PROFILES | given
     clock, end = VirtualClock(), hours * HOUR
     grid = FleetGrid(fleet, clock, failures, seed)
-    aggregations, arrivals, staleness, oldest = 0, 0, 0.0, 0
+    aggregations, arrivals, lost, staleness, oldest = 0, 0, 0, 0.0, 0
 
     def observe(progress: Progress) -> None:
-        nonlocal aggregations, arrivals, staleness, oldest
+        nonlocal aggregations, arrivals, lost, staleness, oldest
         aggregations = progress.aggregation
         number = int(progress.metrics.get("contributions", 0))
+        lost += int(progress.metrics.get(messages.LOST_TASKS, 0))
         arrivals += number
         staleness += number * progress.metrics.get("staleness-mean", 0.0)
         oldest = max(oldest, int(progress.metrics.get("staleness-max", 0)))
@@ -238,9 +251,9 @@ def measure(
             shares.append(contributions.get(i, 0) / tasks)
             if shares[-1] < 0.2:
                 starved.append(i)
-    low, middle, high = np.percentile(shares, [1, 50, 99]).tolist()
+    low, middle, high = np.percentile(shares or [0.0], [1, 50, 99]).tolist()
     return LoopReport(
-        name, num_devices, seconds, clock.now() / HOUR, aggregations, arrivals, grid.errors,
+        name, num_devices, seconds, clock.now() / HOUR, aggregations, arrivals, grid.errors, lost,
         1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, staleness / max(arrivals, 1), oldest, starved,
         (low, middle, high),
     )  # fmt: skip
@@ -255,11 +268,21 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--size", type=int, default=1000, help="values of the model")
+    parser.add_argument("--profiles", action="store_true", help="devices by a law, there for half of the day")
+    parser.add_argument("--concurrency", type=int, default=0, help="devices at work at once; 0: all")
     parser.add_argument("--failures", type=float, default=0.02, help="share of tasks that end in an error")
     options = parser.parse_args()
     logging.getLogger("flwr.strategies").setLevel(logging.ERROR)  # it names every failure
     for name in options.strategy or OPTIONS:
-        report = measure(name, options.devices, options.hours, size=options.size, failures=options.failures)
+        report = measure(
+            name,
+            options.devices,
+            options.hours,
+            size=options.size,
+            failures=options.failures,
+            profiles=options.profiles,
+            concurrency=options.concurrency,
+        )
         print("\n".join(report.lines()), flush=True)
 
 
