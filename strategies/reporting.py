@@ -187,8 +187,10 @@ class Reporting(Strategy):
             for name, values in by_client.items():
                 collected.update(fairness.spread(name, values.values()))
             size = max(map(len, clients.values()), default=0)
-            if self.roster.devices or not self.pace.always:
+            if self.roster.devices:
                 clients = {**self.accounts.columns(size), **clients}
+            elif not self.pace.always:
+                clients = {**clients, messages.LOST: self.accounts.column(messages.LOST, size)}
             clients = {**fairness.columns(by_client, size), **clients}
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
         if self.observer is None:
