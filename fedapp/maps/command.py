@@ -1,7 +1,6 @@
 """``fedapp map``: from a map's file to the picture of which method wins where."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -66,10 +65,8 @@ def map_command(
         print(path.absolute())
 
 
-def _made(
-    plan: MapPlan, folder: Path, engine: str, jobs: int
-) -> tuple[Mapping[str, MapCurve], Mapping[str, str]]:
-    """Make the runs that a map lacks; return all that there are, and what of them failed in words."""
+def _made(plan: MapPlan, folder: Path, engine: str, jobs: int) -> tuple[dict[str, MapCurve], dict[str, str]]:
+    """Make the runs that a map lacks and say which failed; return the curves that there are, and the versions."""
     if engine not in IN_PROCESS:
         raise ConfigError(f"--engine {engine}: allowed are {', '.join(IN_PROCESS)}")
     folder.mkdir(parents=True, exist_ok=True)
