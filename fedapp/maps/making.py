@@ -1,4 +1,4 @@
-"""Makes a map's runs: a pilot that says how long all will take, then row by row, tuning before judging."""
+"""Makes a map's runs: a pilot that says how long all will take, then cell by cell, tuning before judging."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,11 +50,11 @@ class MapRuns:
             )
             self._run(pilot)
         self._say(self._outlook(tuning))
-        for row in plan.rows():
-            self._say(f"{row[0].problem}, {plan.upwards.name} {row[0].upwards}: tuning")
-            self._run(plan.tuning_runs(row))
-            self._say(f"{row[0].problem}, {plan.upwards.name} {row[0].upwards}: judging")
-            self._run(self._judged(row))
+        for at, spot in enumerate(plan.spots, 1):
+            where = f"cell {at} of {len(plan.spots)}: {spot.problem}, {plan.across.name} {spot.across}, "
+            self._say(f"{where}{plan.upwards.name} {spot.upwards}")
+            self._run(plan.tuning_runs([spot]))
+            self._run(self._judged([spot]))
 
     def _judged(self, spots: Sequence[Spot]) -> list[PlannedRun]:
         """Return the judged runs of what has been picked in some cells."""

@@ -1,10 +1,10 @@
 """A map's TOML file: its two sides, its problems, its methods, and the rule by which a method wins."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from fedapp.config import ConfigError, Value
 from fedapp.sweeps.plan import SEED, Strict
@@ -140,6 +140,7 @@ class MapPlan(Strict):
     seeds: list[int] = Field(min_length=1)
     rule: MapRule
     quick: Smaller | None = None
+    _runs: dict[tuple[Spot, str, float, int], PlannedRun] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
@@ -188,6 +189,11 @@ class MapPlan(Strict):
         """
         if self.methods[method].get(SAME_UPWARDS):
             spot = spot._replace(upwards=self.upwards.labels[0])
+        if (place := (spot, method, value, seed)) not in self._runs:
+            self._runs[place] = self._checked_run(*place)
+        return self._runs[place]
+
+    def _checked_run(self, spot: Spot, method: str, value: float, seed: int) -> PlannedRun:
         values: dict[str, Value] = {}
         for keys in self._sources(spot, method).values():
             values |= keys
@@ -215,11 +221,6 @@ class MapPlan(Strict):
             for value in self.tried(spot.problem, method)
             for seed in self.tuning.seeds
         ]
-
-    def rows(self) -> Iterator[list[Spot]]:
-        """Yield the cells of each row of each problem."""
-        for problem, upwards in product(self.problems, self.upwards.labels):
-            yield [Spot(problem, across, upwards) for across in self.across.labels]
 
     def number_judged(self) -> int:
         """Return how many different runs are judged."""
