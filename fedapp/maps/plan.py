@@ -197,10 +197,8 @@ class MapPlan(Strict):
         values: dict[str, Value] = {}
         for keys in self._sources(spot, method).values():
             values |= keys
-        values |= {self.tuning.key: value, SEED: seed}
-        labels: dict[str, Value] = {
-            **dict(zip(Spot._fields, spot, strict=True)), "method": method, self.tuning.key: value, SEED: seed
-        }  # fmt: skip
+        values |= {self.tuned(method): value, SEED: seed}
+        labels: dict[str, Value] = {**spot._asdict(), "method": method, "tuned": value, SEED: seed}
         return PlannedRun.of(labels, values)
 
     def tuned(self, method: str) -> str:
