@@ -1,7 +1,9 @@
 """Makes a map's runs: a pilot that says how long all will take, then cell by cell, tuning before judging."""
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from fedapp.maps.curves import FILE, MapCurve, collected, read_curves, write_cur
 from fedapp.maps.plan import SAME_UPWARDS, MapPlan, Spot
 from fedapp.maps.scores import pick
 from fedapp.sweeps.point import PlannedRun
-from fedapp.sweeps.runner import run_missing
+from fedapp.sweeps.runner import run_missing, worker_pool
 
 RUNS = "runs"
 
@@ -31,6 +33,7 @@ class MapRuns:
         self.plan, self.folder, self.engine, self.jobs, self.console = plan, folder, engine, jobs, console
         self.curves, self.versions = read_curves(folder / FILE)
         self.failures: dict[str, str] = {}
+        self._workers: ProcessPoolExecutor | None = None
 
     def make(self) -> None:
         """Make what isn't there.
@@ -43,18 +46,19 @@ class MapRuns:
         plan = self.plan
         tuning = plan.tuning_runs(plan.spots)
         self._collect([*tuning, *self._judged(plan.spots)])
-        if pilot := self._pilot():
-            self._say(
-                f"{len(pilot)} of {self._total(tuning)} runs first, to know how long they take: "
-                f"{len(plan.problems)} problems × {len(plan.methods)} methods"
-            )
-            self._run(pilot)
-        self._say(self._outlook(tuning))
-        for at, spot in enumerate(plan.spots, 1):
-            where = f"cell {at} of {len(plan.spots)}: {spot.problem}, {plan.across.name} {spot.across}, "
-            self._say(f"{where}{plan.upwards.name} {spot.upwards}")
-            self._run(plan.tuning_runs([spot]))
-            self._run(self._judged([spot]))
+        with worker_pool(self.jobs) if self.jobs else contextlib.nullcontext() as self._workers:
+            if pilot := self._pilot():
+                self._say(
+                    f"{len(pilot)} of {self._total(tuning)} runs first, to know how long they take: "
+                    f"{len(plan.problems)} problems × {len(plan.methods)} methods"
+                )
+                self._run(pilot)
+            self._say(self._outlook(tuning))
+            for at, spot in enumerate(plan.spots, 1):
+                where = f"cell {at} of {len(plan.spots)}: {spot.problem}, {plan.across.name} {spot.across}, "
+                self._say(f"{where}{plan.upwards.name} {spot.upwards}")
+                self._run(plan.tuning_runs([spot]))
+                self._run(self._judged([spot]))
 
     def _judged(self, spots: Sequence[Spot]) -> list[PlannedRun]:
         """Return the judged runs of what has been picked in some cells."""
@@ -74,8 +78,9 @@ class MapRuns:
         missing = [each for each in planned if each.key not in self.curves]
         if missing:
             self.failures |= run_missing(
-                missing, self.folder / RUNS, engine=self.engine, jobs=self.jobs, console=self.console
-            )
+                missing, self.folder / RUNS, engine=self.engine, jobs=self.jobs, console=self.console,
+                workers=self._workers,
+            )  # fmt: skip
             self._collect(missing)
 
     def _collect(self, planned: Sequence[PlannedRun]) -> None:
@@ -108,7 +113,7 @@ class MapRuns:
         left = [each for each in {each.key: each for each in tuning}.values() if each.key not in self.curves]
         total = self._total(tuning)
         done = self._done()
-        minutes = (self._seconds(left) + self._seconds_of_judged()) / self.jobs / 60
+        minutes = (self._seconds(left) + self._seconds_of_judged()) / max(self.jobs, 1) / 60
         about = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
         return (
             f"{total} runs, {done} are there: {total - done} to make, about {about} with --jobs "

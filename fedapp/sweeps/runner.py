@@ -53,6 +53,7 @@ def run_missing(
     minutes: float = math.inf,
     only: str = "*",
     console: Console | None = None,
+    workers: ProcessPoolExecutor | None = None,
 ) -> dict[str, str]:
     """Run what has no finished run yet, with a bar over the grid and the time left.
 
@@ -72,6 +73,8 @@ def run_missing(
         No run is started after that.
     only : str
         Shell pattern; no run with another name is started.
+    workers : ProcessPoolExecutor, optional
+        As many of `worker_pool` as ``jobs``, which stay; by default they are started, and end with the runs.
 
     Returns
     -------
@@ -94,7 +97,7 @@ def run_missing(
         advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
         outcomes = (
-            _outcomes(missing, folder, engine, jobs, end)
+            _outcomes(missing, folder, engine, jobs, end, workers)
             if jobs
             else _made_here(missing, folder, engine, end)
         )
@@ -218,11 +221,16 @@ def _nothing_displayed() -> contextlib.AbstractContextManager[object]:
 
 
 def _outcomes(
-    missing: Mapping[str, PlannedRun], folder: Path, engine: str, jobs: int, end: float
+    missing: Mapping[str, PlannedRun],
+    folder: Path,
+    engine: str,
+    jobs: int,
+    end: float,
+    staying: ProcessPoolExecutor | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each run that is done, and why it failed."""
     waiting = iter(missing.items())
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker) as workers:
+    with worker_pool(jobs) if staying is None else contextlib.nullcontext(staying) as workers:
         under_way: dict[Future[str], str] = {}
         while True:
             # Handed out one by one: what a pool has taken it can't give back when the time is over.
@@ -239,6 +247,11 @@ def _outcomes(
                         "a worker process was killed, perhaps for want of memory; the same command goes on from "
                         "here, with fewer --jobs if need be"
                     ) from None
+
+
+def worker_pool(jobs: int) -> ProcessPoolExecutor:
+    """Return worker processes of one thread each, for several calls of `run_missing`."""
+    return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
 
 
 def _begin_worker() -> None:

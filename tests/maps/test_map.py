@@ -1,7 +1,9 @@
-"""``fedapp map``: a real, tiny map on the digits, in real worker processes."""
+"""``fedapp map``: a real, tiny map on the digits, and the shipped one's plan."""
 
+import io
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,20 @@ import pandas as pd
 import pytest
 import tomli_w
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.config import ConfigError
 from fedapp.engine.ray import SimulationConfig
 from fedapp.maps.curves import FILE, read_curves
-from fedapp.maps.plan import MapPlan
+from fedapp.maps.making import MapRuns
+from fedapp.maps.plan import MapPlan, Spot
+from fedapp.maps.report import write_report
 from fedapp.report.recorded import RecordedRun
 from fedapp.running import run_on
 from fedapp.sweeps.plan import checked, read_file
+from fedapp.sweeps.point import folder_of
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "map.toml"
 TINY: dict[str, Any] = {
@@ -59,18 +65,31 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def make(out: Path) -> str:
+    """Make what a folder lacks of the map, in this process, and its report; return what is said."""
+    plan, said = checked("x", TINY, MapPlan), Console(file=io.StringIO(), width=200)
+    runs = MapRuns(plan, out, engine="sequential", jobs=0, console=said)
+    runs.make()
+    assert runs.failures == {}
+    write_report(plan, runs.curves, runs.versions, out)
+    return said.file.getvalue()
+
+
 @pytest.fixture(scope="module")
-def made(plan_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    out = tmp_path_factory.mktemp("map") / "own"
-    return out, command(str(plan_file), "--engine", "sequential", "-o", str(out))
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("draw_curves", "draw_partition"):  # of each run
+            patch.setattr(f"fedapp.report.figures.{name}", lambda *_, **__: None)
+        out = tmp_path_factory.mktemp("map") / "own"
+        out.mkdir()
+        yield out, make(out)
 
 
 def test_a_map_says_how_long_it_takes_and_leaves_picture_table_and_curves(made):
-    out, done = made
-    assert done.exit_code == 0, done.output
-    assert f"2 of {RUNS} runs first, to know how long they take: 1 problems × 2 methods" in done.output
-    assert f"{RUNS} runs, 2 are there: {RUNS - 2} to make, about " in done.output
-    assert "cell 2 of 2: logistic, data even, speed 5" in done.output
+    out, said = made
+    assert f"2 of {RUNS} runs first, to know how long they take: 1 problems × 2 methods" in said
+    assert f"{RUNS} runs, 2 are there: {RUNS - 2} to make, about " in said
+    assert "cell 2 of 2: logistic, data even, speed 5" in said
     assert len(read_curves(out / FILE)[0]) == RUNS == len(list(out.glob("runs/*/summary.json")))
     table = pd.read_csv(out / "map.csv")
     assert table[["upwards", "method", "runs"]].to_numpy().tolist() == [
@@ -86,14 +105,24 @@ def test_a_map_says_how_long_it_takes_and_leaves_picture_table_and_curves(made):
     assert "| fedavg | `strategy = fedavg` | `lr` 0.1, 0.5 |  |" in report
 
 
+def test_the_command_makes_a_map_in_processes_of_its_own(plan_file, tmp_path):
+    done = command(str(plan_file), "--quick", "--engine", "sequential", "-o", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "2 of 6 runs first" in done.output
+    for name in ("map.png", "map.csv", "report.md"):
+        assert str(tmp_path / name) in done.output.replace("\n", "")
+    assert pd.read_csv(tmp_path / "map.csv")["upwards"].tolist() == [5, 5]
+
+
 def test_the_measures_are_those_of_the_runs(made):
     out, _ = made
     table = pd.read_csv(out / "map.csv").set_index(["upwards", "method"])
     row = table.loc[(5, "async-fedavg")]
     means, times = [], []
-    for folder in out.glob(
-        f"runs/logistic-even-5-async-fedavg-tuned-{row['value']:g}-seed-[01]-*".replace("-", "*")
-    ):
+    plan = checked("x", TINY, MapPlan)
+    for seed in plan.seeds:
+        run = plan.run(Spot("logistic", "even", "5"), "async-fedavg", row["value"], seed)
+        folder = folder_of(run, out / "runs")
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         lines = [line for line in lines if line["time"] <= 2.0]
         ends = [*(line["time"] for line in lines[1:]), 2.0]
@@ -101,7 +130,6 @@ def test_the_measures_are_those_of_the_runs(made):
             sum(line["accuracy"] * (end - line["time"]) for line, end in zip(lines, ends, strict=True)) / 2
         )
         times.append(next((line["time"] for line in lines if line["accuracy"] >= 0.2), None))
-    assert len(means) == 2
     assert row["mean"] == pytest.approx(np.mean(means), abs=1e-6)
     assert row["reached"] == sum(time is not None for time in times)
     if row["reached"] == 2:
@@ -120,25 +148,23 @@ def test_what_is_there_is_not_made_again_and_the_report_alone_is_the_same(made, 
     assert done.exit_code == 0, done.output
     assert "not read with --from-results: --jobs" in done.output
     assert {name: (copy / name).read_bytes() for name in told} == told
-    done = command(str(plan_file), "--engine", "sequential", "-o", str(copy))
-    assert done.exit_code == 0, done.output
-    assert f"{RUNS} runs, {RUNS} are there: 0 to make, about 0 minutes" in done.output
+    assert f"{RUNS} runs, {RUNS} are there: 0 to make, about 0 minutes" in make(copy)
     assert not (copy / "runs").exists()
+    assert {name: (copy / name).read_bytes() for name in told} == told
 
 
-def test_a_map_that_was_stopped_goes_on_with_what_is_missing(made, plan_file, tmp_path):
+def test_a_map_that_was_stopped_goes_on_with_what_is_missing(made, tmp_path):
     out, _ = made
     copy = tmp_path / "copy"
     shutil.copytree(out, copy)
     (copy / FILE).unlink()  # killed before it was written
-    killed = sorted(copy.glob("runs/*"))[:2]
-    (killed[0] / "summary.json").write_text('{"status": "running"}')
-    shutil.rmtree(killed[1])
+    cut_off, gone = sorted(path.parent for path in copy.glob("runs/*/summary.json"))[:2]
+    (cut_off / "summary.json").write_text('{"status": "running"}')
+    shutil.rmtree(gone)
     before = {path.parent.name: path.stat().st_mtime_ns for path in copy.glob("runs/*/summary.json")}
-    done = command(str(plan_file), "--engine", "sequential", "-o", str(copy))
-    assert done.exit_code == 0, done.output
+    make(copy)
     after = {path.parent.name: path.stat().st_mtime_ns for path in copy.glob("runs/*/summary.json")}
-    assert {name for name in before if after[name] != before[name]} == {killed[0].name}
+    assert {name for name in before if after[name] != before[name]} == {cut_off.name}
     assert len(after) == RUNS
     assert (copy / "map.csv").read_bytes() == (out / "map.csv").read_bytes()
 
