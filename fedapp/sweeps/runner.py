@@ -55,12 +55,12 @@ def run_missing(
     console: Console | None = None,
     workers: ProcessPoolExecutor | None = None,
 ) -> dict[str, str]:
-    """Run what has no finished run yet, with a bar over the grid and the time left.
+    """Run what has no finished run yet, with a bar and the time left.
 
     Parameters
     ----------
     planned : sequence of PlannedRun
-        Points of the grid that are the same run are run once.
+        Those that are the same run are run once.
     folder : Path
         Holds a folder for each run, by `PlannedRun.name`.
     engine : str
@@ -74,7 +74,7 @@ def run_missing(
     only : str
         Shell pattern; no run with another name is started.
     workers : ProcessPoolExecutor, optional
-        As many of `worker_pool` as ``jobs``, which stay; by default they are started, and end with the runs.
+        Of `worker_pool`, and stay; by default they are started, and end with the runs.
 
     Returns
     -------
@@ -96,11 +96,8 @@ def run_missing(
     with _only_one(folder), _bar(console or Console(), len(wanted)) as advance:
         advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
-        outcomes = (
-            _outcomes(missing, folder, engine, jobs, end, workers)
-            if jobs
-            else _made_here(missing, folder, engine, end)
-        )
+        here = _made_here(missing, folder, engine, end)
+        outcomes = _outcomes(missing, folder, engine, jobs, end, workers) if jobs else here
         for name, reason in outcomes if minutes else ():
             if reason:
                 failures[name] = reason
