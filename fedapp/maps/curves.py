@@ -7,13 +7,12 @@ A row for each evaluation: ``run`` (`PlannedRun.key`), the labels of its cell, i
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -84,30 +83,30 @@ def read_curves(path: Path) -> tuple[dict[str, MapCurve], dict[str, str]]:
 
 
 def write_curves(path: Path, curves: Mapping[str, MapCurve], versions: Mapping[str, str]) -> None:
-    """Write all curves, in one go."""
-    parts = [_rows(key, each) for key, each in curves.items()]
-    frame = pd.concat(parts, ignore_index=True)
-    texts = [name for name in frame.columns if frame[name].map(type).eq(str).all()]
-    table = pa.Table.from_pandas(frame.astype(dict.fromkeys(texts, "category")), preserve_index=False)
-    table = table.replace_schema_metadata({_METADATA: json.dumps(dict(versions)).encode()})
+    """Write all curves, in one go; a run without an evaluation has a row without one."""
+    every = list(curves.values())
+    nothing: Array = np.full(1, np.nan)
+    columns: dict[str, Any] = {
+        "run": list(curves),
+        **{name: [each.labels[name] for each in every] for name in every[0].labels},
+        "status": [each.status for each in every],
+        "seconds": [each.seconds for each in every],
+    }
+    lengths = [max(1, len(each.times)) for each in every]
+    arrays = {name: _repeated(values, lengths) for name, values in columns.items()}
+    for name, parts in (("time", [each.times for each in every]), ("value", [each.values for each in every])):
+        arrays[name] = pa.array(np.concatenate([part if len(part) else nothing for part in parts]))
+    table = pa.table(arrays).replace_schema_metadata({_METADATA: json.dumps(dict(versions)).encode()})
     temporary = path.with_name(f".{path.name}.tmp")
-    parquet.write_table(table, temporary, compression="zstd", compression_level=19)
+    parquet.write_table(table, temporary, compression="zstd", compression_level=9)
     os.replace(temporary, path)
 
 
-def _rows(key: str, curve: MapCurve) -> pd.DataFrame:
-    """Return a run's rows; one without an evaluation where it has none."""
-    has_any = len(curve.times) > 0
-    return pd.DataFrame(
-        {
-            "run": key,
-            **curve.labels,
-            "status": curve.status,
-            "seconds": curve.seconds,
-            "time": curve.times if has_any else [np.nan],
-            "value": curve.values if has_any else [np.nan],
-        }
-    )
+def _repeated(values: Sequence[Any], lengths: Sequence[int]) -> pa.Array:
+    """Return each value as often as its run has rows."""
+    rows = np.repeat(np.arange(len(values)), lengths)
+    taken = pa.array(values).take(pa.array(rows))
+    return taken.dictionary_encode() if isinstance(values[0], str) else taken
 
 
 def collected(

@@ -25,7 +25,11 @@ _GREY, _WHITE = "#D9D9D9", "#FFFFFF"
 # What is ahead by so much has its colour in full: times the time, and part of the metric's range.
 FULL: dict[Measure, float] = {"time": 2.0, "mean": 0.05}
 _PALEST, _NAMED = 0.3, 3
-_LINE, _TITLE = 10, 95  # points from line to line of a cell; characters of a line of the title
+_LINE, _LONG, _TITLE = (
+    10,
+    15,
+    95,
+)  # points from line to line of a cell; characters of a line there, and of the title
 _DARK = 0.5  # luminance below which letters are white
 
 
@@ -126,7 +130,7 @@ def _cell(
     for at, line in enumerate(lines):
         axes.annotate(
             line, (place[0] + 0.5, place[1] + 0.5), (0, _LINE * ((len(lines) - 1) / 2 - at)), ha="center",
-            va="center", textcoords="offset points", color=ink, fontsize=7,
+            va="center", textcoords="offset points", color=ink, fontsize=7 if len(line) <= _LONG else 6.3,
             fontweight="bold" if at == 0 and found.outcome == WON else "normal",
         )  # fmt: skip
 
