@@ -135,7 +135,8 @@ class FederatedStrategy(Lifecycle):
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield for each of the clients what it is sent beside the model: vectors (D,) by record name.
 
-        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends.
+        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends. One
+        under the model's own name, ``arrayrecord_key``, is sent in its place.
         """
         return iter(())
 
@@ -302,7 +303,7 @@ class FederatedStrategy(Lifecycle):
 
     def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:
         """Say once that a client doesn't say that its local steps go by the method's rule."""
-        asked = [*self.local_rule(), *companions]
+        asked = [*self.local_rule(), *(name for name in companions if name != self.flower.arrayrecord_key)]
         applied = contribution.records.get(messages.APPLIED)
         done = {} if applied is None else dict(applied)
         known = [*done, *(done.get(messages.RECORDS) or [])]  # type: ignore[misc]

@@ -2,12 +2,12 @@
 
 All gradients of a linear model are combinations of the client's rows, so that after any number of local steps ::
 
-    W = a W̄ + c U + e H + A X    the bias counts as the weights of a feature that is always 1
+    W = a W̄ + b V + c U + e H + A X    the bias counts as the weights of a feature that is always 1
 
-with the model sent W̄, the neighbour average U, the constant H, the client's rows X (n, d) and dual coefficients A
-(K, n): a ``Span``. Steps on a, c, e and A need the rows' products with each other only, the Gram matrix X Xᵀ, and
-that stays the same from round to round: a pass over the data costs n² K instead of 2 n d K, and X itself is read
-twice in a task instead of twice in a pass.
+with the model that it starts from W̄, another one V that it is pulled to, the neighbour average U, the constant H,
+the client's rows X (n, d) and dual coefficients A (K, n): a ``Span``. Steps on a, b, c, e and A need the rows'
+products with each other only, the Gram matrix X Xᵀ, and that stays the same from round to round: a pass over the data
+costs n² K instead of 2 n d K, and X itself is read twice in a task instead of twice in a pass.
 """
 
 import weakref
@@ -62,12 +62,15 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
         The trained parameters, and the loss averaged over the steps.
     """
     (layer,) = dense_layers(task.model)
-    given = (task.start, task.neighbours if task.rule.beta != 1 else None, task.constant)
-    known = [one for one in given if one is not None]
+    other = task.anchor if task.rule.alpha else None
+    given = (other, task.neighbours if task.rule.beta != 1 else None, task.constant)
+    known = [task.start, *(one for one in given if one is not None)]
     client = _Client(task, layer, known)
-    units = iter(_units(len(known)))
-    anchors = Anchors(*(None if one is None else Span(next(units), {}) for one in given))
-    w = Span(_units(len(known))[0], {torch.zeros_like(client.logits[0]): 1.0})
+    start, *units = _units(len(known))
+    rest = iter(units)
+    sent, *others = (None if one is None else Span(next(rest), {}) for one in given)
+    anchors = Anchors(sent or Span(start, {}), *others)
+    w = Span(start, {torch.zeros_like(client.logits[0]): 1.0})
     velocity: Span | None = None
     total = client.x.new_zeros(())
     for gradient in client.gradients():
