@@ -6,8 +6,11 @@ _COSTS = frozenset({"error", "perplexity", "mae", "mse", "rmse", "mape"})
 # What stands behind a metric's name where it is one of its spread over clients.
 _SPREAD = ("-mean", "-worst-tenth", "-best")
 
-# What stands before it where it is one of clients, or of their personal models.
-_WHOSE = ("client-", "personal-")
+# How the names of metrics begin that clients' own models score, not the global one.
+PERSONAL = "personal-"
+
+# What stands before a metric's name where it is one of clients, or of their own models.
+_WHOSE = ("client-", PERSONAL)
 
 
 def less_is_better(metric: str) -> bool:

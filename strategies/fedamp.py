@@ -8,10 +8,10 @@ data", AAAI 2021, equations 2-5 and algorithm 1, with A(x) = 1 − e^{−x/σ}:
     client i, from w ← u_i:        w ← w − γ (g_i(w) + μ (w − u_i));   w_i ← w
 
 The sum is over all C clients that are there, the distance over what is trained; all w_i are the initial model at
-first. The paper's α_k must be small enough for ξ_ii ≥ 0, and its A′(x) = e^{−x/σ}/σ is at most 1/σ; so it is told here
-as a share a of the σ/C that always is: α_k = a σ / C, ξ_ij = (a/C) e^{−‖w_i − w_j‖²/σ}. With a = 1, clients that are
-equal are averaged evenly, and those that are far apart, by σ, not at all; a = 0 is training alone. The paper's λ/α_k
-is μ here, and its client minimises f_i(w) + μ/2 ‖w − u_i‖² to the end, which local steps do by a part.
+first. The paper's α_k must be small enough for ξ_ii ≥ 0, and its A′(x) = e^{−x/σ}/σ is at most 1/σ; so it is told
+here as a share a of the σ/C that always is: α_k = a σ / C, and ξ_ij = (a/C) e^{−‖w_i − w_j‖²/σ}. With a = 1, clients
+that are equal are averaged evenly, and those that are far apart, by σ, not at all; a = 0 is training alone. The
+paper's λ/α_k is μ here, and its client minimises f_i(w) + μ/2 ‖w − u_i‖² to the end, which local steps do by a part.
 
 The global model, which nobody trains on, is W ← step(W, Σ p_i w_i − W): the mean of the personal ones, unless a
 server optimizer is asked for.
@@ -56,7 +56,7 @@ class FedAMPConfig(SynchronousConfig):
     """
 
     proximal_mu: float = 0.1
-    fedamp_sigma: float = 1.0
+    fedamp_sigma: float = 10.0
     fedamp_alpha: float = 1.0
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from strategies import direction
 from strategies.flower_internals import MESSAGE_UNAVAILABLE
 
 # Records of a message.
@@ -71,7 +72,7 @@ CLIENT_LOSSES: Final = "client-losses"
 PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, by index too
 
 # How the names of metrics begin that a client's own model scores, not the global one.
-OF_PERSONAL: Final = "personal-"
+OF_PERSONAL: Final = direction.PERSONAL
 
 # Metrics that a strategy reports about an aggregation.
 PARTICIPANTS: Final = "participants"
