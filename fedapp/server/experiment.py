@@ -114,13 +114,18 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_outputs)
-    say_what_stays(config, model)
     _check_parts(config, dataset, partition, model)
+    _say(config, dataset, partition, model)
+    unread = unread_keys(Setting(given, strategy, dataset))
+    return Experiment(config, num_clients, dataset, partition, model, device, unread)
+
+
+def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
+    """Say what of the data and the model isn't as one may think."""
+    say_what_stays(config, model)
     say_pooled(config, dataset)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
-    unread = unread_keys(Setting(given, strategy, dataset))
-    return Experiment(config, num_clients, dataset, partition, model, device, unread)
 
 
 def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:

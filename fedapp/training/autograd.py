@@ -100,10 +100,8 @@ def train(
         The method's local step.
     anchor : dict of str to Tensor, optional
         What ``alpha`` pulls towards; by default ``start``.
-    neighbours : dict of str to Tensor, optional
-        u, the neighbour average; needed if ``rule.beta`` < 1.
-    constant : dict of str to Tensor, optional
-        h, added to every gradient.
+    neighbours, constant : dict of str to Tensor, optional
+        u, the neighbour average, without which ``rule.beta`` < 1 is a ValueError; h, added to every gradient.
     gradient : Gradient
         ``plain_gradient``, or ``functional_gradient`` under vmap.
     move : callable, optional
@@ -115,8 +113,6 @@ def train(
     -------
     dict of str to Tensor, Tensor
         The trained parameters, and the loss averaged over the steps (without the terms of λ, α and h).
-
-    Raises ValueError if ``rule.beta`` < 1 and no ``neighbours`` are given.
     """
     w = Tensors({name: value.clone() for name, value in start.items()})
     fixed = (start if anchor is None else anchor, neighbours, constant)
@@ -255,11 +251,8 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
 
     starts = Stack.of([task.start for task in tasks])
     beside = {"fixed": Stack.of([dict(task.fixed) for task in tasks]).named}
-    if first.rule.beta != 1:
-        beside["neighbours"] = Stack.of([task.neighbours or {} for task in tasks]).named
-    if first.anchor is not None:
-        beside["anchor"] = Stack.of([task.pulled_to for task in tasks]).named
-    if first.constant is not None:
-        beside["constant"] = Stack.of([task.constant or {} for task in tasks]).named
+    for name in ("anchor", "neighbours", "constant"):
+        if getattr(first, name) is not None and (name != "neighbours" or first.rule.beta != 1):
+            beside[name] = Stack.of([getattr(task, name) for task in tasks]).named
     trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(starts.named, rows, mask, lr, changed, beside)
     return trained

@@ -180,7 +180,7 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
             {"partitioner": "even"},
             "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, shards, natural",
         ),
-        ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients"),
+        ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients, own"),
         (
             {"num_clients": 2000},
             "num-supernodes = 2000: 'digits' has 1438 training rows, at least min-samples = 2 per client are "
