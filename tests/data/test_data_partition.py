@@ -215,10 +215,14 @@ def test_each_client_keeps_some_of_its_own_rows_to_test_on(scheme: str) -> None:
     dataset = toy(200, 40, num_groups=12)
     made = partition(dataset, 8, partitioner=scheme, test_on="own", test_fraction=0.25, seed=3)
     # What is divided is all there is, also what the dataset ships for testing, as if none were held out.
-    whole = partition(toy(240, num_groups=12), 8, partitioner=scheme, test_on="own", test_fraction=0.01, seed=3)
+    whole = partition(
+        toy(240, num_groups=12), 8, partitioner=scheme, test_on="own", test_fraction=0.01, seed=3
+    )
     for i in range(8):
         train, test = made.client(i), made.test_client(i)
-        assert np.array_equal(np.sort(np.r_[train, test]), np.sort(np.r_[whole.client(i), whole.test_client(i)]))
+        assert np.array_equal(
+            np.sort(np.r_[train, test]), np.sort(np.r_[whole.client(i), whole.test_client(i)])
+        )
         assert len(test) == max(1, round(0.25 * (len(train) + len(test))))
         assert len(whole.test_client(i)) == 1
         assert len(train) >= 1
@@ -239,7 +243,9 @@ def test_the_division_is_the_same_whatever_share_is_kept_to_test_on() -> None:
         assert set(few.test_client(i)) < set(many.test_client(i))  # of one order
 
 
-@pytest.mark.parametrize(("rows", "fraction", "train"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.99, 1), (10, 0.5, 5)])
+@pytest.mark.parametrize(
+    ("rows", "fraction", "train"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.99, 1), (10, 0.5, 5)]
+)
 def test_one_row_at_least_is_on_either_side(rows: int, fraction: float, train: int) -> None:
     sides = own_split(np.arange(rows) + 7, fraction, 0, 3)
     assert [len(side) for side in sides] == [train, rows - train]
@@ -249,7 +255,9 @@ def test_one_row_at_least_is_on_either_side(rows: int, fraction: float, train: i
 def test_a_client_of_one_row_has_none_to_test_on() -> None:
     with pytest.raises(DataError, match=r"test-on = 'own': needs 2 rows of a client or more, .* it has 1$"):
         own_split(np.arange(1), 0.2, 0, 0)
-    with pytest.raises(DataError, match=r"min-samples = 1: with test-on = 'own' a client needs 2 rows or more"):
+    with pytest.raises(
+        DataError, match=r"min-samples = 1: with test-on = 'own' a client needs 2 rows or more"
+    ):
         partition(toy(100), 5, test_on="own", min_samples=1)
 
 

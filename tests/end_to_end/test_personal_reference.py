@@ -145,8 +145,6 @@ def test_fine_tuning(go: Run, engine: str) -> None:
     problem, ours, told = go(engine, strategy="fedprox", proximal_mu=0.3, fine_tune_epochs=4)
     W = np.zeros((10, 65))
     for _ in range(ROUNDS):
-        W = np.einsum(
-            "i,ijk->jk", problem.p, [problem.descend(i, W, STEPS, 0.3, W) for i in range(CLIENTS)]
-        )
+        W = np.einsum("i,ijk->jk", problem.p, [problem.descend(i, W, STEPS, 0.3, W) for i in range(CLIENTS)])
     assert_close(ours, W)
     assert_scores(told, problem, [problem.descend(i, W, 4) for i in range(CLIENTS)], W)
