@@ -6,6 +6,7 @@ names a folder, ``state-path``, what is kept is written there, too, by the run's
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
@@ -80,7 +81,8 @@ def keep_model(context: Context, record: ConfigRecord, arrays: ArrayRecord) -> N
         for old in files[:-MOST_FILES]:
             old.unlink(missing_ok=True)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise DataError(
             f"{STATE_PATH} = {str(path.parent)!r}: can't be written to ({error.strerror}); this client's own model "
             "would be lost when its SuperNode starts anew"

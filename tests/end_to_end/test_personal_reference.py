@@ -20,13 +20,13 @@ Array = np.ndarray
 class Problem:
     """Softmax regression on each client's rows, by the run's partition; W is (10, 65), the last column the bias."""
 
-    def __init__(self, partition: dict[str, Array]) -> None:
+    def __init__(self, partition: dict[str, Array], clients: int = CLIENTS) -> None:
         digits = load_digits()
         self.X = np.c_[digits.data / 16, np.ones(len(digits.data))]
         self.labels, self.Y = digits.target, np.eye(10)[digits.target]
         self.train = np.split(partition["client_indices"], partition["client_offsets"][1:-1])
         self.test = np.split(partition["test_indices"], partition["test_offsets"][1:-1])
-        assert len(self.train) == len(self.test) == CLIENTS
+        assert len(self.train) == len(self.test) == clients
         assert not set(partition["client_indices"]) & set(partition["test_indices"])
         self.p = np.array([len(rows) for rows in self.train]) / len(partition["client_indices"])
 

@@ -1,4 +1,4 @@
-"""Models of clients' own, as the server sees them: FedAMP's means, what Ditto asks of clients and what it never asks."""
+"""Models of clients' own, as the server sees them: FedAMP's means, and what Ditto asks of clients, and never."""
 
 from collections.abc import Callable
 from typing import Any
