@@ -187,7 +187,7 @@ def test_ditto_is_fedavg_to_the_server_and_its_clients_keep_their_own() -> None:
     assert ditto.evaluate_metrics_clientapp[3]["personal-loss"] == pytest.approx(v.mean(), abs=1e-6)
     assert not kept_by(plain)
     assert all(list(m.content.array_records) == ["arrays"] for m in on.requests())  # of one model's size
-    with pytest.raises(ValueError, match="ditto_lambda = -0.1: must be a number >= 0"):
+    with pytest.raises(ValueError, match=r"ditto_lambda = -0\.1: must be a number >= 0"):
         Ditto(ditto_lambda=-0.1)
 
 
