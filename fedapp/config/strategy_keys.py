@@ -15,6 +15,7 @@ from fedapp.config.values import (
     Share,
     Text,
     UnitInterval,
+    UpToAHundred,
     UpToAMillion,
     ZeroOrModerate,
     choice,
@@ -43,6 +44,12 @@ def _optimizer_counts(setting: Setting) -> bool:
     return setting.strategy.config.server_optimizer == setting.config.server_optimizer
 
 
+_EARLY = if_(
+    "round-deadline or over-select > 0",
+    lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
+)
+
+
 class StrategyKeys(Keys):
     """What a strategy is told."""
 
@@ -68,6 +75,21 @@ class StrategyKeys(Keys):
         Text, key("who takes part in a round: full, uniform, md, paired, flower or fixed:I,J,…", OWN)
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
+    round_deadline: Annotated[
+        NonNegative,
+        key("seconds of the run's clock after which a round closes (docs/deadlines.md); 0: none", OWN),
+    ]
+    over_select: Annotated[
+        UpToAHundred,
+        key(
+            "o: (1 + o) times the clients are drawn, and a round closes with as many replies as without it",
+            OWN,
+        ),
+    ]
+    late: Annotated[
+        Literal["drop", "next"],
+        key("what comes after its round has closed is dropped, or counts in the next", OWN & _EARLY),
+    ]
     server_lr: Annotated[
         ZeroOrModerate,
         key(
@@ -84,13 +106,30 @@ class StrategyKeys(Keys):
             if_("all; for fadas sgd stands for amsgrad", _optimizer_counts),
         ),
     ]
-    proximal_mu: Annotated[NonNegative, key("α, the pull towards the global model (Li et al. 2020)", OWN)]
+    proximal_mu: Annotated[
+        NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)
+    ]
     perturbation_beta: Annotated[
         UnitInterval, key("β: the gradient is taken at β w + (1 − β) u, u the neighbours' average", OWN)
     ]
     feddyn_alpha: Annotated[
         Moderate,
         key("α of FedDyn's regularizer, and of its pull to the global model (Acar et al. 2021)", OWN),
+    ]
+    ditto_lambda: Annotated[
+        ZeroOrModerate,
+        key("λ, the pull of a client's own model towards the global one (Li et al. 2021)", OWN),
+    ]
+    fedamp_sigma: Annotated[
+        Positive,
+        key("σ, in squared distances of models: clients further apart hardly count for each other", OWN),
+    ]
+    fedamp_alpha: Annotated[
+        UnitInterval,
+        key(
+            "how much a client takes of others' models, at most: the α_k of Huang et al. 2021 is this times σ / C",
+            OWN,
+        ),
     ]
     neighbour_memory: Annotated[
         NonNegative,

@@ -42,8 +42,8 @@ def one_of(*names: str) -> str:
 
 
 STRATEGIES = (
-    "fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa", "async-fedavg", "fedfix", "fedbuff",
-    "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas",
+    "fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa", "ditto", "fedamp", "async-fedavg",
+    "fedfix", "fedbuff", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas",
 )  # fmt: skip
 DEVICES = one_of("auto", "cpu", "cuda")
 SCENARIOS = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
@@ -68,6 +68,9 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     ),
     "participation": ("a text", NO_TEXT, ["full", "md", "fixed:0,3"]),
     "fraction-train": ("a number in (0, 1]", [0, *NO_UNIT], [1e-6, 0.5, 1, 1.0]),
+    "round-deadline": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 60]),
+    "over-select": ("a number from 0 to 100", [-0.1, 101, float("nan"), "0.3", True], [0, 0.3, 1, 100]),
+    "late": (one_of("drop", "next"), ["", "later", 0], ["drop", "next"]),
     "client-records": (
         "one of auto, always, last, never", ["", "sometimes", True], ["auto", "always", "last", "never"],
     ),
@@ -77,6 +80,12 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "message-floor": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-300, 0.5]),
     "neighbours": (COUNT, NO_COUNT, [0, 5]),
     "feddyn-alpha": ("a number from 1e-6 to 1e6", [0, 1e-7, *NO_MODERATE], [1e-6, 0.01, 1]),
+    "ditto-lambda": (
+        "0, or a number from 1e-6 to 1e6", [1e-7, *(value for value in NO_MODERATE if value != 0)], [0, 0.1, 1e6],
+    ),
+    "fedamp-sigma": (POSITIVE, NO_POSITIVE, [0.1, 1]),
+    "fedamp-alpha": ("a number in [0, 1]", NO_UNIT, [0, 1, 0.5]),
+    "fine-tune-epochs": ("a whole number from 0 to 1000000", [10**6 + 1, *NO_COUNT], [0, 10]),
     "neighbour-memory": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 16]),
     "message-epsilon": ("a number from 0 to 1e6", [1e7, *NO_NON_NEGATIVE], [0, 0.1, 8]),
     "message-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),

@@ -109,16 +109,26 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"participation": "fixed:1,3", "client_weights": "adjacency"}),
     ("fedavg", {"time_budget": 5.5, "eval_every": 4}),
     *(("fedavg", {"server_optimizer": name, "server_lr": 0.3}) for name in OPTIMIZERS),
+    ("fedavg", {"round_deadline": 0.5, "late": "next"}),
+    ("fedavg", {"round_deadline": 0.7, "time_scenario": "exponential", "eval_every": 4}),
+    ("fedavg", {"participation": "md", "fraction_train": 0.6, "over_select": 0.7, "late": "next",
+                "time_scenario": "exponential", "server_optimizer": "momentum"}),
+    ("fedavg", {"participation": "uniform", "fraction_train": 0.4, "over_select": 1.0, "round_deadline": 0.7}),
+    ("fedavg", {"participation": "fixed:1,3,4", "round_deadline": 0.6, "late": "next", "time_budget": 4.0}),
     ("fedprox", {"client_weights": "uniform"}),
     ("spectral", {}),
     ("spectral", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 3}),
     ("spectral", {"neighbours": 2, "neighbour_memory": 0.0}),
     ("spectral", {"perturbation_beta": 1.0}),
+    ("spectral", {"round_deadline": 0.5, "late": "next"}),
     ("fednova", {"server_optimizer": "momentum"}),
     ("scaffold", {}),
     ("scaffold", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "fedexp"}),
     ("feddyn", {"participation": "md", "fraction_train": 0.6, "server_optimizer": "adam", "server_lr": 0.1}),
     ("mifa", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "yogi", "server_lr": 0.1}),
+    ("feddyn", {"round_deadline": 0.5, "late": "next"}),
+    ("ditto", {"participation": "uniform", "fraction_train": 0.4}),
+    ("fedamp", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "adam", "server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),
     ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "momentum", "aggregation_weights": "identical"}),
@@ -203,7 +213,8 @@ def test_any_number_of_stops(
 
 
 @pytest.mark.parametrize(
-    ("name", "done"), [("fedavg", 3), ("spectral", 4), ("scaffold", 4), ("feddyn", 4), ("mifa", 4)]
+    ("name", "done"),
+    [("fedavg", 3), ("spectral", 4), ("scaffold", 4), ("feddyn", 4), ("mifa", 4), ("fedamp", 4)],
 )
 def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
     go: Go, federation: Make, model: Make, train_config: Make, name: str, done: int
