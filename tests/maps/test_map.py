@@ -206,7 +206,8 @@ def test_the_shipped_map_has_every_method_and_as_many_runs_as_it_says():
     from strategies import REGISTRY
 
     plan = read_file(SHIPPED, MapPlan)
-    assert list(plan.methods) == list(REGISTRY)
+    personal = {"ditto", "fedamp"}  # judged by each client's own model, not by one for all
+    assert list(plan.methods) == [name for name in REGISTRY if name not in personal]
     assert len({run.key for run in plan.tuning_runs(plan.spots)}) == 1480
     assert plan.number_judged() == 1480
     assert checked("quick", plan.quick_content(), MapPlan).number_judged() == 12
