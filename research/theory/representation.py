@@ -33,7 +33,8 @@ def by_type(weights: ArrayLike, types: ArrayLike) -> Array:
     w, kinds = np.asarray(weights, dtype=np.float64), np.asarray(types)
     if kinds.ndim != 1 or kinds.shape != w.shape[-1:] or kinds.size == 0 or kinds.min() < 0:
         raise AssumptionError(f"types: must be {w.shape[-1:]} whole numbers from 0, are {kinds}")
-    return w @ (kinds[:, None] == np.arange(kinds.max() + 1)).astype(np.float64)
+    sums: Array = w @ (kinds[:, None] == np.arange(kinds.max() + 1)).astype(np.float64)
+    return sums
 
 
 def chi2(importances: ArrayLike, expected: ArrayLike) -> Array:

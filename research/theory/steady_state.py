@@ -203,7 +203,8 @@ class LeastMeanSquares:
         Eq. 5.46 has E‖hhᵀ‖² = r_k²D(D+2) for one draw, where E‖hhᵀu‖² = r_k²(D+2)‖u‖².
         """
         D = self.minimisers.shape[1]
-        return self.powers**2 * (1 + (D + 1) / self.batch_sizes)
+        smoothness: Array = self.powers**2 * (1 + (D + 1) / self.batch_sizes)
+        return smoothness
 
     def agents(self) -> Agents:
         """Return the theorem's constants: β_k² = r_k²(D+1)/B_k and σ_k² = s_k r_k D/B_k, by Isserlis' theorem."""
