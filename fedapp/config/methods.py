@@ -17,7 +17,7 @@ _COLUMNS = ("`strategy`", "method", "a new model", "rule", "beside the model", "
 def table() -> str:
     """Return a row for each method of the registry, as Markdown between two comments."""
     rows = ["| " + " | ".join(cells) + " |" for cells in (_COLUMNS, *(_row(name) for name in REGISTRY))]
-    return "\n".join([BEGIN, "", rows[0], "|---" * len(_COLUMNS) + "|", *rows[1:], "", END])
+    return "\n".join([BEGIN, "", rows[0], "|---" * len(_COLUMNS) + "|", *rows[1:], "", END]) + "\n"
 
 
 def methods_in_words(names: Sequence[str] = ()) -> str:
