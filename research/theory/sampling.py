@@ -18,14 +18,14 @@ from research.theory.constants import Array, Constants, as_rounds, check, check_
 
 
 @dataclass(frozen=True)
-class Draw:
+class ClientDraw:
     """What theorem 1 needs of a random draw of clients: α and β."""
 
     alpha: float
     beta: float
 
 
-def uniform_draw(weights: ArrayLike, size: int) -> Draw:
+def uniform_draw(weights: ArrayLike, size: int) -> ClientDraw:
     """Return α and β of m of M clients without replacement, each with weight p_i M/m (section C.2).
 
     α = M(m−1)/(m(M−1)), β = max p_i (M/m − α); all clients: 1 and 0
@@ -40,13 +40,13 @@ def uniform_draw(weights: ArrayLike, size: int) -> Draw:
     p, M = _weights(weights, size), len(np.asarray(weights))
     check(_SAMPLING, size <= M, f"the sample must be of 1 to {M}, is of {size}")
     alpha = M * (size - 1) / (size * (M - 1)) if M > 1 else 1.0
-    return Draw(alpha, float(p.max()) * (M / size - alpha))
+    return ClientDraw(alpha, float(p.max()) * (M / size - alpha))
 
 
-def multinomial_draw(weights: ArrayLike, size: int) -> Draw:
+def multinomial_draw(weights: ArrayLike, size: int) -> ClientDraw:
     """Return α = 1 − 1/m and β = 1/m of m draws with replacement, client i with probability p_i, 1/m each."""
     _weights(weights, size)
-    return Draw(1 - 1 / size, 1 / size)
+    return ClientDraw(1 - 1 / size, 1 / size)
 
 
 def centralised_terms(
@@ -90,7 +90,7 @@ def centralised_bound(
 def sampled_terms(
     aggregations: ArrayLike,
     constants: Constants,
-    draw: Draw,
+    draw: ClientDraw,
     *,
     lr: float,
     local_steps: int,
@@ -107,7 +107,7 @@ def sampled_terms(
         As in ``centralised_terms``.
     constants : Constants
         Of it C and distance2.
-    draw : Draw
+    draw : ClientDraw
         α and β; 1 and 0 where all take part, which is eq. 33 for a given step size.
     noise : float
         Σ of eq. 32.
@@ -145,7 +145,7 @@ def chosen_terms(
     terms = sampled_terms(
         aggregations,
         constants,
-        Draw(1.0, 0.0),
+        ClientDraw(1.0, 0.0),
         lr=lr,
         local_steps=local_steps,
         noise=noise,

@@ -52,9 +52,9 @@ def test_draws_by_hand() -> None:
     # 2 of 4, p = ¼ each: α = 4·1/(2·3) = 2/3, β = ¼(2 − 2/3) = 1/3; the paper: "α is proportional to m"
     draw = sampling.uniform_draw([0.25] * 4, 2)
     assert (draw.alpha, draw.beta) == pytest.approx((2 / 3, 1 / 3))
-    assert sampling.uniform_draw([0.25] * 4, 4) == sampling.Draw(1.0, 0.0)
-    assert sampling.uniform_draw([1.0], 1) == sampling.Draw(1.0, 0.0)
-    assert sampling.multinomial_draw([0.5, 0.5], 4) == sampling.Draw(0.75, 0.25)
+    assert sampling.uniform_draw([0.25] * 4, 4) == sampling.ClientDraw(1.0, 0.0)
+    assert sampling.uniform_draw([1.0], 1) == sampling.ClientDraw(1.0, 0.0)
+    assert sampling.multinomial_draw([0.5, 0.5], 4) == sampling.ClientDraw(0.75, 0.25)
     with pytest.raises(AssumptionError, match=r"appendix C: the sample must be of 1 to 2, is of 3"):
         sampling.uniform_draw([0.5, 0.5], 3)
     with pytest.raises(AssumptionError, match=r"appendix C: weights must be above 0 with sum 1"):
