@@ -2,8 +2,8 @@
 
 A round that needs L clients asks ⌈(1 + o) L⌉ of them (``over_select`` = o) and closes with the L-th valid reply, or
 ``round_deadline`` seconds after it began, whichever is earlier; with all replies, if they are there before (K.
-Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019, section 2.2). What comes later is
-late. Its client is at work until then, and isn't drawn. Late work is dropped, or counts in the round in which it
+Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019). What comes later is late. Its
+client is at work until then, and isn't drawn. Late work is dropped, or counts in the round in which it
 arrives (``late`` = drop, next). A round for which nobody is free closes when the first client is, or at the deadline.
 
 Replies within 1e-9 s of each other come in the order of the clients, and one that comes just at the deadline is in
