@@ -147,11 +147,14 @@ class LateWork:
             return {}
         tasks = [task for _, task in sorted(self.tasks.items())]
         kept = [task for task in tasks if task.base is not None]
-        bases = {task.number: task.base for task in kept}
+        bases = {id(task.base): task.base for task in kept}  # one for all who got the same
+        places = [list(bases).index(id(task.base)) if task.base is not None else None for task in tasks]
         names = dict.fromkeys(name for task in kept for name in task.beside)
         return {
-            "late-tasks": [[t.client, t.number, t.began, t.due, t.weight] for t in tasks],
-            "late-rounds": list(bases),
+            "late-tasks": [
+                [t.client, t.number, t.began, t.due, t.weight, at]
+                for t, at in zip(tasks, places, strict=True)
+            ],
             **({"late-bases": np.array(list(bases.values()))} if bases else {}),
             **{f"late-sent-{name}": np.array([task.beside[name] for task in kept]) for name in names},
         }
@@ -160,11 +163,12 @@ class LateWork:
     def restored(cls, state: Mapping[str, Any]) -> "LateWork":
         """Return the work of a state."""
         work = cls()
-        rounds = state.get("late-rounds", [])
-        bases = {number: np.array(state["late-bases"][place]) for place, number in enumerate(rounds)}
+        bases = [np.array(base) for base in state.get("late-bases", ())]
         sent = {key.removeprefix("late-sent-"): key for key in state if key.startswith("late-sent-")}
-        for place, (client, number, began, due, weight) in enumerate(state.get("late-tasks", [])):
-            beside = {name: np.array(state[key][place]) for name, key in sent.items()}
-            base = bases.get(number)
-            work.add(LateTask(client, number, began, due, weight, base, beside if base is not None else {}))
+        for row, (client, number, began, due, weight, at) in enumerate(state.get("late-tasks", ())):
+            task = LateTask(client, number, began, due, weight)
+            if at is not None:  # all have one, or none
+                task.base = bases[at]
+                task.beside = {name: np.array(state[key][row]) for name, key in sent.items()}
+            work.add(task)
         return work

@@ -87,6 +87,11 @@ class EarlyClosing(RoundScheme):
         """Whether a round may close before all replies are there."""
         return bool(self.config.round_deadline or self.config.over_select)
 
+    @property
+    def keeps_on_clients(self) -> bool:
+        """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
+        return self.personal or getattr(self.config, "compression", "none") != "none"
+
     # ---- Who is asked ----------------------------------------------------------------------------------------
 
     def _number_to_draw(self) -> int | None:
