@@ -10,7 +10,8 @@ Replies within 1e-9 s of each other come in the order of the clients, and one th
 time.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from strategies.arrays import Vector
 from strategies.clock import RESOLUTION
-from strategies.ledger import Agenda
 
 DROP, NEXT = "drop", "next"
 
@@ -66,16 +66,35 @@ def closing(
         first = min([limit, *busy])
         return Closing(began if first == inf else max(began, first), [], [])
     in_time: list[int] = []
-    got, agenda = 0, Agenda()
-    for client, time in due.items():
-        agenda.push(time, client, client)
-    while len(agenda) and got < needed and agenda.next_due() <= limit + RESOLUTION:
-        client = agenda.pop()[1]
+    got = 0
+    for client, earliest in _in_order(due):
+        if got >= needed or earliest > limit + RESOLUTION:
+            break
         in_time.append(client)
         got += 0 if client in failed else 1 if worth is None else worth[client]
     late = sorted(due.keys() - set(in_time))
     at = max((due[client] for client in in_time), default=began) if got >= needed or not late else limit
     return Closing(min(at, limit), in_time, late)
+
+
+def _in_order(due: Mapping[int, float]) -> Iterator[tuple[int, float]]:
+    """Yield clients as they come, and when the earliest that hasn't come yet is due.
+
+    Of those within ``RESOLUTION`` of the earliest the one with the least index is next, as in a ledger's agenda.
+    """
+    order = sorted(due.items(), key=lambda pair: (pair[1], pair[0]))
+    equal: list[int] = []
+    come: set[int] = set()
+    first = end = 0
+    for _ in order:
+        while order[first][0] in come:
+            first += 1
+        while end < len(order) and order[end][1] <= order[first][1] + RESOLUTION:
+            heapq.heappush(equal, order[end][0])
+            end += 1
+        client = heapq.heappop(equal)
+        come.add(client)
+        yield client, order[first][1]
 
 
 def number_to_ask(needed: int, over_select: float) -> int:

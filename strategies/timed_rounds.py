@@ -235,8 +235,8 @@ class TimedRounds(EarlyClosing):
         }
         if self.config.late == NEXT:
             told[messages.EARLIER_UPDATES] = len(ages)
-        if (played := self._played()) is not None and self._tells_shares:
-            told["weights-distance"] = self.weights_distance(played.shares)
+        if self._tells_shares and (shares := self._foreseen_shares()) is not None:
+            told["weights-distance"] = self.weights_distance(shares)
         if ages:
             told |= {"staleness-mean": sum(ages) / len(ages), "staleness-max": max(ages)}
         return told

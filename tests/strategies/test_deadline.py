@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import FedAvg, FedDyn, Scaffold
 from strategies.deadline import LateTask, LateWork, closing, number_to_ask, shared
+from strategies.foreseen import Played, Rules, play
+from strategies.roster import Client
 from strategies.server_optimizer import FEDEXP
+from strategies.time_scenario import TimeScenario
 from strategies.weights import Participation
 from tests.strategies.deadline_reference import SAME, closes_at, in_time_of
 
@@ -113,6 +117,28 @@ def test_late_work_is_saved_and_restored() -> None:
         assert np.array_equal(other.beside["neighbours"], task.beside["neighbours"])
     assert LateWork().state() == {}
     assert LateWork.restored({}).tasks == {}
+
+
+def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules: Any) -> Played:
+    """Play rounds of clients whose tasks take 0.2 s to 1 s."""
+    times, known = TimeScenario("F80", clients), [Client(i + 1, i, 1, MetricRecord()) for i in range(clients)]
+    drawing = Participation.parse(scheme, fraction)
+    p = np.full(clients, 1 / clients)
+    return play(
+        lambda client, task: times.task_time(client.index, task), known, p,
+        lambda free, own, number: drawing.draw(own, np.random.default_rng(number), ask), Rules(**rules),
+    )  # fmt: skip
+
+
+def test_shares_are_told_where_enough_rounds_could_be_played() -> None:
+    # Five of ten need at most 0.6 s; the others count in every second round, with all: 1/5 and 1/10, 0 and 1/10.
+    few = played(10, "full", 1.0, None, deadline=0.6, late="next")
+    assert few.sure
+    assert few.shares == pytest.approx([0.15] * 5 + [0.05] * 5, abs=1e-3)
+    # Of many each is drawn now and then: what each one's share is isn't known.
+    many = played(2000, "uniform", 0.01, 26, needed=20)
+    assert not many.sure
+    assert many.shares.sum() == pytest.approx(1)
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
