@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import FedAvg, FedDyn, Scaffold
+from strategies.clock import VirtualClock
 from strategies.deadline import LateTask, LateWork, closing, number_to_ask, shared
 from strategies.foreseen import Played, Rules, play
 from strategies.roster import Client
 from strategies.server_optimizer import FEDEXP
-from strategies.time_scenario import TimeScenario
-from strategies.weights import Participation
+from strategies.virtual_pace import make_pace
+from strategies.weights import Draw, Participation
 from tests.strategies.deadline_reference import SAME, closes_at, in_time_of
 
 
@@ -121,13 +122,17 @@ def test_late_work_is_saved_and_restored() -> None:
 
 def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules: Any) -> Played:
     """Play rounds of clients whose tasks take 0.2 s to 1 s."""
-    times, known = TimeScenario("F80", clients), [Client(i + 1, i, 1, MetricRecord()) for i in range(clients)]
-    drawing = Participation.parse(scheme, fraction)
-    p = np.full(clients, 1 / clients)
-    return play(
-        lambda client, task: times.task_time(client.index, task), known, p,
-        lambda free, own, number: drawing.draw(own, np.random.default_rng(number), ask), Rules(**rules),
-    )  # fmt: skip
+    known = [Client(i + 1, i, 1, MetricRecord()) for i in range(clients)]
+    pace, drawing = make_pace(VirtualClock(), "F80", 0, 0.0), Participation.parse(scheme, fraction)
+    pace.enrol(known)
+
+    def draw(free: Any, p: Any, number: int) -> Draw:
+        return drawing.draw(p, np.random.default_rng(number), ask)
+
+    even = np.full(clients, 1 / clients)
+    made = pace.foresee(lambda times: play(times, known, even, draw, Rules(**rules)))
+    assert made is not None
+    return made
 
 
 def test_shares_are_told_where_enough_rounds_could_be_played() -> None:
