@@ -6,9 +6,9 @@ All gradients of a dense first layer are combinations of the client's rows, so t
 
 with the layer that it starts from W̄, another one V that it is pulled to, the neighbour average U, the constant H,
 the client's rows X (n, d) and dual coefficients A (K, n) for K outputs: a ``Span``. Steps on a, b, c, e and A need
-the rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from round to round: a pass over
-the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of twice in a pass. The layers
-above, if there are any, are trained as they are.
+the rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from round to round: a pass
+over the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of twice in a pass. The
+layers above, if there are any, are trained as they are.
 """
 
 import weakref
