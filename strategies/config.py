@@ -44,6 +44,8 @@ class StrategyConfig(SafeguardsConfig):
     server_optimizer, server_lr : str, float
         How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``. 0: the method's own,
         which is 1, and 1/C for asynchronous FedAvg.
+    compression : str
+        How clients that can are to compress their updates: see ``strategies.codes``.
     message_floor, neighbours : float, int
         Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
     """
@@ -57,6 +59,7 @@ class StrategyConfig(SafeguardsConfig):
     update_norm_bound: float = 0.0
     server_optimizer: str = "sgd"
     server_lr: float = 0.0
+    compression: str = "none"
     message_floor: float = FLOOR
     neighbours: int = 0
 

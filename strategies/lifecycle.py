@@ -12,10 +12,12 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from strategies import streams
 from strategies.accounts import Accounts
 from strategies.arrays import NOT_FINITE, Layout, Vector
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock, WallClock
+from strategies.codes import NONE
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import never
@@ -48,6 +50,8 @@ class Lifecycle(Reporting):
     """
 
     memory: Memory
+    #: A number that no other run has, but one that goes on from it: what a client's state belongs to.
+    run_id: int
     #: How clients' work counts beside or past a round's weighted sum, unseen by a wrapper; "" if it doesn't.
     past_the_sum: ClassVar[str] = ""
 
@@ -124,6 +128,7 @@ class Lifecycle(Reporting):
             "strategy": type(self).__name__,
             "aggregations": self.aggregations,
             "evaluated": self._evaluated,
+            "run-id": self.run_id,
             "model": np.concatenate(values),
             **self.pace.state(),
             **self.optimizer.state(),
@@ -150,6 +155,7 @@ class Lifecycle(Reporting):
         if not np.isfinite(state["model"]).all():
             raise ValueError("the model of its state isn't finite")
         self._resumed = state
+        self.run_id = state.get("run-id", self.run_id)
         self.optimizer.restore(state)
         self.safeguards.restore(state)
         self.roster.restore(state)
@@ -166,6 +172,7 @@ class Lifecycle(Reporting):
         self.memory = Memory()
         self.accounts = Accounts()
         self.wrapped = Wrapped(type(self).__name__)
+        self.run_id = int(streams.unpredictable().integers(2**62))
         self._refused_by_mods: set[int] = set()
         self.roster = Roster(
             config.min_clients,
@@ -233,6 +240,11 @@ class Lifecycle(Reporting):
             raise RunError(
                 f"{type(self).__name__}: {self.past_the_sum}, which a wrapper around the strategy, such as one for "
                 "privacy, knows nothing of; call the strategy's own start()"
+            )
+        if self.config.compression != NONE:
+            raise RunError(
+                f"compression = {self.config.compression!r}: a wrapper around the strategy, such as one for privacy, "
+                "can't read compressed updates; allowed is none, or the strategy's own start()"
             )
         self._take_layout(arrays)
         if server_round == 1:  # the only sign that a run begins

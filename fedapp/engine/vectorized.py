@@ -24,6 +24,7 @@ from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.compression import compressed
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20
@@ -87,7 +88,8 @@ class VectorizedGrid(SequentialGrid):
             size += messages.total_bytes(request)
         for request, task, trained in zip(requests, tasks, self.trainer.train(tasks), strict=True):
             context = self.contexts[request.metadata.dst_node_id]
-            self._answer(request, trained_reply(request, context, task, *trained))
+            reply = trained_reply(request, context, task, *trained)
+            self._answer(request, compressed(request, reply, context))
 
     def _answer(self, request: Message, reply: Message) -> None:
         self._replies[request.metadata.message_id] = reply
