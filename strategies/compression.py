@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from strategies import messages, streams
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
 from strategies.codes import NONE, Code, Sizes, code_of
-from strategies.config import UNTRAINED
-from strategies.untrained import untrained_names, untrained_positions
+from strategies.untrained import UNTRAINED, untrained_names, untrained_positions
 
 COMPRESSED = "strategies.compressed"  # serialisation type, and name, of the array
 

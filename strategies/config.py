@@ -11,9 +11,7 @@ from strategies import messages
 from strategies.graph import FLOOR
 from strategies.parameters import check_parameters
 from strategies.safeguards import SafeguardsConfig
-
-# Arrays that a client's steps don't train: the running statistics of PyTorch's normalisation layers.
-UNTRAINED = ("*running_mean", "*running_var", "*num_batches_tracked")
+from strategies.untrained import UNTRAINED
 
 # From the contents of valid replies and the key that they are weighted by, as in Flower.
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
