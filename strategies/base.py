@@ -16,8 +16,6 @@ from strategies.arrays import LARGEST_SQUARE, Vector
 from strategies.cache import ClientVectors
 from strategies.chain import Bound, Check, Contribution, Link, Tell
 from strategies.clock import Clock
-from strategies.codes import code_of
-from strategies.compression import compressing, request_fields
 from strategies.config import StrategyConfig, configured
 from strategies.errors import DivergedError, RunError
 from strategies.exchange import never
@@ -98,7 +96,6 @@ class FederatedStrategy(Lifecycle):
             raise ValueError(
                 f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
-        code_of(self.config.compression)  # checks the name
         self.witness = witness
         self._check_extrapolation()
         super().__init__(clock, observer, stopped)
@@ -267,10 +264,7 @@ class FederatedStrategy(Lifecycle):
         own[messages.SERVER_ROUND] = server_round
         own[messages.CLIENT] = client.index
         own[messages.TASK] = task
-        said = request_fields(
-            self.config.compression, self.config.seed, self.run_id, self.flower.keys[0], self.flower.untrained
-        )
-        for key, value in {**self.local_rule(), **said}.items():
+        for key, value in {**self.local_rule(), **self._compression_fields()}.items():
             own[key] = value
         return own
 
@@ -304,15 +298,8 @@ class FederatedStrategy(Lifecycle):
             self.flower.weighted_by_key,
             must_weigh=self.config.client_weights == "samples",
             untrained=apart,
-            compression=compressing(self.config.compression, self._layout, self.flower.untrained),
+            compression=self._compression(),
             whole=self._say_whole,
-        )
-
-    def _say_whole(self) -> None:
-        self._say_once(
-            "compression = %r: clients send their models whole; an app follows by the mod `compresses` of "
-            "strategies.compression",
-            self.config.compression,
         )
 
     def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:

@@ -10,8 +10,7 @@ In place of the trained model it then sends one array of bytes: the code of v = 
 the one that was sent, and then, as they are, the values of arrays that aren't trained. e is what the earlier updates
 left out, and v less what the code means is what this one does (error feedback: F. Seide et al., 2014; S. Stich et
 al., 2018; S. P. Karimireddy et al., 2019); with a code that is right in the mean there is no e. It is kept in the
-client's ``context.state``, once as it was before its last task and once as it is since: a task that is handed out
-again finds what it found before. Draws come from the run's seed, the client and its task.
+client's ``context.state`` (``strategies/left_out.py``). Draws come from the run's seed, the client and its task.
 
 What is sent has a size that follows from the model's layout alone (``size_of``), and the strategy refuses any other
 before it looks inside. It adds what the code means to the model that it sent, at the one place where it reads
@@ -31,16 +30,13 @@ from numpy.typing import NDArray
 from strategies import messages, streams
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
 from strategies.codes import NONE, Code, Sizes, code_of
+from strategies.left_out import keep_left_out, left_out_before
 from strategies.untrained import UNTRAINED, untrained_names, untrained_positions
 
 COMPRESSED = "strategies.compressed"  # serialisation type, and name, of the array
 
 # Error code of a reply of a client that doesn't know the code it is asked for (Flower's own codes are below 100).
 UNKNOWN_CODE = 103
-
-# In the context's state: what is left out, and the run and the task that it is of.
-LEFT_OUT, LEFT_OUT_OF = "strategies.left-out", "strategies.left-out-of"
-_BEFORE, _SINCE = "before", "since"
 
 
 def size_of(layout: Layout, compression: str = NONE, untrained: Sequence[str] = UNTRAINED) -> int:
@@ -242,15 +238,17 @@ class _Asked:
         except ArraysMismatchError:
             return reply
         places = compression.trained
-        before, update = self._left_out(context), (model - base)[places]
+        seed, run, client, task = (
+            self._number(key) for key in (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
+        )
+        before, update = left_out_before(context, run, task), (model - base)[places]
         if before is not None:
             update += unpack(before)
-        seed, client, task = (self._number(key) for key in (messages.SEED, messages.CLIENT, messages.TASK))
         rng = streams.generator(seed, "compression", client, task)
         record, left_out = compression.write(update, model, rng)
         if compression.code.biased:
             kind = np.result_type(compression.sizes.dtype, np.float32)
-            self._keep(context, before, pack(left_out.astype(kind)))
+            keep_left_out(context, run, task, before, pack(left_out.astype(kind)))
         for key, value in list(reply.content.items()):
             if value is trained:
                 reply.content[key] = record
@@ -258,17 +256,3 @@ class _Asked:
 
     def _number(self, key: str) -> int:
         return int(self.fields[key])  # type: ignore[arg-type]
-
-    def _left_out(self, context: Context) -> Array | None:
-        """Return what the updates before this task have left out; None if that is nothing."""
-        of, kept = context.state.get(LEFT_OUT_OF), context.state.get(LEFT_OUT)
-        if not isinstance(of, ConfigRecord) or not isinstance(kept, ArrayRecord):
-            return None
-        if of[messages.RUN] != self._number(messages.RUN):
-            return None
-        return kept.get(_BEFORE if of[messages.TASK] == self._number(messages.TASK) else _SINCE)
-
-    def _keep(self, context: Context, before: Array | None, since: Array) -> None:
-        of = ConfigRecord({key: self._number(key) for key in (messages.RUN, messages.TASK)})
-        kept = {_SINCE: since} if before is None else {_BEFORE: before, _SINCE: since}
-        context.state[LEFT_OUT_OF], context.state[LEFT_OUT] = of, ArrayRecord(kept)

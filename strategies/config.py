@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 from flwr.app import MetricRecord, RecordDict
 
 from strategies import messages
+from strategies.codes import code_of
 from strategies.graph import FLOOR
 from strategies.parameters import check_parameters
 from strategies.safeguards import SafeguardsConfig
@@ -180,6 +181,7 @@ def configured(
         changes.setdefault("participation", "flower")
     made = replace(config or kind(), **changes)
     check_parameters(made)
+    code_of(made.compression)  # raises if there is none of this name
     if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
         "full",
         "flower",

@@ -4,6 +4,7 @@ Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.simul
 modules of Flower anywhere else.
 """
 
+import gc
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ __all__ = [
     "message_to_bytes",
     "read_pairs",
     "simulate",
+    "simulated_contexts",
     "unavailable_reply",
     "with_content",
     "with_error",
@@ -124,6 +126,15 @@ def unavailable_reply(metadata: Metadata) -> Message:
 def is_simulation(grid: "Grid") -> bool:
     """Tell the Grid of Flower's simulation from the one of a deployment; neither says what it is."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def simulated_contexts(run_id: int) -> list[Context]:
+    """Return the contexts of the clients of a Flower simulation in this process; none if there is none.
+
+    Flower's Simulation Runtime keeps them in objects that only a local variable of its thread names.
+    """
+    stores = [each for each in gc.get_objects() if type(each).__name__ == "DeprecatedRunInfoStore"]
+    return [store.retrieve_context(run_id) for store in stores if run_id in store.run_infos]
 
 
 def read_pairs(texts: Sequence[str]) -> dict[str, Any]:

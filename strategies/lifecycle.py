@@ -18,9 +18,11 @@ from strategies.arrays import NOT_FINITE, Layout, Vector
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.codes import NONE
+from strategies.compression import Compression, compressing, request_fields
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import never
+from strategies.left_out import LeftOut
 from strategies.memory import Memory
 from strategies.pace import Pace, make_pace
 from strategies.progress import Observer
@@ -76,6 +78,7 @@ class Lifecycle(Reporting):
         self._why = ""  # the last reason against a client's work
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
         self.timeline = Timeline()
+        self.left_out = LeftOut(self.config.compression)
         self.reset()
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
@@ -137,6 +140,7 @@ class Lifecycle(Reporting):
             **self.accounts.state(),
             **({} if self.graph is None else self.graph.state()),
             **self.memory.state(),
+            **self.left_out.state(self.run_id),
         }
 
     def restore(self, state: State) -> None:
@@ -204,6 +208,7 @@ class Lifecycle(Reporting):
         self.timeout = self.roster.timeout = timeout
         self.summary()
         self._set_clock(grid)
+        self.left_out.look(grid, evaluating=not self.has_rounds and self.flower.fraction_evaluate > 0)
         self._own_loop = True
         try:
             yield
@@ -230,6 +235,7 @@ class Lifecycle(Reporting):
             self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
             self.pace.restore(state)
+            self.left_out.restore(self.run_id, state)
         self._take_model(self._layout.to_vector(self._result.arrays))
         self.begin(self._layout, self.model)
         return state
@@ -292,6 +298,25 @@ class Lifecycle(Reporting):
             return "the log names the reasons"
         cure = ": the clients' steps are too large (lr)" * (NOT_FINITE in self._why)
         return f"the last reason was {self._why!r}{cure}"
+
+    # ---- Compressed updates ---------------------------------------------------------------------------------
+
+    def _compression(self) -> Compression | None:
+        return compressing(self.config.compression, self._layout, self.flower.untrained)
+
+    def _compression_fields(self) -> dict[str, Any]:
+        """Return the fields of a training request that ask for a compressed update."""
+        config, flower = self.config, self.flower
+        return request_fields(
+            config.compression, config.seed, self.run_id, flower.arrayrecord_key, flower.untrained
+        )
+
+    def _say_whole(self) -> None:
+        self._say_once(
+            "compression = %r: clients send their models whole; an app follows by the mod `compresses` of "
+            "strategies.compression",
+            self.config.compression,
+        )
 
     def _say_once(self, text: str, *values: object) -> None:
         if text not in self._said:
