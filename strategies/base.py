@@ -239,6 +239,8 @@ class FederatedStrategy(Lifecycle):
             self.graph.guarded = self.safeguards.active
             clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
         self.pace.enrol(clients)
+        if clients:
+            self.left_out.hand_back(self.run_id)
         return clients
 
     def _importances(self, clients: Sequence[Client]) -> Weights:

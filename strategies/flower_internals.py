@@ -6,7 +6,7 @@ modules of Flower anywhere else.
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
@@ -128,13 +128,14 @@ def is_simulation(grid: "Grid") -> bool:
     return type(grid).__name__ == "InMemoryGrid"
 
 
-def simulated_contexts(run_id: int) -> list[Context]:
-    """Return the contexts of the clients of a Flower simulation in this process; none if there is none.
+def simulated_contexts(run_id: int) -> Callable[[], list[Context]]:
+    """Find the clients of a Flower simulation in this process; return what returns their contexts as they are.
 
     Flower's Simulation Runtime keeps them in objects that only a local variable of its thread names.
     """
-    stores = [each for each in gc.get_objects() if type(each).__name__ == "DeprecatedRunInfoStore"]
-    return [store.retrieve_context(run_id) for store in stores if run_id in store.run_infos]
+    kept = [each for each in gc.get_objects() if type(each).__name__ == "DeprecatedRunInfoStore"]
+    nodes = [each for each in kept if run_id in each.run_infos]
+    return lambda: [node.retrieve_context(run_id) for node in nodes]
 
 
 def read_pairs(texts: Sequence[str]) -> dict[str, Any]:

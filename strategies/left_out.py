@@ -6,7 +6,7 @@ what it found before. On devices it stays where it is, and is gone when a SuperN
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,9 @@ class LeftOut:
 
     def __init__(self, compression: str) -> None:
         self.compression = compression
-        self._contexts: list[Context] = []
+        self._grid: Grid | None = None
+        self._on_ray: Callable[[], list[Context]] | None = None
+        self._saved: Mapping[str, Any] | None = None
 
     def look(self, grid: Grid, *, evaluating: bool) -> None:
         """Look where clients keep it in the run that begins.
@@ -70,23 +72,20 @@ class LeftOut:
         RunError
             If they couldn't keep it.
         """
-        code, engine = code_of(self.compression), engine_of(grid)
-        self._contexts = []
-        if code is None or not code.biased or engine == DEPLOYMENT:
-            return
-        if engine == RAY and evaluating:  # whichever of the two ends last has its state kept
+        code, self._on_ray = code_of(self.compression), None
+        self._grid = grid if code is not None and code.biased else None
+        if (
+            self._grid is not None and engine_of(grid) == RAY and evaluating
+        ):  # whichever of the two ends last has its state kept
             raise RunError(
                 f"compression = {self.compression!r}: a client on Ray that evaluates while it trains loses what its "
                 "updates have left out; allowed are qsgd:BITS and none, or no evaluation on clients"
             )
-        own = getattr(grid, "contexts", None)
-        contexts = simulated_contexts(grid.run.run_id) if own is None else own.values()
-        self._contexts = [context for context in contexts if _PARTITION in context.node_config]
 
     def state(self, run: int) -> dict[str, Any]:
         """Return what clients have left out in a run: rows of what was before a task, if there is any, and since."""
         rows, of = [], []
-        for context in self._contexts:
+        for context in self._contexts():
             kept, task = context.state.get(LEFT_OUT), context.state.get(LEFT_OUT_OF)
             if isinstance(kept, ArrayRecord) and isinstance(task, ConfigRecord) and task[messages.RUN] == run:
                 own = [unpack(kept[name]) for name in (_BEFORE, _SINCE) if name in kept]
@@ -94,20 +93,39 @@ class LeftOut:
                 rows += own
         return {"left-out": np.stack(rows), "left-out-of": of} if rows else {}
 
-    def restore(self, run: int, state: Mapping[str, Any]) -> None:
-        """Give clients what a state has; say so where they begin without."""
-        code = code_of(self.compression)
-        by_partition = {context.node_config[_PARTITION]: context for context in self._contexts}
-        start, missing = 0, code is not None and code.biased and not by_partition
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, once clients are there."""
+        self._saved = state
+
+    def hand_back(self, run: int) -> None:
+        """Give clients, who are there now, what the state has that the run goes on from; say so where it is gone."""
+        state, self._saved = self._saved, None
+        if state is None or self._grid is None:
+            return
+        by_partition = {context.node_config[_PARTITION]: context for context in self._contexts()}
+        start, gone = 0, not by_partition
         for partition, task, count in state.get("left-out-of", ()):
             rows = [pack(np.array(row)) for row in state["left-out"][start : start + count]]
             start += count
             if (context := by_partition.get(partition)) is None:
-                missing = True
+                gone = True
             else:
                 keep_left_out(context, run, task, rows[0] if count > 1 else None, rows[-1])
-        if missing:
+        if gone:
             log.warning(
-                "compression = %r: what clients' updates left out before isn't there any more; they begin anew",
+                "compression = %r: what clients' updates had left out isn't there any more; they begin anew",
                 self.compression,
             )
+
+    def _contexts(self) -> list[Context]:
+        """Return the contexts of a simulation's clients that have a partition; none of devices."""
+        if self._grid is None or engine_of(self._grid) == DEPLOYMENT:
+            return []
+        own = getattr(self._grid, "contexts", None)
+        if own is not None:
+            contexts = list(own.values())
+        else:
+            self._on_ray = self._on_ray or simulated_contexts(self._grid.run.run_id)
+            if not (contexts := self._on_ray()):  # Flower makes them beside a ServerApp that runs already
+                self._on_ray = None
+        return [context for context in contexts if _PARTITION in context.node_config]

@@ -235,7 +235,7 @@ class Lifecycle(Reporting):
             self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
             self.pace.restore(state)
-            self.left_out.restore(self.run_id, state)
+            self.left_out.restore(state)
         self._take_model(self._layout.to_vector(self._result.arrays))
         self.begin(self._layout, self.model)
         return state
