@@ -296,7 +296,8 @@ def _norms(values: Vector) -> NDArray[np.float32]:
 
 
 def _scales(data: memoryview) -> Vector:
-    scales = np.frombuffer(data, _SINGLE).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a client may send any bits
+        scales = np.frombuffer(data, _SINGLE).astype(np.float64)
     if not np.isfinite(scales).all() or (scales < 0).any():
         raise ArraysMismatchError("its compressed update has a scale that isn't a finite number of 0 or more")
     return scales
