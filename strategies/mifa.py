@@ -38,6 +38,7 @@ class Mifa(SynchronousStrategy):
     streams: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
     past_the_sum: ClassVar[str] = "updates count again in later rounds"
+    counts_again: ClassVar[bool] = True
     _shares: dict[int, float]
 
     def aggregate(

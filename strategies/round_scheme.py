@@ -108,9 +108,13 @@ class RoundScheme(FederatedStrategy):
                 f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
                 "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
             )
-        draw = scheme.draw(self._importances(clients), rng)
+        draw = scheme.draw(self._importances(clients), rng, self._number_to_draw())
         by_replies = not sized and scheme.scheme != "paired"
         return [clients[place] for place in draw.clients], None if by_replies else draw.weights
+
+    def _number_to_draw(self) -> int | None:
+        """Return how many ``uniform``, ``md`` and ``flower`` draw; None: as the scheme says."""
+        return None
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return the weight d_i of each contribution of a round, which come in client order."""
@@ -124,7 +128,10 @@ class RoundScheme(FederatedStrategy):
         if self.participation.scheme != "fixed":
             return self.participation
         positions = tuple(i for i, client in enumerate(clients) if client.index in self.participation.fixed)
-        if missing := set(self.participation.fixed) - {client.index for client in clients}:
+        there = {
+            client.index for client in [*clients, *self.clients]
+        }  # some may be at work, and can't be drawn
+        if missing := set(self.participation.fixed) - there:
             log.warning("participation names clients that aren't there: %s", sorted(missing))
         if not positions:
             raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
@@ -149,4 +156,4 @@ class RoundScheme(FederatedStrategy):
         by_node = {client.node_id: reply for client, reply in pairs if reply is not None}
         sized = sized_by_replies(current.clients, by_node, self.flower.weighted_by_key)
         sizes, number = [client.num_examples or 0 for client in sized], len(sized)
-        return self._by_size(current.clients, sizes).tolist() if any(sizes) else [1 / number] * number
+        return self._by_size(current.clients, sizes).tolist() if any(sizes) else [1 / max(number, 1)] * number

@@ -29,19 +29,19 @@ from strategies.metrics import MetricsMean
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.round import Round
-from strategies.round_scheme import RoundScheme
 from strategies.safeguards import bounded
+from strategies.timed_rounds import TimedRounds
 from strategies.untrained import Untrained
 
 log = logging.getLogger("flwr.strategies")
 
 
-class SynchronousStrategy(RoundScheme):
+class SynchronousStrategy(TimedRounds):
     """The loop that FedAvg, FedProx and the spectral method share; a Flower Strategy for any Flower app.
 
     The parameters are those of ``strategies.base.FederatedStrategy``. In virtual time a round takes as long as its
-    slowest participant. Under Flower's own ``Strategy.start`` the rounds are the same; clock, time budget and
-    observer belong to this one.
+    slowest participant, unless it closes early (strategies/deadline.py). Under Flower's own ``Strategy.start`` the
+    rounds are the same; clock, time budget and observer belong to this one.
 
     New model: when all participants have answered.
     """
@@ -52,7 +52,6 @@ class SynchronousStrategy(RoundScheme):
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self._round: Round | None = None
         config = self.config
         self._clip = Clip(config.dp_clipping_norm) if config.dp == "central" else None
         noise = Noise(config.dp_noise_multiplier, config.dp_clipping_norm)
@@ -66,19 +65,23 @@ class SynchronousStrategy(RoundScheme):
         """Draw the participants of a round and build their requests, in the order of the clients."""
         if not self._own_loop:
             self._follow(server_round, arrays, grid)
+            self._check_loop()
             self.wrapped.asks(server_round, config)
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return []
-        rng = streams.generator(self.config.seed, "participants", server_round)
-        participants, weights = self.select(clients, rng)
+        self._say_objective()
+        participants, weights = self._drawn(self._free(grid), server_round)
         self.model = self._layout.to_vector(arrays)
+        early, self._fields = self._early(participants, weights, server_round), config
         companions, requests = self.companions(participants), []
         beside: Mapping[str, Vector] = {}
         for client in participants:
             beside = next(companions, {})
             own = self._train_config(client, server_round, server_round, config)
             requests.append(self._train_request(client, own, arrays, beside))
+            if early is not None:
+                early.note_sent(client, requests[-1], beside)
         self._round = Round(
             number=server_round,
             model=self.model,
@@ -88,6 +91,7 @@ class SynchronousStrategy(RoundScheme):
             companions=tuple(beside),
             bytes_down=sum(messages.total_bytes(request) for request in requests),
             metrics=MetricsMean(self.flower.weighted_by_key, self.flower.train_metrics_aggr_fn),
+            early=early,
         )
         return requests
 
@@ -102,24 +106,28 @@ class SynchronousStrategy(RoundScheme):
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
         self.wrapped.passes_on()
+        if current.early is not None and not self._own_loop:
+            replies = self._closed_by_others(current, replies)
         streaming = self.streams and current.weights is not None and not self._must_look_first
         if not streaming:
             replies = list(replies)
-            if self.stopped():
+            if self._cut_off():
                 return None, None  # a round that was cut off would count only its fast clients
         weights = self._weights_of(current, replies)
         self._worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
         size, rule = len(current.model), self.config.aggregation_rule
         gathered = gathering(rule, self.config.faulty_clients, size, squares=self.optimizer.reads_squares)
         apart = self._gather(current, weights, replies, gathered)
-        if streaming and self.stopped():
+        if streaming and self._cut_off():
             return None, None
         metrics = current.told(clipped=bool(self.config.update_norm_bound) or self.safeguards.learns_norms)
         current.settle(self.accounts, self.timeline, self.pace.now())
+        metrics.update(self._settle_late(current))
         moved = self._step(current, weights, gathered)
         if moved is None:
             number = metrics[messages.PARTICIPANTS]
             few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
+            few = "no reply in time" if current.early and not current.clients else few
             log.warning("round %d: %s, the model stays as it is", server_round, few)
             return None, metrics
         current.credit(self.accounts, self._worth)
@@ -185,6 +193,7 @@ class SynchronousStrategy(RoundScheme):
     ) -> Result:
         if self._begin(initial_arrays) is None:
             self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
+        self._take_up_late_work()
         result = self._result
         for server_round in range(self.aggregations + 1, num_rounds + 1):
             requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
@@ -194,7 +203,7 @@ class SynchronousStrategy(RoundScheme):
             if type(self).aggregate_train is not SynchronousStrategy.aggregate_train:
                 replies = list(replies)  # as Flower's own loop gives them
             arrays, train_metrics = self.aggregate_train(server_round, replies)
-            if arrays is None and self.stopped():  # cut off; a round that is complete counts
+            if arrays is None and self._cut_off():  # cut off; a round that is complete counts
                 break
             result.arrays = arrays or result.arrays
             self.clock.wait_until(self.pace.now() + self._duration(server_round))
@@ -208,6 +217,7 @@ class SynchronousStrategy(RoundScheme):
         if self.aggregations > self._evaluated:  # stopped early, between two evaluations
             self._report(self.aggregations, self._told_of(result), evaluate_fn, MetricRecord(), evaluate=True)
         self._check_worked(initial_arrays)
+        self._say_observed()
         return self._told_of(result)
 
     def _noise_stream(self, server_round: int) -> np.random.Generator:
@@ -237,8 +247,9 @@ class SynchronousStrategy(RoundScheme):
             self._look_at_norms(current, check, replies)
         answers = in_order(current.requests, replies)
         for client, weight, reply in zip(current.clients, weights, answers, strict=True):
+            base, sent_in = current.base_of(client)
             try:
-                local = check(client, reply, current.model)
+                local = check(client, reply, base)
             except ArraysMismatchError as error:
                 self._why = str(error)
                 current.leave_out(client, self._why, reply)
@@ -247,7 +258,8 @@ class SynchronousStrategy(RoundScheme):
             assert reply is not None
             self.wrapped.look(local, apart.positions, reply)
             links(local)
-            contribution = Contribution.of(local, reply, current.number - 1, 0, self.flower.arrayrecord_key)
+            age, key = current.number - sent_in, self.flower.arrayrecord_key
+            contribution = Contribution.of(local, reply, sent_in - 1, age, key)
             self._check_applied(contribution, current.companions)
             if self._wants_all:
                 current.contributions.append(contribution)
@@ -270,11 +282,4 @@ class SynchronousStrategy(RoundScheme):
     def _look_at_norms(self, current: Round, check: Check, replies: Iterable[Message]) -> None:
         for client, reply in zip(current.clients, in_order(current.requests, replies), strict=True):
             with suppress(ArraysMismatchError):
-                self.safeguards.norms.see(check(client, reply, current.model))
-
-    def _duration(self, server_round: int) -> float:
-        """Seconds by which the round under way moves the clock on."""
-        return 0.0 if self._round is None else self.pace.round_time(self._round.clients, server_round)
-
-    def _fits_budget(self, server_round: int) -> bool:
-        return not self.pace.budget or not self.pace.over(self.pace.now() + self._duration(server_round))
+                self.safeguards.norms.see(check(client, reply, current.base_of(client)[0]))

@@ -46,6 +46,7 @@ class Scaffold(SynchronousStrategy):
     streams: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "clients are sent a mean of all clients' gradients"
+    of_one_round: ClassVar[str] = "SCAFFOLD notes of an update by the corrections that its own round sent"
     _common: Vector
 
     def local_rule(self) -> dict[str, float]:
