@@ -208,6 +208,7 @@ class _Asked:
     """What a training request asks for: see ``request_fields``."""
 
     fields: ConfigRecord
+    key: str
     sent: ArrayRecord
 
     @classmethod
@@ -217,8 +218,9 @@ class _Asked:
             return None
         for record in request.content.values():
             if isinstance(record, ConfigRecord) and messages.COMPRESSION in record:
-                sent = messages.model_of(request, str(record.get(messages.MODEL, messages.ARRAYS)))
-                return None if sent is None else cls(record.copy(), ArrayRecord(dict(sent.items())))
+                key = str(record.get(messages.MODEL, messages.ARRAYS))
+                sent = messages.model_of(request, key)
+                return None if sent is None else cls(record.copy(), key, ArrayRecord(dict(sent.items())))
         return None
 
     def answer(self, request: Message, reply: Message, context: Context) -> Message:
@@ -231,7 +233,7 @@ class _Asked:
             compression = compressing(name, layout, self.fields[messages.UNTRAINED])  # type: ignore[arg-type]
         except ValueError as error:  # of a server that is newer
             return Message(Error(UNKNOWN_CODE, str(error)), reply_to=request)
-        trained = messages.model_of(reply) if reply.has_content() else None
+        trained = messages.model_of(reply, self.key) if reply.has_content() else None
         if compression is None or trained is None:
             return reply
         try:

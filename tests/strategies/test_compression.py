@@ -302,6 +302,21 @@ def test_the_record_of_arrays_may_have_any_name(run: Make, federation: Make) -> 
     assert result.train_metrics_clientapp[1][messages.BYTES_UP] == 3 * (4 + 2)
 
 
+def test_flowers_clipping_comes_before_it(federation: Make, train_config: Make) -> None:
+    from flwr.clientapp.mod import fixedclipping_mod
+
+    lengths: list[float] = []
+
+    def measure(_: int, model: Any) -> None:
+        lengths.append(float(np.linalg.norm(model - strategy.model)))
+
+    grid = federation(mods=(compresses, fixedclipping_mod))
+    strategy = FedAvg(compression="fp16", witness=measure, fraction_evaluate=0.0)
+    config = ConfigRecord({**train_config(), "clipping_norm": 0.125})
+    strategy.start(grid, model_of(w=np.linspace(0, 1, 9)), num_rounds=1, train_config=config)
+    assert lengths == pytest.approx([0.125] * 3, rel=1e-3)
+
+
 # Clients that can't, or lie --------------------------------------------------------------------------------------
 
 
