@@ -266,22 +266,30 @@ def largest(magnitudes: Vector, count: int) -> NDArray[np.intp]:
 
 def pack_bits(numbers: NDArray[np.integer], width: int) -> bytes:
     """Return numbers (n,) of ``width`` bits one after the other, the last byte filled up with zeros."""
-    parts = []
+    parts, kind = [], _whole(width)
     for start in range(0, len(numbers), _BLOCK):
-        block = numbers[start : start + _BLOCK, None] >> np.arange(width)
-        parts.append(np.packbits((block & 1).astype(np.uint8).ravel(), bitorder="little").tobytes())
+        block = numbers[start : start + _BLOCK].astype(kind)
+        whole = block.view(np.uint8).reshape(len(block), kind.itemsize)
+        bits = np.unpackbits(whole, axis=1, count=width, bitorder="little")
+        parts.append(np.packbits(bits.ravel(), bitorder="little").tobytes())
     return b"".join(parts)
 
 
 def unpack_bits(data: memoryview, count: int, width: int) -> NDArray[np.int64]:
     """Return the numbers (count,) of ``pack_bits``."""
-    numbers = np.empty(count, np.int64)
+    numbers, kind = np.empty(count, np.int64), _whole(width)
     for start in range(0, count, _BLOCK):
         size = min(_BLOCK, count - start)
         part = np.frombuffer(data[start * width // 8 : _bytes_of((start + size) * width)], np.uint8)
-        bits = np.unpackbits(part, count=size * width, bitorder="little").reshape(size, width)
-        numbers[start : start + size] = bits @ (1 << np.arange(width, dtype=np.int64))
+        bits = np.zeros((size, 8 * kind.itemsize), np.uint8)
+        bits[:, :width] = np.unpackbits(part, count=size * width, bitorder="little").reshape(size, width)
+        numbers[start : start + size] = np.packbits(bits, axis=1, bitorder="little").view(kind).ravel()
     return numbers
+
+
+def _whole(width: int) -> np.dtype:
+    """Return the type of whole numbers of so many bits."""
+    return np.dtype("<u4" if width <= 32 else "<u8")
 
 
 def _norms(values: Vector) -> NDArray[np.float32]:
