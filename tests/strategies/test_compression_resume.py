@@ -24,6 +24,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("scaffold", {"compression": "int8", "participation": "uniform", "fraction_train": 0.6}),
     ("mifa", {"compression": "fp16", "participation": "uniform", "fraction_train": 0.4}),
     ("fedavg", {"compression": "qsgd:2"}),
+    ("fedamp", {"compression": "topk:0.2", "participation": "uniform", "fraction_train": 0.4}),
     ("fedavg", {"compression": "topk:0.2", "round_deadline": 0.5, "late": "next"}),
     ("fedavg", {"compression": "int8", "round_deadline": 0.6, "late": "drop", "time_scenario": "exponential"}),
     # Tasks are under way when these are saved, and in a simulation their clients have done them.
