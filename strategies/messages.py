@@ -39,6 +39,7 @@ TASK: Final = (
 )
 ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the name is Flower's
 BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
+PART: Final = "strategies.part"  # of its usual local work, in (0, 1], that a client is to do: rounded up
 PATH: Final = "strategies.path"  # asks for the client's path, see below; its value says nothing
 
 # A ConfigRecord of replies: which of these fields, and which records beside the model, the local step went by.

@@ -33,6 +33,7 @@ from strategies.reporting import EvaluateFn
 from strategies.roster import Client, sized_by_replies
 from strategies.round import Round
 from strategies.safeguards import bounded
+from strategies.stragglers import Stragglers
 from strategies.untrained import Untrained
 from strategies.weights import Participation, Weights
 
@@ -58,6 +59,7 @@ class SynchronousStrategy(FederatedStrategy):
         self.participation = Participation.parse(
             self.config.participation, self.config.fraction_train, self.flower.min_train_nodes
         )
+        self.stragglers = Stragglers(self.config)
         own = type(self)
         #: Whether a hook wants to see all contributions of a round at once.
         self._wants_all = (
@@ -105,9 +107,8 @@ class SynchronousStrategy(FederatedStrategy):
         self.participation.check(num_clients)
         if (rule := self.config.aggregation_rule) != MEAN:
             scheme, faulty = self.participation, self.config.faulty_clients
-            drawn = len(scheme.fixed) or (
-                scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
-            )
+            there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
+            drawn = self.stragglers.counting(len(scheme.fixed) or there)
             if drawn < least_updates(rule, faulty):
                 raise ValueError(
                     f"aggregation_rule = {rule!r}, faulty_clients = {faulty}: needs {least_updates(rule, faulty)} "
@@ -157,13 +158,14 @@ class SynchronousStrategy(FederatedStrategy):
         if not clients:  # stopped before they could answer
             return []
         rng = streams.generator(self.config.seed, "participants", server_round)
-        participants, weights = self.select(clients, rng)
+        participants, weights = self.stragglers.among(*self.select(clients, rng), server_round)
         self.model = self._layout.to_vector(arrays)
         companions, requests = self.companions(participants), []
         beside: Mapping[str, Vector] = {}
         for client in participants:
             beside = next(companions, {})
             own = self._train_config(client, server_round, server_round, config)
+            own.update(self.stragglers.asks(client))
             requests.append(self._train_request(client, own, arrays, beside))
         self._round = Round(
             number=server_round,
@@ -366,7 +368,7 @@ class SynchronousStrategy(FederatedStrategy):
             self.wrapped.look(local, apart.positions, reply)
             links(local)
             contribution = Contribution.of(local, reply, current.number - 1, 0, self.flower.arrayrecord_key)
-            self._check_applied(contribution, current.companions)
+            self._check_applied(contribution, [*current.companions, *self.stragglers.asks(client)])
             if self._wants_all:
                 current.contributions.append(contribution)
             else:

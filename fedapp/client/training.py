@@ -65,6 +65,8 @@ def local_task(
     data, device = local_data(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
     epochs, steps = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
+    part = float(record.get(messages.PART, 1.0))  # type: ignore[arg-type]
+    epochs, steps = work.in_part(epochs, part), work.in_part(steps, part)
     batches = plan_batches(
         len(data.rows),
         batch_size=config.batch_size,
@@ -135,7 +137,7 @@ def trained_reply(
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
     """Return which fields and records of a request the local step went by, beside those of every task."""
     record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
-    applied = {key: record[key] for key in (messages.ALPHA, messages.BETA) if key in record}
+    applied = {key: record[key] for key in (messages.ALPHA, messages.BETA, messages.PART) if key in record}
     if messages.PATH in record and task.optimizer == SGD:
         applied[messages.PATH] = path(task.rule, task.lr, len(task.batches))
     beside = [key for key in (messages.NEIGHBOURS, messages.CONSTANT) if key in message.content]

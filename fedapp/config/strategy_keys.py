@@ -7,6 +7,7 @@ from fedapp.config.values import (
     ConfigError,
     Count,
     Counting,
+    Flag,
     Inside,
     Keys,
     Moderate,
@@ -26,6 +27,7 @@ from strategies.server_optimizer import OPTIMIZERS
 from strategies.staleness import ALLOWED as DISCOUNTS
 from strategies.staleness import PATTERN as DISCOUNT_PATTERN
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
+from strategies.time_scenario import PATTERN as TIME_SCENARIO
 
 STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"
 
@@ -68,6 +70,19 @@ class StrategyKeys(Keys):
         Text, key("who takes part in a round: full, uniform, md, paired, flower or fixed:I,J,…", OWN)
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
+    stragglers: Annotated[
+        UnitInterval,
+        key(
+            "share of a round's participants that get done only a part of their work, of E epochs 1 to E", OWN
+        ),
+    ]
+    drop_stragglers: Annotated[
+        Flag,
+        key(
+            "whether the round goes without them",
+            OWN & if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
+        ),
+    ]
     server_lr: Annotated[
         ZeroOrModerate,
         key(
@@ -143,7 +158,7 @@ class StrategyKeys(Keys):
     ]
     time_scenario: Annotated[
         str,
-        pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$"),
+        pattern(TIME_SCENARIOS, TIME_SCENARIO),
         key(
             "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1)",
             if_(
