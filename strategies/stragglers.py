@@ -67,5 +67,5 @@ class Stragglers:
         return kept, [d * sum(weights) / sum(own) for d in own] if sum(own) > 0 else own
 
     def asks(self, client: Client) -> dict[str, float]:
-        """Return what a participant's request says beside the rest: the part of its work, in (0, 1], if it straggles."""
+        """Return what a participant's request says beside the rest: the part of its work, if it straggles."""
         return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}

@@ -27,8 +27,9 @@ class TimeScenario:
 
     ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1.
     ``exponential``: T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is
-    named after a colon. ``half-normal``: likewise T_i = |N|, N ~ N(0, π/2 τ_i²), whose mean is τ_i. ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and
-    from the first again when they are used up.
+    named after a colon. ``half-normal``: likewise T_i = |N|, N ~ N(0, π/2 τ_i²), whose mean is τ_i.
+    ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and from the first again
+    when they are used up.
 
     Parameters
     ----------

@@ -16,8 +16,8 @@ from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import forced
 
 DATASETS = (
-    "digits", "synthetic", "synthetic-iid", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare", "npz",
-    "files",
+    "digits", "synthetic", "synthetic-iid", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits",
+    "shakespeare", "npz", "files",
 )  # fmt: skip
 """Values of the run-config key `dataset`, beside hf:… and module:function."""
 
@@ -91,8 +91,8 @@ def load_dataset(
         - hf:NAME: a local copy of it, read in its place (see `fedapp.data.hugging_face`).
         - module:function: given to the function (see `fedapp.data.function`).
     num_clients : int
-        Natural clients of a generated synthetic problem, 0 for as many as in its paper (20; of synthetic:A,B 30); given
-        to a function that takes it.
+        Natural clients of a generated synthetic problem, 0 for as many as in its paper (20, of synthetic:A,B 30);
+        given to a function that takes it.
     seed : int
         Seed of a generated synthetic problem; given to a function that takes it.
     cache_dir : Path, optional

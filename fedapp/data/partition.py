@@ -19,8 +19,8 @@ PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "similarity", "shards
 - label-quantity-skew (Buttaci 2024, §3.4.1) and dirichlet (Fraboni et al. 2023, §5.1): one division, the latter with
   the class imbalance 1 / `dirichlet_alpha`; see `fedapp.data.skew`.
 - iid.
-- similarity (Karimireddy et al. 2020, section 7): clients of one size, of whose rows a share `similarity` is dealt out
-  at random; all others are sorted by class and dealt out in that order.
+- similarity (Karimireddy et al. 2020, section 7): clients of one size, of whose rows a share `similarity` is dealt
+  out at random; all others are sorted by class and dealt out in that order.
 
 Those that need classes take tenths of a dataset whose targets are numbers: `Dataset.strata`.
 
