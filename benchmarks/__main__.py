@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -20,7 +21,16 @@ from benchmarks import measure as measuring
 from benchmarks.measure import ContenderError, Measurement
 from benchmarks.report import draw, tables, write_results
 from benchmarks.results import JsonObject, differences, report, rows_of
-from benchmarks.workloads import CONTENDERS, DEFAULT_CONTENDERS, SCALES, WORKLOADS, Data, Workload, scaled
+from benchmarks.workloads import (
+    CONTENDERS,
+    DEFAULT_CONTENDERS,
+    PACKAGES,
+    SCALES,
+    WORKLOADS,
+    Data,
+    Workload,
+    scaled,
+)
 from fedapp.data.errors import DataError
 
 HERE = Path(__file__).parent
@@ -64,7 +74,7 @@ def main(
 ) -> None:
     """Run the command line."""
     names = _choices("--workloads", workloads, (*WORKLOADS, SCALING))
-    chosen = _choices("--contenders", contenders, tuple(CONTENDERS))
+    chosen = _installed(_choices("--contenders", contenders, tuple(CONTENDERS)))
     compared = [_adapted(WORKLOADS[name], rounds, events, repeats) for name in names if name != SCALING]
     scales = [scaled(number) for number in SCALES if number <= max_clients] if SCALING in names else []
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
@@ -131,6 +141,14 @@ def _choices(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
         if name not in allowed:
             raise typer.BadParameter(f"{name!r}: allowed are {', '.join(allowed)}", param_hint=option)
     return list(dict.fromkeys(names))
+
+
+def _installed(contenders: list[str]) -> list[str]:
+    """Leave out, in a line, what can't run here."""
+    missing = [name for name in contenders if name in PACKAGES and find_spec(PACKAGES[name]) is None]
+    for name in missing:
+        console.print(f"{name}: left out, as {PACKAGES[name]} isn't installed", highlight=False)
+    return [name for name in contenders if name not in missing]
 
 
 def _adapted(workload: Workload, rounds: int | None, events: int | None, repeats: int | None) -> Workload:

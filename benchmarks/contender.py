@@ -9,7 +9,7 @@ from benchmarks.job import Job
 
 
 def main(kind: str, job_path: str, log_path: str) -> None:
-    """Run a job the way ``kind`` says: bare, stock, or an engine of this app; write its log."""
+    """Run a job the way ``kind`` says: bare, stock, vmap, jax, or an engine of this app; write its log."""
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
     if kind == "bare":
@@ -20,6 +20,14 @@ def main(kind: str, job_path: str, log_path: str) -> None:
         from benchmarks import stock_flower
 
         log = stock_flower.run(job)
+    elif kind == "vmap":
+        from benchmarks import vmap_loop
+
+        log = vmap_loop.run(job)
+    elif kind == "jax":
+        from benchmarks import jax_loop
+
+        log = jax_loop.run(job)
     else:
         from benchmarks import fedapp_run
 

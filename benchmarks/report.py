@@ -22,6 +22,8 @@ COLORS = {
     "ray": "#56B4E9",
     "sequential": "#009E73",
     "vectorized": "#0072B2",
+    "vmap": "#D55E00",
+    "jax": "#CC79A7",
 }
 
 

@@ -19,7 +19,11 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "ray": ("ray", 1, "fedapp on Ray"),
     "sequential": ("sequential", 1, "fedapp, sequential"),
     "vectorized": ("vectorized", 1, "fedapp, vectorized"),
+    "vmap": ("vmap", 2, "vmap, by hand"),
+    "jax": ("jax", 2, "JAX, by hand"),
 }
+# What those are written in that need more than this project does.
+PACKAGES = {"jax": "jax"}
 DEFAULT_CONTENDERS = ("bare-1", "bare-2", "stock", "ray", "vectorized")
 
 
@@ -100,7 +104,9 @@ WORKLOADS = {
             "W1", "logistic regression, 100 of 100 clients", "images", "logistic", 100, 100, 64, 0.1, 10
         ),
         Workload("W2", "MLP 784-128-10, 100 of 100 clients", "images", "mlp", 100, 100, 64, 0.1, 8),
-        Workload("W3", "CNN, 10 of 100 clients", "images", "cnn", 100, 10, 64, 0.1, 6, repeats=2),
+        Workload(
+            "W3", "CNN, 10 of 100 clients", "images", "cnn", 100, 10, 64, 0.1, 6, repeats=2, without=("jax",)
+        ),
         Workload(
             "W4",
             "digits, logistic regression, asynchronous FedAvg, 1,000 clients",
@@ -115,7 +121,7 @@ WORKLOADS = {
             repeats=1,
             warmup=1000,  # on average one answer of each client
             server_lr=0.01,
-            without=("stock",),  # it has no asynchronous strategy
+            without=("stock", "vmap", "jax"),  # they have no asynchronous strategy
         ),
     )
 }
@@ -124,7 +130,14 @@ SCALES = (100, 1_000, 10_000, 100_000)
 SAMPLES_PER_CLIENT = 10
 
 # More clients than that would take these contenders too long.
-MOST_CLIENTS = {"stock": 1_000, "ray": 1_000, "bare-2": 0, "bare-1": 10_000, "sequential": 10_000}
+MOST_CLIENTS = {
+    "stock": 1_000,
+    "ray": 1_000,
+    "bare-2": 0,
+    "bare-1": 10_000,
+    "sequential": 10_000,
+    "vmap": 10_000,
+}
 
 
 def scaled(num_clients: int) -> Workload:

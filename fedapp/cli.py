@@ -149,6 +149,25 @@ def keys(
         raise SystemExit(f"error: {error}") from None
 
 
+@app.command()
+def methods(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]…", help="strategies, each in full; none: all, in short"),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="the table of docs/methods.md")] = False,
+) -> None:
+    """Every value of strategy, or some: source, rule, what it needs, sends and keeps, where it helps, own keys."""
+    from fedapp.config.methods import methods_in_words, table
+
+    if markdown and names:
+        raise SystemExit(f"error: --markdown: is of all methods, not of {', '.join(names)}")
+    try:
+        print(table() if markdown else methods_in_words(names or []), end="")
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
 def _check_graph(given: Mapping[str, Any]) -> None:
     """Refuse the keys that the grid sets; name those that a graph alone doesn't read."""
     options = {"class-imbalance": "--class-imbalance", "data-imbalance": "--data-imbalance"}

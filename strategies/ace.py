@@ -33,7 +33,13 @@ class ACEConfig(EventsConfig):
 
 
 class ACE(EveryArrival):
-    """ACE (Gu et al. 2021, algorithm 1, at every arrival)."""
+    """ACE (Gu et al. 2021, algorithm 1, at every arrival).
+
+    New model: at every arrival, once all have answered.
+    Rule: the model moves by Σ p_j h_j, h_j the last update of each client.
+    Kept: the last update of each client.
+    Helps: where data are unlike and speeds are too, and all clients stay: all count p_i.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = ACEConfig
     config: ACEConfig

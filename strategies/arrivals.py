@@ -15,7 +15,10 @@ def periods(times: Times) -> Times:
 
 
 class EveryArrival(AsynchronousStrategy):
-    """A new model at every arrival."""
+    """A new model at every arrival.
+
+    New model: at every arrival.
+    """
 
     def ready(self, arrived: int) -> bool:
         """At every arrival."""
@@ -49,7 +52,10 @@ class BufferedConfig(EventsConfig):
 
 
 class Buffered(AsynchronousStrategy):
-    """A new model when m contributions have arrived; whose work waits is handed that model, and none before it."""
+    """A new model when m contributions have arrived; whose work waits is handed that model, and none before it.
+
+    New model: when `buffer-size` contributions have arrived.
+    """
 
     config: BufferedConfig
 

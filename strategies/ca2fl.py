@@ -31,7 +31,12 @@ class CA2FLConfig(BufferedConfig):
 
 
 class CA2FL(Buffered):
-    """CA²FL (Wang et al. 2024, algorithm 2)."""
+    """CA²FL (Wang et al. 2024, algorithm 2).
+
+    Rule: the model moves by h + mean(Δ_i − h_i), h_i the last update of each client and h = Σ p_i h_i.
+    Kept: the last update of each client.
+    Helps: where data are unlike and speeds are too: all count p_i.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = CA2FLConfig
     config: CA2FLConfig

@@ -3,13 +3,13 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from flwr.app import MetricRecord, RecordDict
 
 from strategies import messages
 from strategies.graph import FLOOR
-from strategies.parameters import check_parameters
+from strategies.parameters import check_parameters, parameter
 from strategies.safeguards import SafeguardsConfig
 
 # Arrays that a client's steps don't train: the running statistics of PyTorch's normalisation layers.
@@ -78,6 +78,13 @@ class SynchronousConfig(StrategyConfig):
     dp, dp_clipping_norm, dp_noise_multiplier : str, float, float
         ``central`` differential privacy: no update counts with a norm above S, and the sum gets Gaussian noise of
         deviation z S max d_i. ``local`` is the clients' own affair.
+    round_deadline : float
+        Seconds of the run's clock after which a round closes: see ``strategies.deadline``. 0: none.
+    over_select : float
+        o: where L clients are needed, ⌈(1 + o) L⌉ are asked, and the first L replies count. 0: L are asked.
+    late : str
+        What becomes of work that comes after its round has closed: ``drop`` it, or let it count in the ``next`` round
+        that closes after it has come.
     """
 
     participation: str = "full"
@@ -89,6 +96,9 @@ class SynchronousConfig(StrategyConfig):
     dp: str = "none"
     dp_clipping_norm: float = 1.0
     dp_noise_multiplier: float = 1.0
+    round_deadline: float = parameter(0.0, ge=0)
+    over_select: float = parameter(0.0, ge=0, le=100)
+    late: Literal["drop", "next"] = "drop"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ aggregations pass from one contribution of client i to the next, P_i: then d_i =
 p_i in the long run ("time-based"), while the same d for all ("identical") favours the fast. It may also say what
 becomes of work that is late, and whom to hand the model.
 
-What happens next, in virtual or in real time, strategies/pace.py knows; who works on what, strategies/ledger.py.
+What happens next, in virtual or in real time, strategies/pace.py knows; who works on what, strategies/ledger.py;
+who is handed the model, strategies/handing_out.py.
 
 Nothing stalls the loop: every task has a deadline and its message a time to live. An error, a silent loss or an
 invalid model is a miss, named in the log; after ``MAX_MISSES`` in a row the client is dropped from p, and asked again
@@ -18,30 +19,25 @@ later. A late reply to a task that was given up is never pulled, and none is cou
 """
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.accounts import ACCEPTED
-from strategies.arrays import ArraysMismatchError, Vector
+from strategies.arrays import ArraysMismatchError
 from strategies.chain import Contribution, Local, chain
 from strategies.errors import RunError
 from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
-from strategies.ledger import Ledger, LedgerState, Member, Tally, Task
-from strategies.lifecycle import State
+from strategies.handing_out import HandingOut
+from strategies.ledger import Ledger, Member, Tally, Task
 from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
 from strategies.safeguards import PATIENCE
-from strategies.scheme import Scheme
 from strategies.untrained import Untrained
 
 log = logging.getLogger("flwr.strategies")
@@ -50,7 +46,7 @@ MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 
 
-class AsynchronousStrategy(Scheme):
+class AsynchronousStrategy(HandingOut):
     """The event loop; a scheme fills in ``ready`` or ``interval``, and more where it has to.
 
     The parameters are those of ``strategies.base.FederatedStrategy``; ``num_rounds`` of ``start`` are aggregations.
@@ -148,66 +144,6 @@ class AsynchronousStrategy(Scheme):
             self._welcome()
             # Who was away is asked at once, not only when its next try is due.
             self._offer([self.ledger.members[c.index] for c in clients if c.index not in before])
-
-    def _welcome(self) -> None:
-        fresh = []
-        for client in self.clients:
-            member = self.ledger.members.get(client.index)
-            if member is None:
-                # The aggregation under way began before it came.
-                since = self.aggregations and self.aggregations + 1
-                member = self.ledger.members[client.index] = Member(client, since=since)
-            elif member.client.node_id == client.node_id:
-                continue
-            elif member.dropped:
-                log.warning("%s is back, as node %d", client, client.node_id, extra=client.fields)
-            member.client = client
-            member.count_again(self.aggregations)
-            self.ledger.tasks.pop(member.task, None)  # its former node will not answer
-            fresh.append(member)
-        if fresh:
-            self.ledger.changed()
-            self._offer(fresh)
-
-    def _offer(self, members: Iterable[Member]) -> None:
-        """Hand the global model to whom the scheme chooses, now that these are free: a task each, one at a time."""
-        free = [member for member in members if not self.ledger.busy(member)]
-        chosen = {m.client.index: m for m in self.choose(free) if not self.ledger.busy(m)} if free else {}
-        if not chosen:
-            return
-        for member in chosen.values():
-            member.tasks += 1
-        since, now = self.ledger.since, self.pace.now()
-        since.bytes_down += len(chosen) * messages.num_bytes(self._result.arrays)
-        companions = self.companions([member.client for member in chosen.values()])
-        sent = {index: (now, next(companions, {})) for index in chosen}
-        since.bytes_down += self._send(sent, self.aggregations, self._sent)
-
-    def _send(
-        self, sent: Mapping[int, tuple[float, Mapping[str, Vector]]], version: int, base: NDArray[Any]
-    ) -> int:
-        """Send a version of the model (D,) as the task of clients by index, at these clock seconds, with companions.
-
-        Return the bytes of the companions.
-        """
-        current = version == self.aggregations
-        arrays = self._result.arrays if current else self._layout.to_record(base.astype(np.float64))
-        members = [self.ledger.members[index] for index in sent]
-        requests, size = [], 0
-        for member, (_, beside) in zip(members, sent.values(), strict=True):
-            own = self._train_config(member.client, version + 1, member.tasks, self._train)
-            requests.append(self._train_request(member.client, own, arrays, beside))
-            size += messages.total_bytes(requests[-1]) - messages.num_bytes(arrays)
-        pushed = self._mail.push(requests)
-        for member, request in zip(members, requests, strict=True):
-            message_id = request.metadata.message_id
-            when, beside = sent[member.client.index]
-            lost = message_id not in pushed
-            self.accounts[member.client.index].tasks += 1
-            due = when + self.pace.task_time(member, self.timeout, lost=lost)
-            self.ledger.open(Task(member, version, base, message_id, when, lost, beside), due)
-            self.timeline.begin(member.client.index, when)
-        return size
 
     def _arrive(self, task: Task, reply: Message | None) -> None:
         """Take a reply, or its absence, into account."""
@@ -311,38 +247,6 @@ class AsynchronousStrategy(Scheme):
         if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):
             self._aggregate()  # the others don't wait for it
 
-    # ---- Going on where an earlier run was ------------------------------------------------------------------
-
-    def state(self) -> State:
-        """Add the books: clients, and in virtual time the tasks under way with the models they started from."""
-        tasks = self.pace.kept(self.ledger.tasks.values())
-        names = tasks[0].companions if tasks else ()
-        companions = {f"sent-{name}": np.array([task.companions[name] for task in tasks]) for name in names}
-        return {**super().state(), **self.ledger.state(tasks), **companions}
-
-    def _take_up(self, state: State) -> None:
-        """Fill the books from the state of an earlier run, and hand out again what was under way."""
-        present = {client.index: client for client in self.clients}
-        self.clock.resume(state["time"])  # waiting for the clients didn't count
-        books = cast(LedgerState, state)
-        self.ledger.restore(books, present, self.aggregations)
-        companions = {key.removeprefix("sent-"): state[key] for key in state if key.startswith("sent-")}
-        again: dict[int, dict[int, tuple[float, Mapping[str, Vector]]]] = {}
-        for place, (version, index, sent) in enumerate(books["tasks-under-way"]):
-            if index in present:
-                beside = {name: np.array(vectors[place]) for name, vectors in companions.items()}
-                again.setdefault(version, {})[index] = sent, beside
-        bases = dict(zip(books["versions"], books["bases"], strict=True))
-        for version, tasks in again.items():
-            self._send(tasks, version, np.array(bases[version]))
-        members = self.ledger.members
-        for due, index in books["retries"]:
-            if index in present:
-                self.ledger.agenda.push(due, index, members[index])
-        if self.aggregations < self.total:
-            resting = {index for _, index in books["retries"] if members[index].dropped}
-            self._offer([m for index, m in members.items() if index in present and index not in resting])
-
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
     def _aggregate(self) -> None:
@@ -377,10 +281,6 @@ class AsynchronousStrategy(Scheme):
         if every := self.config.eval_every:
             return self.aggregations % every == 0
         return len(self.ledger.since.staleness) >= len(self.ledger.counting)
-
-    def _take_model(self, model: Vector) -> None:
-        super()._take_model(model)
-        self._sent = model.astype(self._layout.narrow)
 
     def _report_evaluation(self, metrics: MetricRecord) -> None:
         """Report the model with an evaluation; ``metrics`` are those since the last one."""

@@ -66,6 +66,25 @@ def in_order(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterat
         yield waiting.pop(position, None)
 
 
+def looks(
+    grid: Grid, waiting: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
+) -> Iterator[list[tuple[int, Message]]]:
+    """Look for the replies to messages, by id, until all are there or the time is over.
+
+    Yield what each look brings, maybe nothing, each with what ``waiting`` holds for its message, which then goes from
+    there. Who has seen enough asks for no more: nothing is read that isn't yielded.
+    """
+    clock, expired = WallClock(), False
+    while waiting and not expired and not stopped():
+        expired = clock.now() >= timeout  # what came since the last look still counts
+        pulled = list(grid.pull_messages(list(waiting)))
+        ids = {reply.metadata.reply_to_message_id: reply for reply in pulled}  # a reply may come twice
+        yield [(waiting.pop(name), reply) for name, reply in ids.items() if name in waiting]
+        if not pulled and not expired:
+            wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
+            clock.wait_until(min(clock.now() + wait, timeout))
+
+
 class Mail:
     """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
 

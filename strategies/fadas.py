@@ -31,7 +31,12 @@ class FADASConfig(BufferedConfig):
 
 
 class FADAS(Buffered):
-    """FADAS (Wang et al. 2024, algorithm 1)."""
+    """FADAS (Wang et al. 2024, algorithm 1).
+
+    Rule: an AMSGrad step by the mean of the buffer, shorter where its oldest is late.
+    Kept: the optimizer's three vectors.
+    Helps: where coordinates differ in scale, as with transformers or rare classes; the fast count more.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = FADASConfig
     config: FADASConfig

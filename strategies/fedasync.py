@@ -45,7 +45,11 @@ class FedAsyncConfig(EventsConfig):
 
 
 class FedAsync(EveryArrival):
-    """FedAsync (Xie et al. 2019, algorithm 1)."""
+    """FedAsync (Xie et al. 2019, algorithm 1).
+
+    Rule: the model is mixed with the client's, W + α s(δ) (w_i − W).
+    Helps: where data are alike and speeds aren't; the fast count more.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = FedAsyncConfig
     config: FedAsyncConfig

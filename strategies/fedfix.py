@@ -47,7 +47,12 @@ def periods(times: Times, interval: float) -> Times:
 
 
 class FedFix(AsynchronousStrategy):
-    """FedFix (Fraboni et al. 2023, eq. 40)."""
+    """FedFix (Fraboni et al. 2023, eq. 40).
+
+    New model: every `fedfix-interval` seconds, of what has arrived.
+    Rule: the model moves by Σ d_i Δ_i, d_i = ⌈τ_i/Δt⌉ p_i.
+    Helps: as asynchronous FedAvg, with fewer, steadier models.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = FedFixConfig
     config: FedFixConfig

@@ -41,7 +41,12 @@ def scales(paths: Weights, weights: Sequence[float]) -> Weights:
 
 
 class FedNova(SynchronousStrategy):
-    """FedNova (Wang et al. 2020, eq. 9)."""
+    """FedNova (Wang et al. 2020, eq. 9).
+
+    Rule: each update is divided by how far its client's steps went, before the mean.
+    Needs: clients that tell how far.
+    Helps: where clients take unequal numbers of steps, or other step sizes.
+    """
 
     by_weights: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "an update counts by how far its client's steps went"

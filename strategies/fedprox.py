@@ -35,7 +35,11 @@ class FedProxConfig(SynchronousConfig):
 
 
 class FedProx(SynchronousStrategy):
-    """FedProx (Li et al. 2020, algorithm 2)."""
+    """FedProx (Li et al. 2020, algorithm 2).
+
+    Rule: each local step is pulled to the model that was sent, by α (w − W).
+    Helps: where much local work on unlike data drifts, or unequal work does; it slows down what doesn't.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig
     config: FedProxConfig

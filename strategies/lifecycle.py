@@ -20,7 +20,7 @@ from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import never
 from strategies.memory import Memory
-from strategies.pace import Pace, make_pace
+from strategies.pace import Pace
 from strategies.progress import Observer
 from strategies.reporting import Reporting
 from strategies.roster import Client, Roster
@@ -28,6 +28,7 @@ from strategies.safeguards import Safeguards
 from strategies.server_optimizer import make_optimizer
 from strategies.timeline import Timeline
 from strategies.untrained import untrained_positions
+from strategies.virtual_pace import make_pace
 from strategies.wrapped import Wrapped
 
 log = logging.getLogger("flwr.strategies")

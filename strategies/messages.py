@@ -69,6 +69,10 @@ BYTES_UP: Final = "bytes-up"
 BYTES_KEPT: Final = "bytes-kept"  # what the server keeps of clients from round to round, if a method does
 CLIPPED: Final = "clipped-updates"
 DISCARDED: Final = "discarded-updates"
+LATE_UPDATES: Final = "late-updates"  # of a round that closes early: those that weren't there when it did
+DROPPED_UPDATES: Final = "dropped-updates"  # … and never count
+EARLIER_UPDATES: Final = "earlier-updates"  # late ones of earlier rounds that count in this one
+BYTES_WASTED: Final = "bytes-wasted"  # sent for updates that were dropped, and by them
 EVALUATED: Final = (
     "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
 )

@@ -27,11 +27,18 @@ UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a fir
 
 
 class Mifa(SynchronousStrategy):
-    """MIFA (Gu et al. 2021, algorithm 1)."""
+    """MIFA (Gu et al. 2021, algorithm 1).
+
+    New model: when all participants have answered; the first when all clients have, once.
+    Rule: the last updates of all clients count, also of those that are away.
+    Kept: the last update of each client.
+    Helps: where who takes part isn't drawn evenly.
+    """
 
     streams: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
     past_the_sum: ClassVar[str] = "updates count again in later rounds"
+    counts_again: ClassVar[bool] = True
     _shares: dict[int, float]
 
     def aggregate(

@@ -34,7 +34,13 @@ class RennalaConfig(BufferedConfig):
 
 
 class Rennala(AsynchronousStrategy):
-    """Rennala SGD (Tyurin and Richtárik 2023, section 4)."""
+    """Rennala SGD (Tyurin and Richtárik 2023, section 4).
+
+    New model: of the first `buffer-size` pieces of work on the present one.
+    Rule: the model moves by their mean; late work is thrown away.
+    Kept: the updates of the next model.
+    Helps: where data are alike and only fresh work will do; the fast count more.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = RennalaConfig
     config: RennalaConfig

@@ -102,7 +102,8 @@ class Reporting(Strategy):
     ) -> Iterable[Message]:
         """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
         self.wrapped.ends(server_round)
-        fraction, number = self.flower.fraction_evaluate, len(self.clients)
+        clients = self._evaluating()
+        fraction, number = self.flower.fraction_evaluate, len(clients)
         if not fraction:
             return []
         size = min(max(int(fraction * number), self.flower.min_evaluate_nodes, 1), number)
@@ -119,8 +120,12 @@ class Reporting(Strategy):
                 arrays=arrays,
                 keys=self.flower.keys,
             )
-            for client in (self.clients[place] for place in chosen)
+            for client in (clients[place] for place in chosen)
         ]
+
+    def _evaluating(self) -> list[Client]:
+        """Return the clients that may be asked to evaluate a model."""
+        return self.clients
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""

@@ -37,7 +37,11 @@ class RingmasterConfig(EventsConfig):
 
 
 class Ringmaster(EveryArrival):
-    """Ringmaster ASGD (Maranjyan et al. 2025, algorithm 4)."""
+    """Ringmaster ASGD (Maranjyan et al. 2025, algorithm 4).
+
+    Rule: the model moves by Δ_i where δ < R; what is older is thrown away.
+    Helps: where data are alike and some are too slow to be of use; those never count.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = RingmasterConfig
     config: RingmasterConfig

@@ -3,13 +3,16 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import Message, Metadata, MetricRecord
+from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.accounts import ACCEPTED, Accounts
 from strategies.arrays import Vector
 from strategies.chain import Contribution
+from strategies.deadline import Closing, LateTask
 from strategies.flower_internals import MOD_FAILED
 from strategies.metrics import MetricsMean
 from strategies.pace import Pace
@@ -17,6 +20,56 @@ from strategies.roster import Client
 from strategies.timeline import Timeline
 
 log = logging.getLogger("flwr.strategies")
+
+
+@dataclass
+class Early:
+    """What a round needs that may close before all replies are there: see strategies/deadline.py.
+
+    Attributes
+    ----------
+    began : float
+        Clock seconds.
+    needed : float
+        L, valid replies that close it; infinity: all.
+    worth : dict of int to int
+        For how many of them each client's counts, by index.
+    due : dict of int to float
+        In virtual time, clock seconds at which each reply comes.
+    bytes : dict of int to int
+        What each client was sent.
+    beside : dict of int to mapping
+        Vectors that went beside the model.
+    share : float
+        Σ p_i of the clients that were free, of all that were there.
+    closed : Closing, optional
+        How it closed.
+    late : dict of int to LateTask
+        Tasks of this round that weren't done.
+    earlier : dict of int to LateTask
+        Tasks of earlier rounds that count in this one.
+    gone : set of int
+        Clients of such tasks that never counted, and do no longer work on them.
+    wasted : int
+        Bytes of replies that came too late.
+    """
+
+    began: float
+    needed: float
+    worth: dict[int, int]
+    due: dict[int, float]
+    bytes: dict[int, int]
+    beside: dict[int, Mapping[str, Vector]]
+    share: float = 1.0
+    closed: Closing | None = None
+    late: dict[int, LateTask] = field(default_factory=dict)
+    earlier: dict[int, LateTask] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    wasted: int = 0
+
+    def note_sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
+        """Note what a client is sent."""
+        self.bytes[client.index], self.beside[client.index] = messages.total_bytes(request), beside
 
 
 @dataclass
@@ -49,6 +102,8 @@ class Round:
         Bytes of each one's update.
     by_mods : set of int
         Whom a mod in front of the app left out.
+    early : Early, optional
+        Where the round may close before all replies are there.
     """
 
     number: int
@@ -66,6 +121,14 @@ class Round:
     bounded: set[int] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)
     by_mods: set[int] = field(default_factory=set)
+    early: "Early | None" = None
+
+    def base_of(self, client: Client) -> tuple[NDArray[Any], int]:
+        """Return the model (D,) that a client was sent whose work counts in this round, and of which round."""
+        earlier = None if self.early is None else self.early.earlier.get(client.index)
+        if earlier is None or earlier.base is None:
+            return self.model, self.number
+        return earlier.base, earlier.number
 
     def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Pace) -> None:
         """Note what is really sent, by a ``configure_train`` of somebody else's too, and that tasks begin."""

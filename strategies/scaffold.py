@@ -34,11 +34,19 @@ VARIATES = "variates"
 
 
 class Scaffold(SynchronousStrategy):
-    """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II)."""
+    """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II).
+
+    Rule: each local step goes along g_i + c − c_i, c_i a mean of the client's last gradients.
+    Needs: clients that tell how far their steps went.
+    Sent: c − c_i.
+    Kept: c_i of each client.
+    Helps: where data are unlike and local work is much; c_i grow old where few take part.
+    """
 
     streams: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "clients are sent a mean of all clients' gradients"
+    of_one_round: ClassVar[str] = "SCAFFOLD notes of an update by the corrections that its own round sent"
     _common: Vector
 
     def local_rule(self) -> dict[str, float]:

@@ -88,7 +88,14 @@ def neighbour_average(
 
 
 class Spectral(SynchronousStrategy):
-    """The spectral-graph perturbed method (Buttaci 2024, algorithm 2)."""
+    """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
+
+    Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with alike data.
+    Needs: a direction of each client's data.
+    Sent: u_i.
+    Kept: the last model of each client.
+    Helps: where groups of clients have alike data; with β near 1, as u_i is a round old.
+    """
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig

@@ -23,7 +23,7 @@ class Stragglers:
     Raises
     ------
     ValueError
-        If no participant would ever count.
+        If no participant would ever count, or rounds close early as well.
     """
 
     def __init__(self, config: SynchronousConfig) -> None:
@@ -33,6 +33,17 @@ class Stragglers:
             raise ValueError(f"stragglers = {config.stragglers}: must be a number in [0, 1]")
         if config.stragglers == 1 and config.drop_stragglers:
             raise ValueError("stragglers = 1 with drop_stragglers = true: no work would ever count")
+        for name in ("round_deadline", "over_select"):
+            if config.stragglers and (value := getattr(config, name)):
+                raise ValueError(
+                    f"stragglers = {config.stragglers}, {name} = {value}: each says who isn't done when a round "
+                    "closes; one of the two must be 0"
+                )
+
+    @property
+    def drops(self) -> bool:
+        """Whether some work is left out."""
+        return self.config.drop_stragglers and self.config.stragglers > 0
 
     def number(self, participants: int) -> int:
         """Return how many of a round's participants straggle: the share, rounded; all only if the share is 1."""

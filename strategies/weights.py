@@ -96,7 +96,7 @@ class Participation:
             return min(max(int(self.fraction * num_clients), self.least, 1), num_clients)
         return max(1, round(self.fraction * num_clients))
 
-    def draw(self, importances: Weights, rng: np.random.Generator) -> Draw:
+    def draw(self, importances: Weights, rng: np.random.Generator, number: int | None = None) -> Draw:
         """Draw the participants of one round.
 
         Parameters
@@ -105,13 +105,17 @@ class Participation:
             p_i, shape (C,), summing to 1.
         rng : np.random.Generator
             The round's own random stream.
+        number : int, optional
+            How many ``uniform``, ``md`` and ``flower`` draw, by default ``sample_size``; all but ``md`` draw no
+            client twice, and so C at most.
         """
         num_clients = len(importances)
         self.check(num_clients)
+        number = self.sample_size(num_clients) if number is None else number
         if self.scheme in ("uniform", "flower"):
-            drawn = rng.choice(num_clients, self.sample_size(num_clients), replace=False)
+            drawn = rng.choice(num_clients, min(number, num_clients), replace=False)
         elif self.scheme == "md":
-            drawn = rng.choice(num_clients, self.sample_size(num_clients), p=importances)
+            drawn = rng.choice(num_clients, number, p=importances)
         elif self.scheme == "paired":
             drawn = np.array([rng.integers(num_clients - 1), num_clients - 1])
         elif self.scheme == "fixed":

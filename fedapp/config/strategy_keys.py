@@ -16,6 +16,7 @@ from fedapp.config.values import (
     Share,
     Text,
     UnitInterval,
+    UpToAHundred,
     UpToAMillion,
     ZeroOrModerate,
     choice,
@@ -43,6 +44,12 @@ def _weights_count(setting: Setting) -> bool:
 
 def _optimizer_counts(setting: Setting) -> bool:
     return setting.strategy.config.server_optimizer == setting.config.server_optimizer
+
+
+_EARLY = if_(
+    "round-deadline or over-select > 0",
+    lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
+)
 
 
 class StrategyKeys(Keys):
@@ -82,6 +89,21 @@ class StrategyKeys(Keys):
             "whether the round goes without them",
             OWN & if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
         ),
+    ]
+    round_deadline: Annotated[
+        NonNegative,
+        key("seconds of the run's clock after which a round closes (docs/deadlines.md); 0: none", OWN),
+    ]
+    over_select: Annotated[
+        UpToAHundred,
+        key(
+            "o: (1 + o) times the clients are drawn, and a round closes with as many replies as without it",
+            OWN,
+        ),
+    ]
+    late: Annotated[
+        Literal["drop", "next"],
+        key("what comes after its round has closed is dropped, or counts in the next", OWN & _EARLY),
     ]
     server_lr: Annotated[
         ZeroOrModerate,

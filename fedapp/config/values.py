@@ -52,6 +52,7 @@ Moderate = Annotated[float, Field(description="a number from 1e-6 to 1e6", ge=1e
 ZeroOrModerate = Annotated[
     float, Field(description="0, or a number from 1e-6 to 1e6", ge=0, le=1e6), AfterValidator(_not_tiny)
 ]
+UpToAHundred = Annotated[float, Field(description="a number from 0 to 100", ge=0, le=100)]
 UpToAMillion = Annotated[float, Field(description="a number from 0 to 1e6", ge=0, le=1e6)]
 Flag = Annotated[bool, Field(description="true or false")]
 Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]

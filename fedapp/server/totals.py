@@ -1,10 +1,17 @@
-"""What a run has cost so far: failures, and bytes up and down."""
+"""What a run has cost so far: failures, bytes up and down, and where rounds close early what was late or wasted."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from fedapp.server.record import Entry, Observer
 from strategies import messages
+
+# Sums that are told of runs whose rounds may close early, and what of an aggregation they add up.
+_LATE = {
+    "tasks-late": messages.LATE_UPDATES,
+    "tasks-dropped": messages.DROPPED_UPDATES,
+    messages.BYTES_WASTED: messages.BYTES_WASTED,
+}
 
 
 class Totals(Observer):
@@ -21,6 +28,9 @@ class Totals(Observer):
         """Add an aggregation's."""
         for key in self.totals:
             self.totals[key] += int(entry.progress.metrics.get(key, 0))
+        for total, key in _LATE.items():
+            if key in entry.progress.metrics or total in self.totals:
+                self.totals[total] = self.totals.get(total, 0) + int(entry.progress.metrics.get(key, 0))
         entry.metrics.update(self.totals)
 
     def state(self) -> dict[str, Any]:

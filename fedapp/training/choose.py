@@ -1,7 +1,7 @@
 """How a task is trained: in the way that suits the model and the device.
 
 - **stacked**: models of dense layers as one stack of batched products (``fedapp.training.dense``);
-- **dual**: linear models with many features, each client by itself (``fedapp.training.dual``);
+- **dual**: the same with many features and few examples, each client by itself (``fedapp.training.dual``);
 - **vmapped**: other models under ``torch.func.vmap``, ragged clients padded and masked, where that works;
 - **single**: one client after the other. Both by automatic differentiation (``fedapp.training.autograd``).
 
@@ -30,7 +30,7 @@ def way_of(task: LocalTask) -> Way:
 
 
 def can(way: Way, task: LocalTask) -> bool:
-    """Say whether a task can be trained in a way: dense models alone in a stack, linear ones in their dual form.
+    """Say whether a task can be trained in a way: dense models alone in a stack or in dual form.
 
     Neither, where the images of a step are changed as it reads them.
     """

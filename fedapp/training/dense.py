@@ -1,7 +1,6 @@
 """Training of models made of dense layers, many clients at once: gradients written out, parameters in place.
 
-Parameters have a leading axis of G clients, and every product is a batched one. Activations are (clients, features,
-examples): with few classes, products and softmax are twice as fast that way round.
+Parameters have a leading axis of G clients, and every product is a batched one.
 
 Most rules have a step of their own here, ``fused_step``. The gradient of a layer y = W x + b is δ xᵀ for the error δ
 at y; it is added to W without ever being stored, which is most of what a small model's step costs otherwise.
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapp.training.backpropagation import backward, forward
 from fedapp.training.layers import Layer, dense_layers
 from fedapp.training.losses import ErrorsAt, columns
 from fedapp.training.rule import Anchors, LocalRule, at, step
@@ -92,23 +92,18 @@ class _Gradient:
         """Return the losses (A,), the input of every layer (A, in, B), and each example's error at the output
         (A, K, B), not weighed yet.
         """
-        activations = [self.inputs]
-        for weight, bias in self.layers[:-1]:
-            activations.append(torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1]).relu_())
-        weight, bias = self.layers[-1]
-        outputs = torch.baddbmm(w[bias].unsqueeze(2), w[weight], activations[-1])
+        weight, bias = self.layers[0]
+        outputs = torch.baddbmm(w[bias].unsqueeze(2), w[weight], self.inputs)
+        activations, outputs = forward(self.layers, w, outputs)
         losses, error = self.errors(outputs, self.targets)
-        return (losses * self.share).sum((1, 2)), activations, error
+        return (losses * self.share).sum((1, 2)), [self.inputs, *activations], error
 
     def backward(
         self, w: Parameters, activations: list[Tensor], error: Tensor
     ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
         """Yield each layer, from the last, with the error δ at its output and its input: its gradient is δ inputᵀ."""
-        for depth in range(len(self.layers) - 1, -1, -1):
-            yield self.layers[depth], error, activations[depth]
-            if depth:
-                below = w[self.layers[depth][0]].mT @ error
-                error = torch.ops.aten.threshold_backward(below, activations[depth], 0)
+        for depth, delta in backward(self.layers, w, activations[1:], error):
+            yield self.layers[depth], delta, activations[depth]
 
 
 def has_fused(rule: LocalRule) -> bool:

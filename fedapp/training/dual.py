@@ -1,51 +1,90 @@
-"""Training of a linear model in its dual form: for few examples of many features, and many passes over them.
+"""Training of dense networks with the first layer in dual form: many passes over few examples of many features.
 
-All gradients of a linear model are combinations of the client's rows, so that after any number of local steps ::
+All gradients of a dense first layer are combinations of the client's rows, so that after any number of local steps ::
 
     W = a W̄ + c U + e H + A X    the bias counts as the weights of a feature that is always 1
 
-with the model sent W̄, the neighbour average U, the constant H, the client's rows X (n, d) and dual coefficients A
-(K, n): a ``Span``. Steps on a, c, e and A need the rows' products with each other only, the Gram matrix X Xᵀ, and
-that stays the same from round to round: a pass over the data costs n² K instead of 2 n d K, and X itself is read
-twice in a task instead of twice in a pass.
+with the layer sent W̄, the neighbour average U, the constant H, the client's rows X (n, d) and dual coefficients A
+(K, n) for K outputs: a ``Span``. Steps on a, c, e and A need the rows' products with each other only, the Gram matrix
+X Xᵀ, and that stays the same from round to round: a pass over the data costs n² K instead of 2 n d K, and X itself is
+read twice in a task instead of twice in a pass. The layers above, if there are any, are trained as they are.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedapp.training.layers import Layer, dense_layers
+from fedapp.training.backpropagation import backward, forward
+from fedapp.training.layers import dense_layers
 from fedapp.training.losses import columns
 from fedapp.training.optimizer import SGD
 from fedapp.training.rule import Anchors, step
+from fedapp.training.span import Basis, Columns, Network, Span
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Columns, Parameters, Span
-
-# What training costs, in nanoseconds of a core: for each feature of an example in a step on W; and for each example
-# in a step on A, each feature of an example once in a task, and each step. They are rough, but constants: a task must
-# be trained in the same way in every process and every run.
-PRIMAL = 1.6
-DUAL, ONCE, STEP = 1.0, 1.5, 50_000.0
+from fedapp.training.vectors import Parameters, Tensors
 
 # How many times as fast the dual form must be, for the Gram matrix to be worth its making.
-WORTH = 2
+WORTH = 1.5
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the first layer of a task costs, in nanoseconds of a core.
+
+    The numbers are rough, but constants: a task must be trained in the same way in every process and every run.
+
+    Parameters
+    ----------
+    n, d, k : int
+        Examples, features, and outputs of the first layer.
+    layers : int
+        How many there are.
+    seen, steps : int
+        Examples that the task's steps see, one counted as often as it is seen; and the steps.
+    """
+
+    n: int
+    d: int
+    k: int
+    layers: int
+    seen: int
+    steps: int
+
+    @classmethod
+    def of(cls, task: LocalTask) -> "Costs":
+        """Return what a task of dense layers costs."""
+        layers, batches = dense_layers(task.model), task.batches
+        k, d = task.start[layers[0][0]].shape
+        return cls(batches.num_examples, d, k, len(layers), int(batches.sizes.sum()), len(batches))
+
+    @property
+    def primal(self) -> float:
+        """For each feature of an example, and each weight in a step."""
+        return (1.4 + 0.025 * self.k) * self.seen * self.d + 0.8 * self.k * self.d * self.steps
+
+    @property
+    def dual(self) -> float:
+        """For each product of two examples, each feature of an example once, each coefficient in a step, and each
+        step.
+        """
+        products = (0.75 + 0.025 * self.k) * self.seen * self.n
+        once = (1.2 + 0.03 * self.k) * self.n * self.d
+        return products + once + (50_000.0 * self.layers + 2.0 * self.k * self.n) * self.steps
 
 
 def has_dual(task: LocalTask) -> bool:
-    """Say whether a task has a dual form: a linear model, and no norm taken of its gradient."""
-    plain = not task.rule.clip_norm and task.optimizer == SGD and task.loss.errors is not None
-    return len(dense_layers(task.model)) == 1 and plain
+    """Say whether a task has a dual form: a network of dense layers, and plain steps."""
+    return bool(dense_layers(task.model)) and task.optimizer == SGD and task.loss.errors is not None
 
 
 def is_dual_faster(task: LocalTask) -> bool:
     """Say whether a CPU trains a task faster in its dual form; with n ≤ d, XXᵀ takes no more memory than X."""
-    n, d = task.batches.num_examples, task.x.shape[1:].numel()
-    seen = int(task.batches.sizes.sum())
-    dual = DUAL * seen * n + ONCE * n * d + STEP * len(task.batches)
-    return n <= d and WORTH * dual < PRIMAL * seen * d
+    costs = Costs.of(task)
+    return costs.n <= costs.d and WORTH * costs.dual < costs.primal
 
 
 def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
@@ -61,14 +100,13 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
     dict of str to Tensor, Tensor
         The trained parameters, and the loss averaged over the steps.
     """
-    (layer,) = dense_layers(task.model)
     given = (task.start, task.neighbours if task.rule.beta != 1 else None, task.constant)
     known = [one for one in given if one is not None]
-    client = _Client(task, layer, known)
-    units = iter(_units(len(known)))
-    anchors = Anchors(*(None if one is None else Span(next(units), {}) for one in given))
-    w = Span(_units(len(known))[0], {torch.zeros_like(client.logits[0]): 1.0})
-    velocity: Span | None = None
+    client = _Client(task, known)
+    models = iter(client.known_models())
+    anchors = Anchors(*(None if one is None else next(models) for one in given))
+    w = client.sent()
+    velocity: Network | None = None
     total = client.x.new_zeros(())
     for gradient in client.gradients():
         velocity, loss = step(task.rule, w, anchors, gradient, task.lr, velocity)
@@ -76,46 +114,82 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
     return client.worked_out(w), total / max(len(task.batches), 1)
 
 
-def _units(count: int) -> list[tuple[float, ...]]:
-    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
-
-
 class _Client:
-    """A client's rows, and their products with each other and with the known models."""
+    """A client's rows, and their products with each other and with the known models' first layers."""
 
-    def __init__(self, task: LocalTask, layer: Layer, known: list[Parameters]) -> None:
-        self.layer, self.known, self.batches = layer, known, task.batches
+    def __init__(self, task: LocalTask, known: list[Parameters]) -> None:
+        self.layers, self.known, self.batches = dense_layers(task.model), known, task.batches
         assert task.loss.errors is not None
         self.errors = task.loss.errors
         self.x, self.y = task.x[task.rows].flatten(1), task.y[task.rows]
         self.gram = _grams.of(task.x, task.rows)
-        weight, bias = layer
-        # Classes come first: with few of them products are several times as fast that way round.
-        self.logits = [torch.addmm(one[bias].unsqueeze(1), one[weight], self.x.mT) for one in known]
+        weight, bias = self.layers[0]
+        # Outputs come first: with few classes products are several times as fast that way round.
+        self.outputs = [torch.addmm(one[bias].unsqueeze(1), one[weight], self.x.mT) for one in known]
+        first = (
+            [torch.cat([one[weight], one[bias].unsqueeze(1)], 1) for one in known]
+            if task.rule.clip_norm
+            else []
+        )
+        self.basis = Basis(first, self.outputs, self.gram)
         self.memory = self.gram.new_empty(task.batches.indices.shape[1], len(self.gram))
 
-    def gradients(self) -> Iterator[Callable[[Span], tuple[Span, Tensor]]]:
+    def known_models(self) -> list[Network]:
+        """Return the known models."""
+        units = [tuple(float(i == j) for j in range(len(self.known))) for i in range(len(self.known))]
+        return [
+            Network(Span(unit, {}, self.basis), Tensors(self._above(one)))
+            for unit, one in zip(units, self.known, strict=True)
+        ]
+
+    def sent(self) -> Network:
+        """Return the model that was sent, to be moved."""
+        model = self.known_models()[0]
+        model.first.rows = {torch.zeros_like(self.outputs[0]): 1.0}
+        return Network(
+            model.first, Tensors({name: value.clone() for name, value in model.above.named.items()})
+        )
+
+    def _above(self, model: Parameters) -> Parameters:
+        """Return the parameters above the first layer, with an axis of one client."""
+        return {name: model[name].unsqueeze(0) for layer in self.layers[1:] for name in layer}
+
+    def gradients(self) -> Iterator[Callable[[Network], tuple[Network, Tensor]]]:
         """Yield the gradient and loss of each step, as functions of the model."""
         indices = torch.from_numpy(self.batches.indices.copy())
         for rows, size in zip(indices, self.batches.sizes.tolist(), strict=True):
             yield partial(self._gradient, rows[:size].to(self.x.device))
 
-    def _gradient(self, batch: Tensor, point: Span) -> tuple[Span, Tensor]:
+    def _gradient(self, batch: Tensor, point: Network) -> tuple[Network, Tensor]:
+        w = point.above.named
+        activations, outputs = forward(self.layers, w, self._first_outputs(batch, point.first).unsqueeze(0))
+        losses, error = self.errors(outputs, columns(self.y[batch]).unsqueeze(0))
+        share, above = 1 / len(batch), {}
+        for depth, delta in backward(self.layers, w, activations, error):
+            if depth:
+                weight, bias = self.layers[depth]
+                above[weight] = share * (delta @ activations[depth - 1].mT)
+                above[bias] = share * delta.sum(2)
+        first = Span((0.0,) * len(self.known), {Columns(batch, delta[0]): share}, self.basis)
+        return Network(first, Tensors({name: above[name] for name in w})), losses.mean()
+
+    def _first_outputs(self, batch: Tensor, point: Span) -> Tensor:
+        """Return what the first layer makes of some rows, (K, B)."""
         products = self.gram
         if not self.batches.whole:
             products = torch.index_select(products, 0, batch, out=self.memory[: len(batch)])
         ((dual, factor),) = point.rows.items()
         assert isinstance(dual, Tensor)
-        first, *others = (logits.index_select(1, batch) for logits in self.logits)
-        logits = torch.addmm(first, dual, products.mT, beta=point.known[0], alpha=factor)
+        first, *others = (outputs.index_select(1, batch) for outputs in self.outputs)
+        outputs = torch.addmm(first, dual, products.mT, beta=point.known[0], alpha=factor)
         for other, multiple in zip(others, point.known[1:], strict=True):
-            logits.add_(other, alpha=multiple)
-        losses, error = self.errors(logits, columns(self.y[batch]))
-        return Span((0.0,) * len(self.known), {Columns(batch, error): 1 / len(batch)}), losses.mean()
+            outputs.add_(other, alpha=multiple)
+        return outputs
 
-    def worked_out(self, w: Span) -> Parameters:
-        """Return W itself, by the names of its weights and bias."""
-        weight, bias = self.layer
+    def worked_out(self, model: Network) -> Parameters:
+        """Return the parameters by their names, with W itself."""
+        weight, bias = self.layers[0]
+        w = model.first
         result = {name: w.known[0] * self.known[0][name] for name in (weight, bias)}
         for multiple, other in zip(w.known[1:], self.known[1:], strict=True):
             for name, value in result.items():
@@ -124,7 +198,7 @@ class _Client:
         assert isinstance(dual, Tensor)
         result[weight].addmm_(dual, self.x)
         result[bias] += dual.sum(1)
-        return result
+        return result | {name: value.squeeze(0) for name, value in model.above.named.items()}
 
 
 class _Grams:

@@ -59,7 +59,11 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
     ("option", "value", "expected"),
     [
         ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, scaling"),
-        ("--contenders", "jax", "'jax': allowed are bare-1, bare-2, stock, ray, sequential, vectorized"),
+        (
+            "--contenders",
+            "tf",
+            "'tf': allowed are bare-1, bare-2, stock, ray, sequential, vectorized, vmap, jax",
+        ),
     ],
 )
 def test_unknown_names(repository: Path, option: str, value: str, expected: str) -> None:
@@ -219,7 +223,7 @@ def test_every_contender_has_a_color_and_scaling_leaves_out_the_slow() -> None:
     from benchmarks.report import COLORS
 
     assert set(COLORS) == set(CONTENDERS)
-    assert scaled(100_000).without == ("stock", "ray", "bare-2", "bare-1", "sequential")
+    assert scaled(100_000).without == ("stock", "ray", "bare-2", "bare-1", "sequential", "vmap")
     assert scaled(100).without == ("bare-2",)
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from fedapp import client_app, server
 from fedapp.config import RunConfig, defaults
+from fedapp.config.methods import table
 from fedapp.engine.sequential import SequentialGrid
 from strategies import REGISTRY
+from strategies.about import About
 from tests.docs.pages import GUIDES, blocks_of, text_of
 
 
@@ -51,11 +53,22 @@ def test_every_key_that_is_set_exists(page):
     assert shown <= set(defaults()) | OTHERS | {"num-clients", "tuning-seeds"}
 
 
+def test_the_table_of_methods_is_the_registrys():
+    assert table() in text_of("docs/methods.md")
+
+
+def test_every_method_says_its_rule_and_where_it_helps():
+    for kind in REGISTRY.values():
+        about = About.of(kind)
+        assert re.search(r"\d{4}", about.source)
+        assert about.new_model
+        assert about.rule
+        assert about.helps
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
 def test_every_strategy_is_named(page):
     text = text_of(page)
-    if page == "docs/methods.md":
-        assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", text, re.M)) == set(REGISTRY)
     assert set(re.findall(r"\bstrategy=([a-z0-9-]+)(?![\w.:-])", text)) - {"custom"} <= set(REGISTRY)
 
 

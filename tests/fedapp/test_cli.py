@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import app
-from strategies import graph
+from strategies import REGISTRY, graph
 
 
 def run(*arguments: str):
@@ -82,3 +82,18 @@ def test_no_such_key_and_all_as_markdown() -> None:
 
 def test_the_version() -> None:
     assert re.match(r"fedapp \d+\.\d+\.\d+, flwr \d+", run("--version").output)
+
+
+def test_methods_are_told_in_short_in_full_and_of_ones_own() -> None:
+    done = run("methods")
+    assert done.exit_code == 0
+    assert set(re.findall(r"^(\S+)$", done.output, re.M)) == set(REGISTRY)
+    assert max(map(len, done.output.splitlines())) <= 80
+    full = run("methods", "fedfix").output
+    assert "own keys: aggregation-weights, arrival-weight-bound, fedfix-interval" in full
+    assert "Fraboni et al. 2023, section 4.4:" in full
+    assert "own keys:" in run("methods", "custom.half_life:HalfLife").output
+    assert "error: strategy = 'fedfax': must be one of" in run("methods", "fedfax").output
+    assert (
+        "error: --markdown: is of all methods, not of fedfix" in run("methods", "fedfix", "--markdown").output
+    )

@@ -70,6 +70,9 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "fraction-train": ("a number in (0, 1]", [0, *NO_UNIT], [1e-6, 0.5, 1, 1.0]),
     "stragglers": ("a number in [0, 1]", NO_UNIT, [0, 0.5, 1]),
     "drop-stragglers": ("true or false", NO_FLAG, [True, False]),
+    "round-deadline": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 60]),
+    "over-select": ("a number from 0 to 100", [-0.1, 101, float("nan"), "0.3", True], [0, 0.3, 1, 100]),
+    "late": (one_of("drop", "next"), ["", "later", 0], ["drop", "next"]),
     "client-records": (
         "one of auto, always, last, never", ["", "sometimes", True], ["auto", "always", "last", "never"],
     ),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from research.reproduce.command import from_results
-from research.reproduce.plan import folder_of_plans
+from research.reproduce.plan import folder_of_plans, plan_names, read_plan
 from research.reproduce.store import FILE, MOST_BYTES
-from research.reproduce.summary import NAME, table
+from research.reproduce.summary import NAME, PAPERS, papers, table
 
 RESULTS = folder_of_plans() / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
@@ -21,6 +21,17 @@ def test_every_result_has_its_curves():
 
 def test_the_table_of_all_verdicts_is_what_the_claims_say():
     assert table(RESULTS) in (RESULTS / NAME).read_text("utf-8")
+
+
+def test_the_page_of_the_papers_has_every_claim_with_its_verdict():
+    text = PAPERS.read_text("utf-8")
+    assert papers(text) == text
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| [")]
+    claims = [
+        claim for name in plan_names() if name[:3].isdigit() for claim in read_plan(name).claims.values()
+    ]
+    assert len(rows) == len(claims)
+    assert {row[2] for row in rows} <= {"holds", "doesn't hold", "not decided", "not run"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

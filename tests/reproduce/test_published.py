@@ -52,7 +52,8 @@ def test_fedprox_as_published(tmp_path: Path) -> None:
     report = fedprox.synthetic(results_of(fedprox_runs(level, unlike)), FEDPROX, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} == {"holds"}
     assert len(report.verdicts) == len(FEDPROX.claims)
-    assert "+0.250" in evidence(report, "fedprox-1-accuracy")
+    # The last three of 41 evaluations swing by 0.1 and 0.05: of 0.25, (0.1 − 0.05)/3 is lost.
+    assert "+0.233" in evidence(report, "fedprox-1-accuracy")
     assert [path.name for path in report.figures] == ["figure-1.png", "figure-2.png"]
     check_figures(report.figures)
     rows = {row.quantity: row.mean for row in report.rows}

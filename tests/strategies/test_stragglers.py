@@ -81,6 +81,10 @@ def test_senseless_shares_are_refused() -> None:
         ValueError, match="stragglers = 1 with drop_stragglers = true: no work would ever count"
     ):
         FedAvg(stragglers=1.0, drop_stragglers=True)
+    with pytest.raises(
+        ValueError, match=r"stragglers = 0.5, over_select = 0.3: each says who isn't done when a round"
+    ):
+        FedAvg(stragglers=0.5, over_select=0.3)
     strategy = FedAvg(
         FedAvgConfig(
             stragglers=0.5, drop_stragglers=True, aggregation_rule="trimmed-mean", faulty_clients=1,

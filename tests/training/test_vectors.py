@@ -1,12 +1,12 @@
 """The vector space, representation by representation: each does what plain matrices in float64 do."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedapp.training.vectors import Columns, Parameters, Span, Stack, Tensors
+from fedapp.training.span import Basis, Columns, Network, Span
+from fedapp.training.vectors import Parameters, Stack, Tensors
 
 SETTINGS = settings(deadline=None, max_examples=40)
 seeds, numbers = st.integers(0, 2**32 - 1), st.floats(-3, 3, width=32)
@@ -106,15 +106,16 @@ def test_a_span_is_what_it_works_out_to(seed: int, factor: float, rate: float, s
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     known, x = [random(3, 4), random(3, 4)], random(5, 4)
+    basis = Basis(known, [w @ x.T for w in known], x @ x.T)
 
     def full(vector: Span) -> Tensor:
         return worked_out(vector, known, x)
 
-    w = Span((1.0, 0.0), {random(3, 5): 1.0})
-    sent, velocity = Span((1.0, 0.0), {}), Span((0.2, 0.3), {random(3, 5): 1.0})
+    w = Span((1.0, 0.0), {random(3, 5): 1.0}, basis)
+    sent, velocity = Span((1.0, 0.0), {}, basis), Span((0.2, 0.3), {random(3, 5): 1.0}, basis)
     for _ in range(steps):
         batch = torch.randperm(5, generator=generator)[:2]
-        g = Span((0.0, 0.0), {Columns(batch, random(3, 2)): 0.5})
+        g = Span((0.0, 0.0), {Columns(batch, random(3, 2)): 0.5}, basis)
         for vector, expected in [
             (g + w, full(g) + full(w)),
             (w - sent, full(w) - full(sent)),
@@ -122,6 +123,8 @@ def test_a_span_is_what_it_works_out_to(seed: int, factor: float, rate: float, s
             (factor * (w + g), factor * (full(w) + full(g))),
         ]:
             torch.testing.assert_close(full(vector), expected)
+        for vector in (g, 3.0 * g, w, g + factor * w, factor * sent + velocity):
+            torch.testing.assert_close(vector.square(), full(vector).square().sum())
         v = 0.9 * velocity + (g + factor * w)
         direction, moved, before = full(v), full(w) - rate * full(v), full(velocity)
         w.descend(rate, v)
@@ -132,6 +135,13 @@ def test_a_span_is_what_it_works_out_to(seed: int, factor: float, rate: float, s
         velocity = v
 
 
-def test_a_span_has_no_norm() -> None:
-    with pytest.raises(NotImplementedError, match="dual form"):
-        Span((1.0,), {}).clipped(1.0)
+def test_a_network_is_clipped_as_a_whole() -> None:
+    # One row (3, 4) and δ = (1): the first layer's gradient is (3, 4), of norm 5; above it (12), so 13 in all.
+    x = torch.tensor([[3.0, 4.0]])
+    basis = Basis([], [], x @ x.T)
+    first = Span((), {Columns(torch.tensor([0]), torch.tensor([[1.0]])): 1.0}, basis)
+    network = Network(first, Tensors({"above": torch.tensor([12.0])}))
+    assert network.clipped(13.0) is network
+    cut = network.clipped(6.5)
+    assert list(cut.first.rows.values()) == [0.5]
+    assert cut.above.named["above"].tolist() == [6.0]

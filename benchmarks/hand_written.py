@@ -1,0 +1,65 @@
+"""What the loops that an expert writes by hand share: FedAvg on arrays, all participants of a round at once."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.job import Job, Log, load_rows
+from fedapp.models import build_model
+from strategies import streams
+
+Integers = NDArray[np.int64]
+
+
+class HandWritten(ABC):
+    """Clients, model and test rows of a job, whose clients all have the same number of rows.
+
+    Raises
+    ------
+    ValueError
+        If they haven't.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.x, self.y = load_rows(job.data, "train")
+        self.x_test, self.y_test = load_rows(job.data, "test")
+        self.rows, rest = divmod(len(self.x), job.num_clients)
+        if rest or job.server_lr:
+            raise ValueError("written for rounds of clients that all have the same number of rows")
+        shape = tuple(self.x.shape[1:])
+        self.model: nn.Module = build_model(
+            job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed
+        )
+        self.rng = streams.generator(job.seed, "bare-batches")
+
+    def run(self) -> Log:
+        """FedAvg."""
+        job, rng, log = self.job, streams.generator(self.job.seed, "bare-participants"), Log()
+        log.mark()
+        for number in range(1, job.rounds + 1):
+            chosen = np.sort(rng.choice(job.num_clients, job.participants, replace=False))
+            self.round(chosen, self.batches())
+            if job.evaluates(number):
+                log.accuracy[number] = self.accuracy()
+            log.mark()
+        return log
+
+    def batches(self) -> Integers:
+        """Return the rows of each participant's steps, (participants, steps, batch); −1 where there is none."""
+        size = min(self.job.batch_size, self.rows)
+        steps = -(-self.rows // size)
+        drawn = np.full((self.job.participants, steps * size), -1)
+        for own in drawn:
+            own[: self.rows] = self.rng.permutation(self.rows)
+        return drawn.reshape(len(drawn), steps, size)
+
+    @abstractmethod
+    def round(self, chosen: Integers, batches: Integers) -> None:
+        """Let clients train, and take the mean of their models."""
+
+    @abstractmethod
+    def accuracy(self) -> float:
+        """Share of the test rows that the model gets right."""

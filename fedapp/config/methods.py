@@ -1,0 +1,70 @@
+"""The methods to read: the table of `docs/methods.md`, and a text for the terminal."""
+
+import inspect
+import textwrap
+from collections.abc import Sequence
+from dataclasses import fields
+
+from fedapp.config.strategy_keys import strategy_class
+from strategies import REGISTRY, EventsConfig, FederatedStrategy, SynchronousConfig
+from strategies.about import About
+
+BEGIN, END = "<!-- made by `fedapp methods --markdown` -->", "<!-- end -->"
+
+_COLUMNS = ("`strategy`", "method", "a new model", "rule", "beside the model", "helps", "own keys")
+
+
+def table() -> str:
+    """Return a row for each method of the registry, as Markdown between two comments."""
+    rows = ["| " + " | ".join(cells) + " |" for cells in (_COLUMNS, *(_row(name) for name in REGISTRY))]
+    return "\n".join([BEGIN, "", rows[0], "|---" * len(_COLUMNS) + "|", *rows[1:], "", END]) + "\n"
+
+
+def methods_in_words(names: Sequence[str] = ()) -> str:
+    """Return methods as text of 80 columns: each in short, or those that are named in full.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such strategy.
+    """
+    return "\n".join(_words(name, strategy_class(name), full=bool(names)) for name in names or REGISTRY)
+
+
+def _row(name: str) -> tuple[str, ...]:
+    kind = REGISTRY[name]
+    about = About.of(kind)
+    beside = {"needs": about.needs, "sent": about.sent, "kept": about.kept}
+    said = (
+        about.source,
+        about.new_model,
+        about.rule,
+        "; ".join(f"{verb}: {what}" for verb, what in beside.items() if what),
+        about.helps,
+        ", ".join(f"`{key}`" for key in _own_keys(kind)),
+    )
+    return (f"`{name}`", *(text.replace("|", "\\|") for text in said))
+
+
+def _words(name: str, kind: type[FederatedStrategy], *, full: bool) -> str:
+    about = About.of(kind)
+    said = {
+        "a new model": about.new_model,
+        "rule": about.rule,
+        "needs": about.needs,
+        "sent": about.sent and f"the model, and {about.sent}",
+        "kept": about.kept and f"the model, and {about.kept}",
+        "helps": about.helps,
+        "own keys": ", ".join(_own_keys(kind)),
+    }
+    lines = [about.source, *(f"{label}: {text}" for label, text in said.items() if text)]
+    wrapped = [textwrap.wrap(line, 76, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    paper = inspect.getdoc(inspect.getmodule(kind)) if full else None
+    tail = ["", *(f"    {line}".rstrip() for line in paper.splitlines())] if paper else []
+    return "\n".join([name, *(f"    {line}" for part in wrapped for line in part), *tail]) + "\n"
+
+
+def _own_keys(kind: type[FederatedStrategy]) -> list[str]:
+    """Return the keys of a method that not all of its kind have."""
+    shared = {field.name for common in (SynchronousConfig, EventsConfig) for field in fields(common)}
+    return [field.name.replace("_", "-") for field in fields(kind.Config) if field.name not in shared]

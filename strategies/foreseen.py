@@ -1,0 +1,97 @@
+"""What rounds that close early minimise: their draws and closings played through, without any training.
+
+In virtual time task times and draws are known beforehand, so the shares q_i that clients will have are those of the
+run itself, as long as no client fails. Fast clients are in time more often than slow ones: Σ q_i f_i is what is
+minimised, and not Σ p_i f_i.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from strategies.clock import RESOLUTION
+from strategies.deadline import NEXT, closing, shared
+from strategies.pace import TaskTime
+from strategies.roster import Client
+from strategies.weights import Draw, Weights
+
+# Rounds that are played: no more, and no more than ask so many clients in all, but a few in any case.
+MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 1000, 20_000, 20
+
+# Participants and weights of a round, by places among those that are free, given their p_i, and what each is worth.
+Drawing = Callable[[Sequence[int], Weights, int], Draw]
+
+
+@dataclass
+class Played:
+    """What came of it: by client, Σ d_i of what counted, and how often it was asked and counted."""
+
+    weight: Weights
+    asked: Weights
+    counted: Weights
+
+    @property
+    def shares(self) -> Weights:
+        """q_i (C,): zeros if nothing counted."""
+        total = self.weight.sum()
+        return np.asarray(self.weight / total if total else self.weight)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How rounds close, and what becomes of late work: see strategies/deadline.py."""
+
+    deadline: float = 0.0
+    needed: float = inf
+    late: str = "drop"
+    worth: Callable[[Draw], list[int]] = field(default=lambda draw: [1] * len(draw.clients))
+
+
+def play(times: TaskTime, clients: Sequence[Client], p: Weights, draw: Drawing, rules: Rules) -> Played:
+    """Play rounds through.
+
+    Parameters
+    ----------
+    times : callable
+        Seconds of a client's task, by its number.
+    clients, p : sequence of Client, array (C,)
+        All that there are, and their importances.
+    draw : callable
+        Who of those that are free takes part in a round, as places among these; called with places among all.
+    """
+    now, tasks, number = 0.0, 0, 0
+    played = Played(np.zeros(len(p)), np.zeros(len(p)), np.zeros(len(p)))
+    late: dict[int, tuple[float, float]] = {}  # by place: when it is done, and its d_i
+    while number < FEWEST_ROUNDS or (number < MOST_ROUNDS and tasks < MOST_TASKS):
+        number += 1
+        if rules.late != NEXT:
+            late = {place: task for place, task in late.items() if task[0] > now + RESOLUTION}
+        free = [place for place in range(len(p)) if place not in late]
+        share = p[free].sum()
+        drawn = draw(free, p[free] / share, number) if share > 0 else Draw((), ())
+        asked = [free[place] for place in drawn.clients]
+        d = {place: weight * share for place, weight in zip(asked, drawn.weights, strict=True)}
+        due = {place: now + times(clients[place], number) for place in asked}
+        end = closing(
+            due,
+            now,
+            deadline=rules.deadline,
+            needed=rules.needed,
+            worth=dict(zip(asked, rules.worth(drawn), strict=True)),
+            busy=[time for time, _ in late.values()],
+        )
+        arrived = [place for place, (time, _) in late.items() if time <= end.at + RESOLUTION]
+        counting = {place: d[place] for place in end.in_time}
+        if rules.late == NEXT:
+            counting |= {place: late[place][1] for place in arrived}
+        given = shared(list(counting.values()), sum(drawn.weights) if asked else 1.0)
+        for place, weight in zip(counting, given, strict=True):
+            played.weight[place] += weight
+            played.counted[place] += 1
+        played.asked[asked] += 1
+        late = {place: task for place, task in late.items() if place not in arrived}
+        late |= {place: (due[place], d[place]) for place in end.late}
+        now, tasks = end.at, tasks + len(asked)
+    return played

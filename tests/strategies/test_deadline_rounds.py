@@ -1,0 +1,375 @@
+"""Runs whose rounds close early, beside a reference in float64 that tries every time at which a round may close."""
+
+import logging
+from collections.abc import Callable
+from itertools import permutations
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strategies import FedAvg, FedBuff, FedDyn, FedNova, Mifa, Progress, RunError, Spectral, messages, streams
+from tests.strategies import deadline_reference
+from tests.strategies.deadline_reference import Draws, Made, as_trace
+
+Make = Callable[..., Any]
+
+CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4)
+ROUNDS, LR = 5, 0.3
+
+Go = Callable[..., tuple[list[Progress], list[float], Any]]
+
+
+@pytest.fixture
+def go(federation: Make, model: Make, train_config: Make, tmp_path: Path) -> Go:
+    """Run a strategy; return its reports, the models by round, and itself with its grid in ``.grid``."""
+
+    def run(times: Any, *, kind: Any = FedAvg, spoilt: Any = (), rounds: int = ROUNDS, **options: Any) -> Any:
+        clients = len(times)
+        (tmp_path / "trace.csv").write_text(as_trace(times))
+        grid = federation(CENTRES[:clients], SIZES[:clients])
+        for client in spoilt:
+            grid.spoil(client, "nan")
+        reports: list[Progress] = []
+        own = {
+            "client_weights": "uniform",
+            "fraction_evaluate": 0.0,
+            "time_scenario": f"trace:{tmp_path}/trace.csv",
+        }
+        strategy = kind(observer=reports.append, **{**own, **options})
+        strategy.grid = grid
+        strategy.start(grid, model(0.1), num_rounds=rounds, timeout=5.0, train_config=train_config(2, LR))
+        return reports[1:], [float(each.arrays["w"].numpy()[0]) for each in reports[1:]], strategy
+
+    return run
+
+
+def trained(client: int, w: float) -> float:
+    for _ in range(2):
+        w = w - LR * (w - CENTRES[client])
+    return w
+
+
+def all_of_them(free: list[int], number: int) -> dict[int, float]:
+    return {client: 1 / len(free) for client in free}
+
+
+def uniform(clients: int, needed: int, over: float) -> Draws:
+    def draw(free: list[int], number: int) -> dict[int, float]:
+        if not free:
+            return {}
+        asked = min(ceil((1 + over) * needed), len(free))
+        places = streams.generator(0, "participants", number).choice(len(free), asked, replace=False)
+        return {free[place]: 1 / len(free) * len(free) / asked for place in sorted(places.tolist())}
+
+    return draw
+
+
+def check(run: tuple[list[Progress], list[float], Any], expected: list[Made]) -> None:
+    reports, models, _ = run
+    assert [report.time for report in reports] == pytest.approx([made.time for made in expected], abs=1e-9)
+    assert models == pytest.approx([made.model for made in expected], rel=1e-12)
+    counts = [
+        (
+            report.metrics["participants"],
+            report.metrics["late-updates"],
+            report.metrics.get("staleness-max", 0),
+        )
+        for report in reports
+    ]
+    assert counts == [(len(m.counted), len(m.late), max(m.ages, default=0)) for m in expected]
+
+
+@pytest.mark.parametrize("late", ["drop", "next"])
+@pytest.mark.parametrize("deadline", [0.5, 1.0, 2.5, 9.0])
+def test_every_order_of_three_clients_with_a_deadline(go: Go, late: str, deadline: float) -> None:
+    for order in permutations([1.0, 2.0, 3.5]):
+        times = [[one] for one in order]
+        expected = deadline_reference.run(
+            trained, lambda c, n, t=times: t[c][0], all_of_them,
+            clients=3, rounds=ROUNDS, model=0.1, deadline=deadline, late=late,
+        )  # fmt: skip
+        if not any(made.counted for made in expected):
+            assert (deadline, late) == (0.5, "drop")
+            with pytest.raises(RunError, match=r"round_deadline = 0.5, .*: no client is ever done"):
+                go(times, round_deadline=deadline, late=late)
+            continue
+        check(go(times, round_deadline=deadline, late=late), expected)
+
+
+@pytest.mark.parametrize("late", ["drop", "next"])
+@pytest.mark.parametrize(("needed", "over"), [(1, 1.0), (2, 0.5), (1, 2.0), (2, 1.0)])
+def test_every_order_of_four_clients_of_which_the_first_count(
+    go: Go, late: str, needed: int, over: float
+) -> None:
+    for order in permutations([1.0, 2.0, 3.5, 3.5]):
+        times = [[one] for one in order]
+        expected = deadline_reference.run(
+            trained, lambda c, n, t=times: t[c][0], uniform(4, needed, over),
+            clients=4, rounds=ROUNDS, model=0.1, needed=needed, late=late,
+        )  # fmt: skip
+        own = {"participation": "uniform", "fraction_train": needed / 4, "over_select": over, "late": late}
+        check(go(times, **own), expected)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    times=st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0]) | st.floats(0.2, 3), min_size=5, max_size=5),
+                   min_size=5, max_size=5),
+    needed=st.sampled_from([1, 2, 3]),
+    over=st.sampled_from([0.5, 1.0, 2.0]),
+    deadline=st.sampled_from([0.0, 0.7, 1.2, 2.0]),
+    late=st.sampled_from(["drop", "next"]),
+    failed=st.sets(st.integers(0, 4), max_size=2),
+)  # fmt: skip
+def test_any_times_of_five_clients_some_of_which_fail(
+    go: Go, times: Any, needed: int, over: float, deadline: float, late: str, failed: set[int]
+) -> None:
+    expected = deadline_reference.run(
+        trained, lambda c, n: times[c][(n - 1) % 5], uniform(5, needed, over),
+        clients=5, rounds=ROUNDS, model=0.1, needed=needed, deadline=deadline, late=late, failed=sorted(failed),
+    )  # fmt: skip
+    own = {
+        "participation": "uniform", "fraction_train": needed / 5, "over_select": over, "late": late,
+        "round_deadline": deadline,
+    }  # fmt: skip
+    if not any(made.counted for made in expected):
+        with pytest.raises(RunError, match="no client"):
+            go(times, spoilt=failed, **own)
+        return
+    check(go(times, spoilt=failed, **own), expected)
+
+
+def test_who_is_certain_to_be_dropped_is_not_sent_anything(go: Go) -> None:
+    reports, _, strategy = go([[1.0], [2.0], [5.0]], round_deadline=3.0)
+    # Client 2 is at work on the first round's task until 5 s, so that it is drawn in rounds 1 and 4 alone.
+    assert [strategy.grid.asked(messages.TRAIN, number) for number in range(1, 6)] == [[0, 1]] * 5
+    assert [report.time for report in reports] == [3.0, 5.0, 8.0, 10.0, 13.0]
+    assert [report.metrics["late-updates"] for report in reports] == [1, 0, 1, 0, 1]
+    assert [report.metrics["dropped-updates"] for report in reports] == [1, 0, 1, 0, 1]
+    size = len(reports[0].arrays["w"].data)
+    assert [report.metrics["bytes-down"] for report in reports] == [size * n for n in (3, 2, 3, 2, 3)]
+    assert [report.metrics["bytes-wasted"] for report in reports] == [size, 0, size, 0, size]
+    accounts = dict(strategy.accounts.items())
+    assert (accounts[2].tasks, accounts[2].late, accounts[2].accepted) == (3, 3, 0)
+    spans = [(span.began, span.ended) for span in strategy.timeline.take() if span.outcome == "late"]
+    assert spans == [(0.0, 5.0), (5.0, 10.0), (10.0, 15.0)]
+
+
+def test_late_work_is_done_when_it_counts(go: Go) -> None:
+    reports, _, strategy = go([[1.0], [2.0], [5.0]], round_deadline=3.0, late="next")
+    sent = [sorted(strategy.grid.asked(messages.TRAIN, number)) for number in range(1, 6)]
+    assert sent == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1], [0, 1]]
+    assert [report.metrics["earlier-updates"] for report in reports] == [0, 1, 0, 1, 0]
+    assert [report.metrics.get("staleness-mean") for report in reports] == [None, 1.0, None, 1.0, None]
+    assert strategy.at_work() == [2]
+    spans = [(s.client, s.began, s.ended, s.outcome) for s in strategy.timeline.take() if s.client == 2]
+    assert spans == [(2, 0.0, 5.0, "accepted"), (2, 5.0, 10.0, "accepted")]
+
+
+def test_a_replacement_is_trained_where_one_of_the_first_fails(go: Go) -> None:
+    times = [[1.0], [2.0], [3.0], [4.0]]
+    own = {"participation": "uniform", "fraction_train": 0.5, "over_select": 1.0}
+    _, _, well = go(times, rounds=1, **own)
+    assert well.grid.asked() == [0, 1]
+    reports, _, spoilt = go(times, rounds=1, spoilt=[0], **own)
+    assert spoilt.grid.asked() == [0, 1, 2]
+    assert (reports[0].time, reports[0].metrics["participants"], reports[0].metrics["failures"]) == (
+        3.0,
+        2,
+        1,
+    )
+
+
+class Repeatable(FedAvg):
+    """Its noise comes from the seed."""
+
+    repeatable = True
+
+
+NEVER_LATE: list[dict[str, Any]] = [
+    {}, {"client_weights": "samples"}, {"participation": "md", "fraction_train": 0.6},
+    {"participation": "uniform", "fraction_train": 0.6}, {"participation": "flower", "fraction_train": 0.6},
+    {"participation": "fixed:1,3"}, {"server_optimizer": "adam", "server_lr": 0.1},
+    {"aggregation_rule": "median", "faulty_clients": 1}, {"dp": "central", "dp_noise_multiplier": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", NEVER_LATE, ids=str)
+@pytest.mark.parametrize("late", ["drop", "next"])
+def test_a_deadline_that_all_keep_changes_no_bit(go: Go, options: dict[str, Any], late: str) -> None:
+    times = [[1.0, 2.0], [2.0], [0.7], [1.1], [1.5]]
+    before = go(times, kind=Repeatable, **options)
+    after = go(times, kind=Repeatable, round_deadline=50.0, late=late, **options)
+    assert before[1] == after[1]
+    assert [report.time for report in before[0]] == [report.time for report in after[0]]
+    assert [dict(r.arrays)["w"].data for r in before[0]] == [dict(r.arrays)["w"].data for r in after[0]]
+    assert [r.metrics["bytes-down"] for r in before[0]] == [r.metrics["bytes-down"] for r in after[0]]
+
+
+@pytest.mark.parametrize("kind", [FedDyn, FedNova, Spectral])
+def test_methods_with_memory_take_late_work(go: Go, kind: Any) -> None:
+    own = {"client_weights": "adjacency"} if kind is Spectral else {}
+    times = [[1.0], [2.0], [5.0], [1.5]]
+    reports, models, strategy = go(times, kind=kind, round_deadline=3.0, late="next", rounds=8, **own)
+    assert sum(report.metrics["earlier-updates"] for report in reports) == 4
+    assert np.isfinite(models).all()
+    assert dict(strategy.accounts.items())[2].accepted == 4
+
+
+def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:
+    times = [[1.0], [2.0], [5.0]]
+    with pytest.raises(
+        RunError, match=r"round_deadline = 3, .*: Mifa waits for client 2, which is never done"
+    ):
+        go(times, kind=Mifa, round_deadline=3.0)
+    reports, _, _ = go(times, kind=Mifa, round_deadline=3.0, late="next")
+    assert reports[-1].metrics["earlier-updates"] == 0
+    assert sum(report.metrics["earlier-updates"] for report in reports) == 2
+
+
+def test_a_robust_rule_takes_late_work_as_any_other(go: Go) -> None:
+    times = [[1.0], [1.0], [3.5], [1.0]]
+    own = {"aggregation_rule": "median", "faulty_clients": 0}
+    _, models, _ = go(times, round_deadline=3.0, late="next", rounds=2, **own)
+    w = 0.1
+    first = w + float(np.median([trained(c, w) - w for c in (0, 1, 3)]))
+    late = trained(2, w) - w
+    second = first + float(np.median([*(trained(c, first) - first for c in (0, 1, 3)), late]))
+    assert models == pytest.approx([first, second], rel=1e-12)
+
+
+# ---- What is minimised ------------------------------------------------------------------------------------------
+
+
+def test_the_shares_that_are_foretold_are_those_of_the_run(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+    times = [[1.0], [2.0], [5.0], [1.5]]
+    with caplog.at_level(logging.WARNING):
+        reports, _, strategy = go(times, round_deadline=3.0, late="next", rounds=200)
+    shares = strategy.shares_of_clients()
+    assert shares["expected-share"] == pytest.approx(shares["observed-share"], abs=2e-3)
+    distance = 0.5 * sum(abs(share - 0.25) for share in shares["expected-share"])
+    assert reports[-1].metrics["weights-distance"] == pytest.approx(distance, rel=1e-12)
+    assert caplog.text.count("this run minimises Σ q_i f_i, not the federated Σ p_i f_i") == 1
+
+
+def test_random_times_and_draws_are_foretold_too(federation: Make, model: Make, train_config: Make) -> None:
+    strategy = FedAvg(
+        time_scenario="exponential", participation="md", fraction_train=0.6, over_select=0.5, round_deadline=0.9,
+        client_weights="uniform", fraction_evaluate=0.0,
+    )  # fmt: skip
+    grid = federation(CENTRES, SIZES)
+    strategy.start(grid, model(0.1), num_rounds=400, train_config=train_config(2, LR))
+    shares = strategy.shares_of_clients()
+    assert shares["expected-share"] == pytest.approx(shares["observed-share"], abs=0.03)
+    assert shares["expected-share"][0] > shares["expected-share"][4] + 0.1
+
+
+def test_who_never_counts_is_named(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        go([[1.0], [2.0], [5.0]], round_deadline=3.0)
+    assert "1 of 3 clients never count, as they are always late: 2" in caplog.text
+
+
+def test_rounds_end_within_the_time_budget(go: Go) -> None:
+    reports, _, _ = go([[1.0], [2.0], [5.0]], round_deadline=3.0, time_budget=9.0)
+    assert [report.time for report in reports if report.aggregation][:3] == [3.0, 5.0, 8.0]
+    assert reports[-1].time == 8.0
+
+
+def test_a_replacement_past_the_time_budget_ends_the_run(go: Go) -> None:
+    own = {"participation": "uniform", "fraction_train": 0.5, "over_select": 1.0, "time_budget": 6.0}
+    reports, _, strategy = go([[1.0], [2.0], [3.0], [4.0]], spoilt=[0], **own)
+    # Rounds need clients 1 and 2, and 1 and 2 again; the third would need until 9 s, as client 3 is late.
+    assert strategy.aggregations == 2
+    assert reports[-1].time == 6.0
+
+
+def test_sizes_that_only_replies_tell_weigh_late_work_too(
+    federation: Make, model: Make, train_config: Make
+) -> None:
+    reports: list[Progress] = []
+    strategy = FedAvg(round_deadline=0.5, late="next", fraction_evaluate=0.0, observer=reports.append)
+    grid = federation(CENTRES[:3], SIZES[:3], describes=False, node_ids=[1, 2, 3])
+    strategy.start(grid, model(0.1), num_rounds=3, train_config=train_config(2, LR))
+    # Times .2, .6 and 1: client 0 in time, then client 1's first task, then client 2's.
+    w, n, made = 0.1, SIZES, []
+    bases = {1: w, 2: w}
+    for arrived in ((), (1,), (2,)):
+        own = [c for c in range(3) if c == 0]
+        counting = [(c, w) for c in own] + [(c, bases[c]) for c in arrived]
+        total = sum(n[c] for c, _ in counting)
+        w = w + sum(n[c] / total * (trained(c, base) - base) for c, base in counting)
+        made.append(w)
+        bases |= dict.fromkeys(arrived, w)
+    assert [float(r.arrays["w"].numpy()[0]) for r in reports[1:]] == pytest.approx(made, rel=1e-12)
+
+
+# ---- Loops around it ----------------------------------------------------------------------------------------------
+
+
+def by_flowers_loop(strategy: Any, grid: Any, arrays: ArrayRecord, config: Any) -> ArrayRecord:
+    """Run rounds as Flower's own ``Strategy.start`` does: it waits for all replies."""
+    for number in (1, 2, 3):
+        requests = list(strategy.configure_train(number, arrays, config, grid))
+        arrays = strategy.aggregate_train(number, list(grid.send_and_receive(requests)))[0] or arrays
+    return arrays
+
+
+def test_flowers_loop_drops_who_is_late_in_virtual_time(
+    federation: Make, model: Make, train_config: Make, values_of: Make
+) -> None:
+    # Times .2, .6, 1: those of clients 0 and 1 are in time in every round, as all are done when the next begins.
+    strategy = FedAvg(round_deadline=0.7, client_weights="uniform")
+    arrays = by_flowers_loop(strategy, federation(CENTRES[:3], SIZES[:3]), model(0.1), train_config(2, LR))
+    w = 0.1
+    for _ in range(3):
+        w = w + sum((trained(c, w) - w) / 2 for c in (0, 1))
+    assert values_of(arrays) == pytest.approx([w], rel=1e-12)
+    assert dict(strategy.accounts.items())[2].late == 3
+
+
+def test_flowers_loop_counts_the_first_valid_replies(
+    federation: Make, model: Make, train_config: Make, values_of: Make
+) -> None:
+    own = {
+        "participation": "uniform",
+        "fraction_train": 0.25,
+        "over_select": 3.0,
+        "client_weights": "uniform",
+    }
+    grid = federation(CENTRES[:4], SIZES[:4])
+    grid.spoil(0, "nan")
+    arrays = by_flowers_loop(FedAvg(**own), grid, model(0.1), train_config(2, LR))
+    w = 0.1
+    for _ in range(3):
+        w = trained(1, w)
+    assert values_of(arrays) == pytest.approx([w], rel=1e-12)
+
+
+def test_a_loop_around_it_cannot_take_late_work(federation: Make, model: Make, train_config: Make) -> None:
+    strategy = FedAvg(round_deadline=0.7, late="next")
+    with pytest.raises(
+        RunError, match=r"late = 'next': a loop around the strategy.*call the strategy's own start"
+    ):
+        by_flowers_loop(strategy, federation(), model(0.1), train_config(2, LR))
+
+
+def test_rounds_have_deadlines_and_asynchronous_methods_none() -> None:
+    with pytest.raises(TypeError, match="round_deadline"):
+        FedBuff(round_deadline=1.0)
+
+
+def test_what_changes_nothing_is_said(
+    federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        FedAvg(late="next").start(federation(), model(0.1), num_rounds=1, train_config=train_config(2, LR))
+    assert (
+        "late = 'next' changes nothing: without round_deadline or over_select nothing is late" in caplog.text
+    )
