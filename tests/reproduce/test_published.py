@@ -166,14 +166,17 @@ FEDBUFF = read_plan("fedbuff-speedup")
 
 
 def fedbuff_runs(taken: Callable[[str, str, int], int | None]) -> list[Run]:
-    """Make runs of 8,000 client updates, evaluated every 400, which reach the target after so many, or never."""
+    """Make runs of 8,000 client updates, evaluated every 400, which reach the target after so many, or never.
+
+    On the seed of the tuning 0.3 is the best step size; with another they would never get there.
+    """
     runs = []
-    for seed in (1, 2, 3):
+    for seed, lr in ((0, 0.1), (0, 0.3), (0, 1.0), (1, 0.1), (1, 0.3), (2, 0.3), (3, 0.3)):
         for case in FEDBUFF.grid["case"]:
             assert isinstance(case, dict)
             label = str(case["label"])
             at, method = label.split(" ")[0], label.split(", ")[1]
-            number = taken(at, method, seed)
+            number = (1200 if seed == 0 else taken(at, method, seed)) if lr == 0.3 else None
             done = np.arange(0, 8001, 400)
             accuracy = np.where(done >= (9999 if number is None else number), 0.95, 0.5)
             each = 10 if method == "FedBuff" else int(at)
@@ -183,7 +186,8 @@ def fedbuff_runs(taken: Callable[[str, str, int], int | None]) -> list[Run]:
                 "time": done / (100 if each == 10 else 20),
             }
             config = {key.replace("-", "_"): value for key, value in case.items() if key != "label"}
-            runs.append(make_run({"seed": seed, "case": label}, metrics, num_clients=1000, **config))
+            labels = {"seed": seed, "lr": lr, "case": label}
+            runs.append(make_run(labels, metrics, num_clients=1000, **config))
     return runs
 
 
@@ -199,8 +203,9 @@ def test_fedbuff_as_published(tmp_path: Path) -> None:
     assert evidence(report, "fedbuff-1-magnitude") == "200, FedAvg: 3.00 (3.00, 3.00, 3.00)"
     assert "200, FedProx: 15.00" in evidence(report, "fedbuff-1-time")
     rows = {row.quantity: row.mean for row in report.rows}
-    assert rows["50 at work, FedAvg: client updates to 90%"] == 2400
-    assert rows["50 at work, FedBuff: virtual time to 90%"] == 12
+    assert rows["50 at work, FedAvg, γ = 0.3: client updates to 90%"] == 2400
+    assert rows["50 at work, FedBuff, γ = 0.3: virtual time to 90%"] == 12
+    assert "| 200 at work, FedProx | 0.5000 | 0.8857 | 0.5000 |" in report.extra[0]  # 18 of 21 at 0.95
     check_figures(report.figures)
 
 
@@ -224,9 +229,10 @@ def test_fedbuff_otherwise(tmp_path: Path, taken: Any, outcomes: list[str]) -> N
     assert [verdict.outcome for verdict in report.verdicts] == outcomes
 
 
-def test_fedbuff_lacks_a_case(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [0, 2])
+def test_fedbuff_lacks_a_run_of_the_tuning_or_one_that_is_judged(tmp_path: Path, seed: int) -> None:
     runs = fedbuff_runs(ahead)
-    lacking = [run for run in runs if run["case"] == "50 at work, FedAvg"]
+    lacking = [run for run in runs if run["case"] == "50 at work, FedAvg" and run["seed"] == seed]
     there = [run for run in runs if run not in lacking]
     report = buffered.speed_up(results_of(there, lack=lacking), FEDBUFF, tmp_path)
     found = [verdict.outcome for verdict in report.verdicts]
@@ -251,11 +257,12 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         {"seed": [1], "similarity": [{"label": "10 %", "similarity": 0.1}], "local-epochs": [1]},
     ),
     "fedbuff-speedup": (
-        {"dataset": "digits", "model": "logistic", "num-clients": 30},
+        {"dataset": "digits", "model": "logistic", "num-clients": 40},
         {
-            "seed": [1],
+            "seed": [0, 1],
+            "lr": [0.3],
             "case": [
-                {**case, "num-server-rounds": 4, "eval-every": 1, "fraction-train": 0.4, "concurrency": 12}
+                {**case, "num-server-rounds": 4, **({"concurrency": 12} if "concurrency" in case else {})}
                 for case in FEDBUFF.grid["case"][:3]
                 if isinstance(case, dict)
             ],
