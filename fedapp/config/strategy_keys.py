@@ -52,6 +52,13 @@ _EARLY = if_(
 )
 
 
+def _can_straggle(setting: Setting) -> bool:
+    """Tell whether there is work that some of may be missing."""
+    config = setting.config
+    alone = max(config.local_epochs, config.local_steps) == 1 and config.step_heterogeneity == "none"
+    return config.drop_stragglers or not alone
+
+
 class StrategyKeys(Keys):
     """What a strategy is told."""
 
@@ -80,7 +87,8 @@ class StrategyKeys(Keys):
     stragglers: Annotated[
         UnitInterval,
         key(
-            "share of a round's participants that get done only a part of their work, of E epochs 1 to E", OWN
+            "share of a round's participants that get done only a part of their work, of E epochs 1 to E",
+            OWN & if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
         ),
     ]
     drop_stragglers: Annotated[

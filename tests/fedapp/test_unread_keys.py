@@ -120,6 +120,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"partitioner": "shards", "dirichlet-alpha": 1.0}, ["dirichlet-alpha"]),
     ({"partitioner": "iid", "similarity": 0.5}, ["similarity"]),
     ({"strategy": "fedavg", "drop-stragglers": True}, ["drop-stragglers"]),
+    ({"strategy": "fedavg", "stragglers": 0.7}, ["stragglers"]),  # of a single epoch nothing is missing
     ({"strategy": "fedbuff", "buffer-size": 2, "stragglers": 0.5, "drop-stragglers": True},
      ["stragglers", "drop-stragglers"]),
     ({"local-epochs": 5, "step-heterogeneity": "list:1,2,1"}, ["local-epochs"]),
