@@ -17,6 +17,7 @@ app = ClientApp(mods=[reads_packed])
 @app.query("describe")
 @app.query("direction")
 @app.query("sums")
+@app.query("kept")
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:

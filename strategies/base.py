@@ -135,7 +135,8 @@ class FederatedStrategy(Lifecycle):
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield for each of the clients what it is sent beside the model: vectors (D,) by record name.
 
-        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends.
+        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends. One
+        under the model's own name, ``arrayrecord_key``, is sent in its place.
         """
         return iter(())
 
@@ -302,7 +303,7 @@ class FederatedStrategy(Lifecycle):
 
     def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:
         """Say once that a client doesn't say that its local steps go by the method's rule."""
-        asked = [*self.local_rule(), *companions]
+        asked = [*self.local_rule(), *self._beside(companions)]
         applied = contribution.records.get(messages.APPLIED)
         done = {} if applied is None else dict(applied)
         known = [*done, *(done.get(messages.RECORDS) or [])]  # type: ignore[misc]
@@ -314,6 +315,10 @@ class FederatedStrategy(Lifecycle):
                 messages.APPLIED,
             )
 
+    def _beside(self, companions: Iterable[str]) -> list[str]:
+        """Return the records that go beside the model, without one in its place."""
+        return [name for name in companions if name != self.flower.arrayrecord_key]
+
     def _check_mods(self, current: Round) -> None:
         """Raise RunError if mods of the app let nobody train who is there: they would never do."""
         self._refused_by_mods |= current.by_mods
@@ -321,7 +326,7 @@ class FederatedStrategy(Lifecycle):
         if not self.clients or not {client.index for client in self.clients} <= self._refused_by_mods:
             return
         text = f"a mod of the app lets no client train ({next(iter(current.failures.values()))})"
-        if beside := [*current.companions]:
+        if beside := self._beside(current.companions):
             other = self.without_companions()
             text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
             text += f", or {other}" if other else ""

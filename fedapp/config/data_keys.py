@@ -12,7 +12,7 @@ from fedapp.data.synthetic import PATTERN as SYNTHETIC
 
 def _rows_are_split(setting: Setting) -> bool:
     dataset = setting.dataset
-    return setting.config.test_on == "unseen-clients" or dataset.num_train == len(dataset.y)
+    return setting.config.test_on != "held-out" or dataset.num_train == len(dataset.y)
 
 
 def _has_columns(setting: Setting) -> bool:
@@ -66,13 +66,16 @@ class DataKeys(Keys):
     test_fraction: Annotated[
         Inside,
         key(
-            "share of the rows that are held out for testing",
-            if_("test-on = unseen-clients, or data that ship no test rows", _rows_are_split),
+            "share of the rows, or of each client's, that are held out for testing",
+            if_("test-on = unseen-clients or own, or data that ship no test rows", _rows_are_split),
         ),
     ]
     test_on: Annotated[
-        Literal["held-out", "unseen-clients"],
-        key("what accuracy is measured on: held-out rows, or clients with a division of their own"),
+        Literal["held-out", "unseen-clients", "own"],
+        key(
+            "what accuracy is measured on: held-out rows, clients with a division of their own, or each client's own "
+            "rows that it doesn't train on"
+        ),
     ]
     partitioner: Annotated[
         Literal["label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural"],

@@ -129,13 +129,30 @@ class StrategyKeys(Keys):
             if_("all; for fadas sgd stands for amsgrad", _optimizer_counts),
         ),
     ]
-    proximal_mu: Annotated[NonNegative, key("α, the pull towards the global model (Li et al. 2020)", OWN)]
+    proximal_mu: Annotated[
+        NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)
+    ]
     perturbation_beta: Annotated[
         UnitInterval, key("β: the gradient is taken at β w + (1 − β) u, u the neighbours' average", OWN)
     ]
     feddyn_alpha: Annotated[
         Moderate,
         key("α of FedDyn's regularizer, and of its pull to the global model (Acar et al. 2021)", OWN),
+    ]
+    ditto_lambda: Annotated[
+        ZeroOrModerate,
+        key("λ, the pull of a client's own model towards the global one (Li et al. 2021)", OWN),
+    ]
+    fedamp_sigma: Annotated[
+        Positive,
+        key("σ, in squared distances of models: clients further apart hardly count for each other", OWN),
+    ]
+    fedamp_alpha: Annotated[
+        UnitInterval,
+        key(
+            "how much a client takes of others' models, at most: the α_k of Huang et al. 2021 is this times σ / C",
+            OWN,
+        ),
     ]
     neighbour_memory: Annotated[
         NonNegative,

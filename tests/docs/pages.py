@@ -36,6 +36,10 @@ NOT_RUN = {
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     ("docs/deploy.md", "needs the server"): 2,  # (tests/deploy/test_registration.py, test_through_proxy.py)
     ("docs/deploy.md", "needs minutes for each"): 1,  # (make test-all)
+    (
+        "docs/personal.md",
+        "needs a client of your own",
+    ): 1,  # (tests/strategies/test_personal.py does the same)
     ("docs/references.md", "needs minutes, and data"): 1,  # (tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)

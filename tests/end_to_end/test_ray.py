@@ -95,7 +95,7 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
 
 # One without rounds stays; spectral is on Ray in test_spectral.py, too, and fedavg's loop is that of fedprox.
 THOROUGH = (
-    "fedprox", "spectral", "fednova", "feddyn", "mifa",
+    "fedprox", "spectral", "fednova", "feddyn", "mifa", "fedamp",
     "async-fedavg", "fedfix", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl",
     "fadas",
 )  # fmt: skip

@@ -42,8 +42,8 @@ def one_of(*names: str) -> str:
 
 
 STRATEGIES = (
-    "fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa", "async-fedavg", "fedfix", "fedbuff",
-    "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas",
+    "fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa", "ditto", "fedamp", "async-fedavg",
+    "fedfix", "fedbuff", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas",
 )  # fmt: skip
 DEVICES = one_of("auto", "cpu", "cuda")
 SCENARIOS = "F0 to F99, exponential or half-normal, alone or with :F0 to :F99, or trace:FILE"
@@ -82,6 +82,12 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "message-floor": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-300, 0.5]),
     "neighbours": (COUNT, NO_COUNT, [0, 5]),
     "feddyn-alpha": ("a number from 1e-6 to 1e6", [0, 1e-7, *NO_MODERATE], [1e-6, 0.01, 1]),
+    "ditto-lambda": (
+        "0, or a number from 1e-6 to 1e6", [1e-7, *(value for value in NO_MODERATE if value != 0)], [0, 0.1, 1e6],
+    ),
+    "fedamp-sigma": (POSITIVE, NO_POSITIVE, [0.1, 1]),
+    "fedamp-alpha": ("a number in [0, 1]", NO_UNIT, [0, 1, 0.5]),
+    "fine-tune-epochs": ("a whole number from 0 to 1000000", [10**6 + 1, *NO_COUNT], [0, 10]),
     "neighbour-memory": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 16]),
     "message-epsilon": ("a number from 0 to 1e6", [1e7, *NO_NON_NEGATIVE], [0, 0.1, 8]),
     "message-delta": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-9, 0.5]),
