@@ -71,6 +71,9 @@ class SynchronousConfig(StrategyConfig):
     ----------
     participation, fraction_train : str, float
         Who takes part in a round: see ``strategies.weights.Participation``.
+    stragglers, drop_stragglers : float, bool
+        Share of a round's participants that get only a part of their work done, and whether the round goes without
+        them: see ``strategies.stragglers``.
     aggregation_rule, faulty_clients : str, int
         How updates are put together: Σ d_i Δ_i (``mean``), or a robust rule that bears so many clients which send
         anything: see ``strategies.aggregation``.
@@ -88,6 +91,8 @@ class SynchronousConfig(StrategyConfig):
 
     participation: str = "full"
     fraction_train: float = 1.0
+    stragglers: float = 0.0
+    drop_stragglers: bool = False
     aggregation_rule: str = "mean"
     faulty_clients: int = 0
     dp: str = "none"

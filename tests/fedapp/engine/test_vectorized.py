@@ -183,6 +183,8 @@ def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Conf
         {"normalize": "standardize", "strategy": "async-fedavg", "lr": 0.02},
         {"augment": "flip+crop", "model": "mlp", "batch_size": 7},
         {"augment": "crop", "batch_size": 0},
+        {"stragglers": 0.7, "local_epochs": 4},
+        {"stragglers": 0.5, "drop_stragglers": True, "dataset": "synthetic:1,0.5", "partitioner": "natural"},
     ],
     ids=lambda values: next(iter(values)),
 )
