@@ -9,14 +9,16 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.worker.asking import ask_worker
+from strategies.compression import compresses
 from strategies.packing import reads_packed
 
-app = ClientApp(mods=[reads_packed])
+app = ClientApp(mods=[reads_packed, compresses])
 
 
 @app.query("describe")
 @app.query("direction")
 @app.query("sums")
+@app.query("kept")
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:

@@ -98,9 +98,11 @@ from strategies.chain import Contribution
 from strategies.clock import VirtualClock, WallClock
 from strategies.config import StrategyConfig, SynchronousConfig
 from strategies.delay_adaptive import DelayAdaptive
+from strategies.ditto import Ditto
 from strategies.errors import DivergedError, RunError
 from strategies.events import AsynchronousStrategy
 from strategies.fadas import FADAS
+from strategies.fedamp import FedAMP
 from strategies.fedasync import FedAsync
 from strategies.fedavg import FedAvg
 from strategies.fedbuff import FedBuff
@@ -131,6 +133,8 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "scaffold": Scaffold,
     "feddyn": FedDyn,
     "mifa": Mifa,
+    "ditto": Ditto,
+    "fedamp": FedAMP,
     "async-fedavg": AsyncFedAvg,
     "fedfix": FedFix,
     "fedbuff": FedBuff,
@@ -154,8 +158,10 @@ __all__ = [
     "Client",
     "Contribution",
     "DelayAdaptive",
+    "Ditto",
     "DivergedError",
     "EventsConfig",
+    "FedAMP",
     "FedAsync",
     "FedAvg",
     "FedBuff",

@@ -137,7 +137,8 @@ class FederatedStrategy(Lifecycle):
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield for each of the clients what it is sent beside the model: vectors (D,) by record name.
 
-        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends.
+        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends. One
+        under the model's own name, ``arrayrecord_key``, is sent in its place.
         """
         return iter(())
 
@@ -241,6 +242,8 @@ class FederatedStrategy(Lifecycle):
             self.graph.guarded = self.safeguards.active
             clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
         self.pace.enrol(clients)
+        if clients:
+            self.left_out.hand_back(self.run_id)
         return clients
 
     def _importances(self, clients: Sequence[Client]) -> Weights:
@@ -266,7 +269,7 @@ class FederatedStrategy(Lifecycle):
         own[messages.SERVER_ROUND] = server_round
         own[messages.CLIENT] = client.index
         own[messages.TASK] = task
-        for key, value in self.local_rule().items():
+        for key, value in {**self.local_rule(), **self._compression_fields()}.items():
             own[key] = value
         return own
 
@@ -301,11 +304,13 @@ class FederatedStrategy(Lifecycle):
             self.flower.weighted_by_key,
             must_weigh=self.config.client_weights == "samples",
             untrained=apart,
+            compression=self._compression(),
+            whole=self._say_whole,
         )
 
     def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:
         """Say once that a client doesn't say that its local steps go by the method's rule."""
-        asked = [*self.local_rule(), *companions]
+        asked = [*self.local_rule(), *self._beside(companions)]
         applied = contribution.records.get(messages.APPLIED)
         done = {} if applied is None else dict(applied)
         known = [*done, *(done.get(messages.RECORDS) or [])]  # type: ignore[misc]
@@ -317,6 +322,10 @@ class FederatedStrategy(Lifecycle):
                 messages.APPLIED,
             )
 
+    def _beside(self, companions: Iterable[str]) -> list[str]:
+        """Return the records that go beside the model, without one in its place."""
+        return [name for name in companions if name != self.flower.arrayrecord_key]
+
     def _check_mods(self, current: Round) -> None:
         """Raise RunError if mods of the app let nobody train who is there: they would never do."""
         self._refused_by_mods |= current.by_mods
@@ -324,7 +333,7 @@ class FederatedStrategy(Lifecycle):
         if not self.clients or not {client.index for client in self.clients} <= self._refused_by_mods:
             return
         text = f"a mod of the app lets no client train ({next(iter(current.failures.values()))})"
-        if beside := [*current.companions]:
+        if beside := self._beside(current.companions):
             other = self.without_companions()
             text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
             text += f", or {other}" if other else ""

@@ -2,13 +2,59 @@
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.arrays import Vector
+
+# Columns of a matrix of models are worked on in blocks of this many bytes, in float64.
+BLOCK = 1 << 26
+
+
+def pooled(weights: NDArray[np.float64], models: NDArray[np.float32], rows: Sequence[int]) -> Vector:
+    """Return Σ_j weights_ij models_j (L, D) in float64: one matrix product, by blocks of columns.
+
+    Parameters
+    ----------
+    weights : array (L, C)
+        Of L sums.
+    models : array (M, D), M ≥ C
+        ``rows`` (C) names those that the columns of ``weights`` stand for.
+    """
+    sums = np.empty((len(weights), models.shape[1]))
+    for columns in _blocks(models.shape[1], len(rows)):
+        sums[:, columns] = weights @ models[rows, columns].astype(np.float64)
+    return sums
+
+
+def squared_distances(
+    models: NDArray[np.float32], rows: Sequence[int], own: Sequence[int], left_out: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return ‖model_i − model_j‖² (L, C) of some models (M, D), named by ``rows`` (C), ``own`` (L) of these to all.
+
+    By the models' differences from their mean: those that are near each other are told apart however large they are.
+    Columns that are ``left_out`` don't count.
+    """
+    counts = np.ones(models.shape[1], dtype=bool)
+    counts[left_out] = False
+    products = np.zeros((len(own), len(rows)))
+    squares = np.zeros(len(rows))
+    for columns in _blocks(models.shape[1], len(rows)):
+        block = models[rows, columns].astype(np.float64)[:, counts[columns]]
+        block -= block.mean(0)
+        products += block[own] @ block.T
+        squares += np.einsum("ij,ij->i", block, block)
+    distances = np.maximum(squares[list(own), None] + squares - 2 * products, 0.0)
+    distances[np.arange(len(own)), own] = 0.0
+    return np.asarray(distances)
+
+
+def _blocks(width: int, rows: int) -> Iterator[slice]:
+    size = max(1, BLOCK // (8 * max(rows, 1)))
+    return (slice(start, start + size) for start in range(0, width, size))
 
 
 class ClientVectors:

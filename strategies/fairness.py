@@ -1,4 +1,9 @@
-"""What a model is worth to each client: its metrics client by client, and how unequal they are."""
+"""What a model is worth to each client: its metrics client by client, and how unequal they are.
+
+Jain's index (Σ x)² / (C Σ x²) is from R. Jain, D.-M. Chiu & W. Hawe, "A quantitative measure of fairness and
+discrimination for resource allocation in shared computer systems", DEC-TR-301, 1984: 1 if all clients have the same,
+1/C if one has all there is.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +31,8 @@ def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
     Returns
     -------
     dict
-        ``client-METRIC-mean``, ``-worst-tenth`` (the mean over the worst ⌈C/10⌉ clients), ``-best``, ``-std``.
+        ``client-METRIC-mean``, ``-worst-tenth`` (the mean over the worst ⌈C/10⌉ clients), ``-best``, ``-std``; and
+        ``-jain`` of a score that is nowhere below 0. One of personal models keeps its name: ``personal-METRIC-mean``.
     """
     column = np.sort(np.fromiter(values, dtype=np.float64))
     if not column.size:
@@ -37,7 +43,14 @@ def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
         column[:] = np.nan
     worst = column[-math.ceil(column.size / 10) :]
     numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
-    return {f"client-{metric}-{name}": float(number) for name, number in numbers.items()}
+    if not less_is_better(metric) and (column >= 0).all() and (squares := float(column @ column)) > 0:
+        numbers["jain"] = column.sum() ** 2 / (column.size * squares)
+    return {f"{of_clients(metric)}-{name}": float(number) for name, number in numbers.items()}
+
+
+def of_clients(metric: str) -> str:
+    """Return what a metric that clients tell is called among those of a run."""
+    return metric if metric.startswith(messages.OF_PERSONAL) else f"client-{metric}"
 
 
 def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:

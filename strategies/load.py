@@ -32,11 +32,17 @@ class Loads:
         self.model = self.up = 0
         self._beside = 0  # bytes beside the model, at most so far
         self._down: dict[int, int] = {}  # of each client's last request
+        self._parts: dict[
+            int, float
+        ] = {}  # of its work that the client was asked for, where that is less than all
 
-    def note(self, client: int, down: int) -> None:
-        """Note how many bytes a client's task is sent: the model, and what goes beside it."""
+    def note(self, client: int, down: int, part: float = 1.0) -> None:
+        """Note the bytes that a client's task is sent, the model and what goes beside it, and the part of its work."""
         self._beside = max(self._beside, down - self.model)
         self._down[client] = down
+        self._parts.pop(client, None)
+        if part < 1:
+            self._parts[client] = part
 
     def known(self, more_than_the_model: bool) -> bool:
         """Tell whether it is known how many bytes clients are sent, which may be more than those of the model."""
@@ -44,7 +50,8 @@ class Loads:
 
     def of_last(self, client: Client) -> Load:
         """Return what the last task that a client was sent weighs."""
-        return self.of(client, self._down.get(client.index))
+        load = self.of(client, self._down.get(client.index))
+        return load._replace(work=load.work * self._parts.get(client.index, 1.0))
 
     def of(self, client: Client, down: int | None = None) -> Load:
         """Return what a task of a client weighs that is sent so many bytes; None: as many as tasks were so far.

@@ -14,6 +14,7 @@ from typing import Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from strategies import direction
 from strategies.flower_internals import MESSAGE_UNAVAILABLE
 
 # Records of a message.
@@ -22,6 +23,9 @@ CONFIG: Final = "config"
 METRICS: Final = "metrics"
 NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
 CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
+PERSONAL_MODEL: Final = (
+    "personal"  # in requests to evaluate: a model of this client's, scored beside the global one
+)
 DIRECTION: Final = "direction"  # one array (d,): what places a client in the graph
 DEVICE: Final = "device"  # beside the metrics of a description: a ConfigRecord with the field below
 
@@ -30,6 +34,9 @@ TRAIN: Final = MessageType.TRAIN
 EVALUATE: Final = MessageType.EVALUATE
 DESCRIBE: Final = f"{MessageType.QUERY}.describe"
 ASK_DIRECTION: Final = f"{MessageType.QUERY}.direction"
+ASK_KEPT: Final = (
+    f"{MessageType.QUERY}.kept"  # a simulation's server asks for a personal model, or hands it back
+)
 
 # Fields of `config`, from the server.
 SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1
@@ -39,7 +46,17 @@ TASK: Final = (
 )
 ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the name is Flower's
 BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
+PART: Final = "strategies.part"  # of its usual local work, in (0, 1], that a client is to do: rounded up
 PATH: Final = "strategies.path"  # asks for the client's path, see below; its value says nothing
+COMPRESSION: Final = "strategies.compression"  # asks for a compressed update (strategies/compression.py), by
+SEED: Final = "strategies.seed"  # draws of this seed,
+RUN: Final = "strategies.run"  # with what the client has left out in this run,
+MODEL: Final = "strategies.arrays"  # of the model in this record, if it isn't `arrays`,
+UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patterns
+PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
+KEPT_FOR: Final = (
+    "strategies.kept-for"  # a run's own number on devices: what a client keeps is kept for it alone
+)
 
 # A ConfigRecord of replies: which of these fields, and which records beside the model, the local step went by.
 APPLIED: Final = "strategies.applied"
@@ -59,6 +76,9 @@ NAME: Final = "name"
 # What an evaluation may tell a strategy beside its metrics: f_i(w) of all clients, by index.
 CLIENT_LOSSES: Final = "client-losses"
 PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, by index too
+
+# How the names of metrics begin that a client's own model scores, not the global one.
+OF_PERSONAL: Final = direction.PERSONAL
 
 # Metrics that a strategy reports about an aggregation.
 PARTICIPANTS: Final = "participants"

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from strategies import fairness, messages, streams
 from strategies.accounts import Accounts
+from strategies.arrays import Layout, Vector
 from strategies.clock import Clock
 from strategies.exchange import arriving
 from strategies.memory import Memory
@@ -48,6 +49,7 @@ class Reporting(Strategy):
     wrapped: Wrapped
     timeout: float
     has_rounds: ClassVar[bool]
+    _layout: Layout
     _asked: dict[int, int]  # clients whose answer is waited for, by node id
     _evaluated: int
     _by_client: dict[str, fairness.ByClient]  # what clients told in an evaluation that isn't reported yet
@@ -68,6 +70,21 @@ class Reporting(Strategy):
     @abstractmethod
     def bytes_kept(self) -> int:
         """Return how much the method keeps of clients, such as a vector of each, in bytes."""
+
+    #: Whether clients have models of their own, which they evaluate beside the global one.
+    personal: ClassVar[bool] = False
+
+    def evaluation_rule(self) -> dict[str, float]:
+        """Return the message fields that tell clients what to evaluate beside the global model."""
+        return {}
+
+    def personal_model(self, client: Client) -> Vector | None:
+        """Return the model (D,) that a client is to evaluate beside the global one; None if it keeps its own."""
+        return None
+
+    def _personal_record(self, client: Client) -> dict[str, messages.RecordType]:
+        own = self.personal_model(client)
+        return {} if own is None else {messages.PERSONAL_MODEL: self._layout.to_record(own)}
 
     def at_work(self) -> list[int]:
         """Return the clients, by index, that have been asked for something and haven't answered yet."""
@@ -115,9 +132,17 @@ class Reporting(Strategy):
             messages.request(
                 messages.EVALUATE,
                 client.node_id,
-                ConfigRecord({**config, messages.SERVER_ROUND: server_round, messages.CLIENT: client.index}),
+                ConfigRecord(
+                    {
+                        **config,
+                        messages.SERVER_ROUND: server_round,
+                        messages.CLIENT: client.index,
+                        **self.evaluation_rule(),
+                    }
+                ),
                 ttl=self.timeout,
                 arrays=arrays,
+                companions=self._personal_record(client),
                 keys=self.flower.keys,
             )
             for client in (clients[place] for place in chosen)
@@ -152,7 +177,7 @@ class Reporting(Strategy):
             return metrics
         result.evaluate_metrics_clientapp[aggregation] = averages
         self._by_client = self._told_by(replies.values())
-        return MetricRecord({**metrics, **{f"client-{key}": value for key, value in averages.items()}})
+        return MetricRecord({**metrics, **{fairness.of_clients(key): each for key, each in averages.items()}})
 
     def _told_by(self, replies: Iterable[Message]) -> dict[str, fairness.ByClient]:
         indices = {client.node_id: client.index for client in self.clients}

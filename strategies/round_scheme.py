@@ -20,6 +20,7 @@ from strategies.errors import RunError
 from strategies.exchange import in_order
 from strategies.roster import Client, sized_by_replies
 from strategies.round import Round
+from strategies.stragglers import Stragglers
 from strategies.weights import Participation, Weights
 
 log = logging.getLogger("flwr.strategies")
@@ -36,6 +37,7 @@ class RoundScheme(FederatedStrategy):
         self.participation = Participation.parse(
             self.config.participation, self.config.fraction_train, self.flower.min_train_nodes
         )
+        self.stragglers = Stragglers(self.config)
         own = type(self)
         #: Whether a hook wants to see all contributions of a round at once.
         self._wants_all = (
@@ -83,9 +85,8 @@ class RoundScheme(FederatedStrategy):
         self.participation.check(num_clients)
         if (rule := self.config.aggregation_rule) != MEAN:
             scheme, faulty = self.participation, self.config.faulty_clients
-            drawn = len(scheme.fixed) or (
-                scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
-            )
+            there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
+            drawn = self.stragglers.counting(len(scheme.fixed) or there)
             if drawn < least_updates(rule, faulty):
                 raise ValueError(
                     f"aggregation_rule = {rule!r}, faulty_clients = {faulty}: needs {least_updates(rule, faulty)} "
@@ -148,7 +149,7 @@ class RoundScheme(FederatedStrategy):
     def _by_scheme(self, p: Weights) -> Weights | None:
         only = self.participation.scheme == "fixed"
         fixed = [client.index in self.participation.fixed for client in self.clients]
-        if type(self).select is not RoundScheme.select or (only and not any(fixed)):
+        if type(self).select is not RoundScheme.select or self.stragglers.drops or (only and not any(fixed)):
             return None
 
         def among(places: Sequence[int]) -> Weights:

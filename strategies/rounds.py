@@ -80,7 +80,7 @@ class SynchronousStrategy(TimedRounds):
         if not free and not self.late_work.tasks:
             self._nobody_comes = True
             return []
-        participants, weights = self._drawn(free, server_round)
+        participants, weights = self.stragglers.among(*self._drawn(free, server_round), server_round)
         self.model = self._layout.to_vector(arrays)
         early, self._fields = self._early(participants, weights, server_round), config
         companions, requests = self.companions(participants), []
@@ -88,8 +88,10 @@ class SynchronousStrategy(TimedRounds):
         for client in participants:
             beside = next(companions, {})
             own = self._train_config(client, server_round, server_round, config)
+            own.update(self.stragglers.asks(client))
             requests.append(self._train_request(client, own, arrays, beside))
-            self.loads.note(client.index, messages.total_bytes(requests[-1]))
+            part = float(own.get(messages.PART, 1.0))  # type: ignore[arg-type]
+            self.loads.note(client.index, messages.total_bytes(requests[-1]), part)
             if early is not None:
                 early.note_sent(client, requests[-1], beside)
         if early is not None:  # by now it is known how many bytes each is sent
@@ -273,7 +275,7 @@ class SynchronousStrategy(TimedRounds):
             links(local)
             age, key = current.number - sent_in, self.flower.arrayrecord_key
             contribution = Contribution.of(local, reply, sent_in - 1, age, key)
-            self._check_applied(contribution, current.companions)
+            self._check_applied(contribution, [*current.companions, *self.stragglers.asks(client)])
             if self._wants_all:
                 current.contributions.append(contribution)
             else:

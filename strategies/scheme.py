@@ -21,7 +21,7 @@ from strategies.chain import Contribution
 from strategies.config import StrategyConfig
 from strategies.errors import RunError
 from strategies.evaluation import EvaluationUnderWay
-from strategies.fairness import ByClient
+from strategies.fairness import ByClient, of_clients
 from strategies.ledger import Ledger, Member, Standing
 from strategies.pace import Times
 from strategies.weights import mean_and_spread
@@ -310,7 +310,7 @@ class Scheme(FederatedStrategy):
     def _take_evaluation(self, number: int, replies: list[Message]) -> None:
         if (averages := self.aggregate_evaluate(number, replies)) is not None:
             self._result.evaluate_metrics_clientapp[number] = averages
-            self._told = {f"client-{key}": value for key, value in averages.items()} | {
+            self._told = {of_clients(key): value for key, value in averages.items()} | {
                 messages.EVALUATED: number
             }
             self._told_by_client = self._told_by(replies)

@@ -1,6 +1,6 @@
 """How long clients' tasks take, in virtual time.
 
-Source: Fraboni et al. 2023, section 5.1.
+Source: Fraboni et al. 2023, section 5.1; ``half-normal``: Nguyen et al. 2022 (FedBuff), whose tasks take that long.
 """
 
 import re
@@ -8,6 +8,7 @@ from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from strategies import streams
 from strategies.device_profile import ALLOWED as PROFILES
@@ -16,8 +17,10 @@ from strategies.device_profile import DeviceProfile, is_profile
 from strategies.files import NamedFile
 from strategies.load import Load
 
-ALLOWED = f"F0 to F99, exponential, exponential:F0 to F99, trace:FILE, {PROFILES}"
-PATTERN = rf"^(F\d{{1,2}}|exponential(:F\d{{1,2}})?|trace:.+|{PROFILE_PATTERN})$"
+ALLOWED = f"F0 to F99, exponential or half-normal, alone or with :F0 to :F99, trace:FILE, {PROFILES}"
+PATTERN = rf"^(F\d{{1,2}}|(exponential|half-normal)(:F\d{{1,2}})?|trace:.+|{PROFILE_PATTERN})$"
+_DRAWN = ("exponential", "half-normal")
+_WIDTH = (np.pi / 2) ** 0.5  # of a half-normal law with mean 1
 
 
 class TimeScenario:
@@ -25,9 +28,10 @@ class TimeScenario:
 
     ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1.
     ``exponential``: T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is
-    named after a colon. ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and
-    from the first again when they are used up. ``profile:FILE``, ``lognormal:S``, ``zipf:S``, ``pareto:S``: what the
-    devices can do, so that a task takes what its work and its bytes take (``strategies.device_profile``).
+    named after a colon. ``half-normal``: likewise T_i = |N|, N ~ N(0, π/2 τ_i²), whose mean is τ_i.
+    ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and from the first again
+    when they are used up. ``profile:FILE``, ``lognormal:S``, ``zipf:S``, ``pareto:S``: what the devices can do, and
+    a task takes what its work and its bytes take (``strategies.device_profile``).
 
     Parameters
     ----------
@@ -36,7 +40,7 @@ class TimeScenario:
     num_clients : int
         C.
     seed : int
-        Fixes the draws of ``exponential``, and of the laws of devices.
+        Fixes the draws of ``exponential`` and ``half-normal``, and of the laws of devices.
 
     Attributes
     ----------
@@ -52,7 +56,7 @@ class TimeScenario:
     def __init__(self, name: str, num_clients: int, seed: int = 0) -> None:
         kind, _, argument = name.partition(":")
         self.seed, self.num_clients = seed, num_clients
-        self.drawn = kind == "exponential"
+        self.law = kind if kind in _DRAWN else ""
         self.trace: list[list[float]] = []
         self.devices: DeviceProfile | None = None
         if is_profile(name):
@@ -61,7 +65,7 @@ class TimeScenario:
             self.trace = _read_trace(argument, num_clients)
             self._means = np.array([np.mean(times) for times in self.trace])
         else:
-            self._means = _spaced((argument or "F80") if self.drawn else name, num_clients, name)
+            self._means = _spaced((argument or "F80") if self.law else name, num_clients, name)
 
     @property
     def means(self) -> NDArray[np.float64]:
@@ -98,9 +102,10 @@ class TimeScenario:
             return float(self._means.max())
         if self.trace:
             return self.trace[client][(task - 1) % len(self.trace[client])]
-        if self.drawn:
-            rng = streams.generator(self.seed, "task-times", client, task)
-            return float(rng.exponential(self._means[client]))
+        if self.law:
+            rng, mean = streams.generator(self.seed, "task-times", client, task), self._means[client]
+            drawn = rng.exponential(mean) if self.law == "exponential" else mean * abs(rng.normal(0, _WIDTH))
+            return float(drawn)
         return float(self._means[client])
 
     def distribution(self, client: int, load: Load | None = None) -> NDArray[np.float64]:
@@ -108,8 +113,11 @@ class TimeScenario:
         if client < self.num_clients and self.trace:
             return np.array(self.trace[client])
         mean = self.mean(client, load)
-        if self.drawn:
-            return np.asarray(-mean * np.log1p(-(np.arange(2000) + 0.5) / 2000))
+        levels = (np.arange(2000) + 0.5) / 2000
+        if self.law == "exponential":
+            return np.asarray(-mean * np.log1p(-levels))
+        if self.law:
+            return np.asarray(mean * _WIDTH * ndtri((1 + levels) / 2))
         return np.array([mean])
 
 

@@ -52,8 +52,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing at the end of a run: for many short runs, as figures take longer than those."""
-    for name in ("draw_curves", "draw_partition"):
-        monkeypatch.setattr(f"fedapp.report.figures.{name}", lambda *_, **__: None)
+    for name in ("figures.draw_curves", "figures.draw_partition", "by_client.draw_by_client"):
+        monkeypatch.setattr(f"fedapp.report.{name}", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")

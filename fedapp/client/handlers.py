@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
-from fedapp import federation
 from fedapp.client.device import device_of
+from fedapp.client.kept import keep_model, kept_model
 from fedapp.client.local_data import local_data, node_number
+from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
 from fedapp.client.privacy import is_simulated
-from fedapp.client.request import integer, read_config, sent_model
-from fedapp.client.training import local_task, model_of, own_tensors, trained_reply
+from fedapp.client.request import integer, read_config
+from fedapp.client.scoring import scored_reply
+from fedapp.client.training import local_task, trained_reply
 from fedapp.config import ConfigError
 from fedapp.data import DataError
 from fedapp.data.direction import client_direction, private_direction
@@ -23,9 +25,6 @@ from fedapp.data.standardize import sums_of
 from fedapp.federation.records import ASK_SUMS, COUNT, SQUARES, SUMS
 from fedapp.models import ModelError
 from fedapp.own import OwnPartError
-from fedapp.training.evaluation import evaluate as score
-from fedapp.training.losses import loss_of
-from fedapp.training.metrics import chosen_metrics
 from fedapp.training.trainer import train_one
 from strategies import messages, streams
 
@@ -109,20 +108,38 @@ def input_sums(message: Message, context: Context) -> Message:
 def train_model(message: Message, context: Context) -> Message:
     """Train the model in the message on this client's data."""
     task = local_task(message, context)
-    return trained_reply(message, context, task, *train_one(task))
+    own = personal_task(message, context, task)
+    reply = trained_reply(message, context, task, *train_one(task))
+    if own is not None:
+        keep_trained(message, context, train_one(own)[0])
+    return reply
 
 
 @answers_errors
 def evaluate_model(message: Message, context: Context) -> Message:
-    """Score the model in the message on this client's data."""
-    record, config = read_config(message)
-    data, device = local_data(config, record, context), device_of(config)
-    x, y, _ = own_tensors(config, data, device)
-    state = federation.to_state(sent_model(message), device)
-    loss, measured = loss_of(config.loss), chosen_metrics(config.metrics, config.loss, y)
-    result = score(model_of(record, config, data, device), state, x, y, loss, measured)
-    metrics = MetricRecord({messages.NUM_EXAMPLES: len(data.rows), "loss": result.loss, **result.values()})
-    return Message(RecordDict({messages.METRICS: metrics}), reply_to=message)
+    """Score the model in the message on this client's data, and the client's own model if it has one."""
+    task = fine_tuning_task(message, context)
+    return scored_reply(message, context, None if task is None else train_one(task)[0])
+
+
+@answers_errors
+def tell_kept(message: Message, context: Context) -> Message:
+    """Tell the model that this client keeps, or keep the one in the message: for the checkpoint of a simulation.
+
+    Raises
+    ------
+    DataError
+        On a device with data of its own, whose model doesn't leave it.
+    """
+    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    content = RecordDict()
+    if not is_simulated(context):
+        raise DataError("this device's own model doesn't leave it")
+    if (arrays := messages.arrays_of(message)) is not None:
+        keep_model(context, record, arrays)
+    elif (kept := kept_model(context, record)) is not None:
+        content[messages.ARRAYS] = kept
+    return Message(content, reply_to=message)
 
 
 HANDLERS: dict[str, Handler] = {
@@ -131,6 +148,7 @@ HANDLERS: dict[str, Handler] = {
     ASK_SUMS: input_sums,
     messages.TRAIN: train_model,
     messages.EVALUATE: evaluate_model,
+    messages.ASK_KEPT: tell_kept,
 }
 
 

@@ -8,17 +8,22 @@ from flwr.app import ConfigRecord, Context
 from fedapp import federation
 from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset
+from fedapp.data.partition import OWN, own_split
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """A client's rows of a dataset; ``partition_id`` is None where the node's own file is all its data."""
+    """A client's rows of a dataset; ``partition_id`` is None where the node's own file is all its data.
+
+    ``test_rows`` are those that it is tested on and never trains on; None where ``test-on`` isn't own.
+    """
 
     dataset: Dataset
     rows: np.ndarray
     partition_id: int | None
     num_partitions: int | None
     key: tuple[object, ...]
+    test_rows: np.ndarray | None = None
 
 
 def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> LocalData:
@@ -47,8 +52,9 @@ def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> Loc
         if not 0 <= partition_id < num_partitions:
             raise DataError(f"partition-id = {partition_id}: must be 0 to {num_partitions - 1}")
         rows = partition.client(partition_id)
+        test_rows = partition.test_client(partition_id) if config.test_on == OWN else None
     elif own_path is not None:
-        rows = np.arange(dataset.num_train)
+        rows, test_rows = _split(config, dataset)
     else:
         raise DataError(
             "node-config: needs partition-id and num-partitions, or a data-path of the node's own"
@@ -57,7 +63,18 @@ def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> Loc
         raise DataError(f"client {partition_id}: it has no training examples")
     source = federation.source_of(config, num_partitions or 0, path, targets)
     key = (source, partition_id, num_partitions, federation.division_of(config))
-    return LocalData(dataset, rows, partition_id, num_partitions, key)
+    return LocalData(dataset, rows, partition_id, num_partitions, key, test_rows)
+
+
+def _split(config: RunConfig, dataset: Dataset) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return a device's own training and test rows.
+
+    By the seed alone, not by its place among the clients: what it is asked before it has one, such as the sums of its
+    inputs, and what it trains on in a run that goes on with other devices, are of the same rows.
+    """
+    if config.test_on != OWN:
+        return np.arange(dataset.num_train), None
+    return own_split(np.arange(len(dataset.y)), config.test_fraction, config.seed, 0)
 
 
 def node_number(context: Context, key: str) -> int | None:

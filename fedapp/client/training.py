@@ -1,6 +1,7 @@
 """A training request as a task for ``fedapp.training``, and its answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedapp.client.request import integer, read_config, sent_model
 from fedapp.config import RunConfig
 from fedapp.training import work
 from fedapp.training.augment import Augmentation
-from fedapp.training.batches import plan_batches, task_rng
+from fedapp.training.batches import Batches, plan_batches, task_rng
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import SGD, optimizer_of
@@ -31,6 +32,21 @@ from strategies.arrays import pack
 
 # Inputs (n, ...), labels (n,), and where a client's rows begin in them.
 ClientTensors = tuple[Tensor, Tensor, int]
+TensorsOf = Callable[[RunConfig, LocalData, torch.device], ClientTensors]
+TestsOf = Callable[[RunConfig, LocalData, torch.device], tuple[Tensor, Tensor]]
+StateOf = Callable[[ArrayRecord, torch.device], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The purposes of a task's random streams."""
+
+    batches: str = "batches"
+    augmentation: str = "augmentation"
+    randomness: str = "local-randomness"
+
+
+SENT = Streams()  # of the task whose result is sent
 
 _tensors = federation.TensorCache()
 
@@ -48,6 +64,12 @@ def own_tensors(config: RunConfig, data: LocalData, device: torch.device) -> Cli
     return *_tensors.get(data.key, data.dataset, data.rows, config.normalize, device), 0
 
 
+def tested_tensors(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of the rows that a client is tested on."""
+    assert data.test_rows is not None
+    return _tensors.get((*data.key, "test"), data.dataset, data.test_rows, config.normalize, device)
+
+
 def model_of(record: ConfigRecord, config: RunConfig, data: LocalData, device: torch.device) -> nn.Module:
     """Return the model that a client trains."""
     outputs = federation.schema_of(record).num_outputs  # the server's: a device may lack the last classes
@@ -57,42 +79,33 @@ def model_of(record: ConfigRecord, config: RunConfig, data: LocalData, device: t
 def local_task(
     message: Message,
     context: Context,
-    tensors: Callable[[RunConfig, LocalData, torch.device], ClientTensors] = own_tensors,
-    state_of: Callable[[ArrayRecord, torch.device], dict[str, Tensor]] = federation.to_state,
+    tensors: TensorsOf = own_tensors,
+    state_of: StateOf = federation.to_state,
 ) -> LocalTask:
     """Read a training request; an engine brings its own way to the client's ``tensors`` and the model's state."""
     record, config = read_config(message)
     data, device = local_data(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
-    epochs, steps = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
-    batches = plan_batches(
-        len(data.rows),
-        batch_size=config.batch_size,
-        epochs=epochs,
-        steps=steps,
-        rng=task_rng(config.seed, client, task),
-    )
+    batches = batches_of(config, len(data.rows), client, task, part=part_of(record))
     lr = scheduled_lr(
         config.lr, config.lr_schedule, integer(record, messages.SERVER_ROUND), config.num_server_rounds
     )
-    rule = LocalRule(
+    rule = rule_of(
+        config,
         alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
         beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
-        momentum=config.momentum,
-        l2=config.l2,
-        clip_norm=config.clip_norm,
     )
     x, y, offset = tensors(config, data, device)
     model = model_of(record, config, data, device)
-    names, sent = names_of(model), state_of(sent_model(message), device)
+    start, fixed = parts_of(model, state_of(sent_model(message), device))
 
     def beside(name: str) -> Parameters | None:
         arrays = messages.arrays_of(message, name)
-        return None if arrays is None else _those(names.trained, state_of(arrays, device))
+        return None if arrays is None else parts_of(model, state_of(arrays, device))[0]
 
     return LocalTask(
         model,
-        _those(names.trained, sent),
+        start,
         x,
         y,
         offset,
@@ -101,12 +114,51 @@ def local_task(
         rule,
         beside(messages.NEIGHBOURS),
         beside(messages.CONSTANT),
-        _those(names.fixed, sent),
+        fixed,
         loss_of(config.loss),
         optimizer_of(config.optimizer, config.optimizer_options),
         (config.seed, client, task),
-        Augmentation.drawn(config.augment, len(batches), batches.indices.shape[1], config.seed, client, task),
+        augmentation_of(config, batches, client, task),
     )
+
+
+def part_of(record: ConfigRecord) -> float:
+    """Return what part of its usual work a request asks for."""
+    return float(record.get(messages.PART, 1.0))  # type: ignore[arg-type]
+
+
+def batches_of(
+    config: RunConfig,
+    rows: int,
+    client: int,
+    task: int,
+    streams: Streams = SENT,
+    *,
+    epochs: int = 0,
+    part: float = 1.0,
+) -> Batches:
+    """Draw the batches of a client's task: as many as the run's config says, or a part; or so many epochs."""
+    steps = 0
+    if not epochs:
+        usual = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
+        epochs, steps = (work.in_part(each, part) for each in usual)
+    rng = task_rng(config.seed, client, task, streams.batches)
+    return plan_batches(rows, batch_size=config.batch_size, epochs=epochs, steps=steps, rng=rng)
+
+
+def augmentation_of(
+    config: RunConfig, batches: Batches, client: int, task: int, streams: Streams = SENT
+) -> Augmentation | None:
+    """Draw what becomes of the images of a task's batches."""
+    ids = config.seed, client, task
+    return Augmentation.drawn(
+        config.augment, len(batches), batches.indices.shape[1], *ids, streams.augmentation
+    )
+
+
+def rule_of(config: RunConfig, alpha: float = 0.0, beta: float = 1.0) -> LocalRule:
+    """Return the local step with what of it the run's config says."""
+    return LocalRule(alpha, beta, momentum=config.momentum, l2=config.l2, clip_norm=config.clip_norm)
 
 
 def trained_reply(
@@ -135,12 +187,15 @@ def trained_reply(
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
     """Return which fields and records of a request the local step went by, beside those of every task."""
     record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
-    applied = {key: record[key] for key in (messages.ALPHA, messages.BETA) if key in record}
+    known = (messages.ALPHA, messages.BETA, messages.PERSONAL, messages.PART)
+    applied = {key: record[key] for key in known if key in record}
     if messages.PATH in record and task.optimizer == SGD:
         applied[messages.PATH] = path(task.rule, task.lr, len(task.batches))
     beside = [key for key in (messages.NEIGHBOURS, messages.CONSTANT) if key in message.content]
     return {**applied, **({messages.RECORDS: beside} if beside else {})}
 
 
-def _those(names: tuple[str, ...], state: dict[str, Tensor]) -> Parameters:
-    return {name: state[name] for name in names}
+def parts_of(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[Parameters, Parameters]:
+    """Return what of a model's state is trained, and what isn't."""
+    names = names_of(model)
+    return {name: state[name] for name in names.trained}, {name: state[name] for name in names.fixed}

@@ -5,13 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedapp.config.key import Setting, if_, key, where
-from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text, pattern
+from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text, UnitInterval, pattern
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, PREFIX, is_function
+from fedapp.data.synthetic import PATTERN as SYNTHETIC
 
 
 def _rows_are_split(setting: Setting) -> bool:
     dataset = setting.dataset
-    return setting.config.test_on == "unseen-clients" or dataset.num_train == len(dataset.y)
+    return setting.config.test_on != "held-out" or dataset.num_train == len(dataset.y)
 
 
 def _has_columns(setting: Setting) -> bool:
@@ -37,7 +38,7 @@ class DataKeys(Keys):
         str,
         pattern(
             f"one of {', '.join(DATASETS)}, {FORMS}",
-            rf"^({'|'.join(DATASETS)}|{PREFIX}[^\x00-\x1f]+|{FUNCTION})$",
+            rf"^({'|'.join(DATASETS)}|{SYNTHETIC}|{PREFIX}[^\x00-\x1f]+|{FUNCTION})$",
         ),
         key("the data; npz and files are your own"),
     ]
@@ -65,16 +66,19 @@ class DataKeys(Keys):
     test_fraction: Annotated[
         Inside,
         key(
-            "share of the rows that are held out for testing",
-            if_("test-on = unseen-clients, or data that ship no test rows", _rows_are_split),
+            "share of the rows, or of each client's, that are held out for testing",
+            if_("test-on = unseen-clients or own, or data that ship no test rows", _rows_are_split),
         ),
     ]
     test_on: Annotated[
-        Literal["held-out", "unseen-clients"],
-        key("what accuracy is measured on: held-out rows, or clients with a division of their own"),
+        Literal["held-out", "unseen-clients", "own"],
+        key(
+            "what accuracy is measured on: held-out rows, clients with a division of their own, or each client's own "
+            "rows that it doesn't train on"
+        ),
     ]
     partitioner: Annotated[
-        Literal["label-quantity-skew", "iid", "dirichlet", "shards", "natural"],
+        Literal["label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural"],
         key("how rows are divided over clients"),
     ]
     class_imbalance: Annotated[
@@ -94,4 +98,11 @@ class DataKeys(Keys):
     dirichlet_alpha: Annotated[
         Positive,
         key("α of the clients' classes; class-imbalance is 1 / α", where("partitioner", "dirichlet")),
+    ]
+    similarity: Annotated[
+        UnitInterval,
+        key(
+            "share of each client's rows that is drawn from all; the others are dealt out sorted by class",
+            where("partitioner", "similarity"),
+        ),
     ]

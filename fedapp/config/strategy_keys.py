@@ -8,6 +8,7 @@ from fedapp.config.values import (
     ConfigError,
     Count,
     Counting,
+    Flag,
     Inside,
     Keys,
     Moderate,
@@ -26,12 +27,14 @@ from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy
 from strategies.availability import ALLOWED as AVAILABILITIES
 from strategies.availability import PATTERN as AVAILABILITY
+from strategies.codes import ALLOWED as CODES
+from strategies.codes import PATTERN as CODE_PATTERN
 from strategies.device_profile import is_profile
 from strategies.server_optimizer import OPTIMIZERS
 from strategies.staleness import ALLOWED as DISCOUNTS
 from strategies.staleness import PATTERN as DISCOUNT_PATTERN
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
-from strategies.time_scenario import PATTERN as SCENARIO_PATTERN
+from strategies.time_scenario import PATTERN as TIME_SCENARIO
 
 IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock != "wall")
 
@@ -55,6 +58,13 @@ _EARLY = if_(
     "round-deadline or over-select > 0",
     lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
 )
+
+
+def _can_straggle(setting: Setting) -> bool:
+    """Tell whether there is work that some of may be missing."""
+    config = setting.config
+    alone = max(config.local_epochs, config.local_steps) == 1 and config.step_heterogeneity == "none"
+    return config.drop_stragglers or not alone
 
 
 class StrategyKeys(Keys):
@@ -82,6 +92,20 @@ class StrategyKeys(Keys):
         Text, key("who takes part in a round: full, uniform, md, paired, flower or fixed:I,J,…", OWN)
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
+    stragglers: Annotated[
+        UnitInterval,
+        key(
+            "share of a round's participants that get done only a part of their work, of E epochs 1 to E",
+            OWN & if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
+        ),
+    ]
+    drop_stragglers: Annotated[
+        Flag,
+        key(
+            "whether the round goes without them",
+            OWN & if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
+        ),
+    ]
     round_deadline: Annotated[
         NonNegative,
         key("seconds of the run's clock after which a round closes (docs/deadlines.md); 0: none", OWN),
@@ -113,13 +137,35 @@ class StrategyKeys(Keys):
             if_("all; for fadas sgd stands for amsgrad", _optimizer_counts),
         ),
     ]
-    proximal_mu: Annotated[NonNegative, key("α, the pull towards the global model (Li et al. 2020)", OWN)]
+    compression: Annotated[
+        str,
+        pattern(CODES, CODE_PATTERN),
+        key("how clients compress what they send of their updates; what they are sent is whole"),
+    ]
+    proximal_mu: Annotated[
+        NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)
+    ]
     perturbation_beta: Annotated[
         UnitInterval, key("β: the gradient is taken at β w + (1 − β) u, u the neighbours' average", OWN)
     ]
     feddyn_alpha: Annotated[
         Moderate,
         key("α of FedDyn's regularizer, and of its pull to the global model (Acar et al. 2021)", OWN),
+    ]
+    ditto_lambda: Annotated[
+        ZeroOrModerate,
+        key("λ, the pull of a client's own model towards the global one (Li et al. 2021)", OWN),
+    ]
+    fedamp_sigma: Annotated[
+        Positive,
+        key("σ, in squared distances of models: clients further apart hardly count for each other", OWN),
+    ]
+    fedamp_alpha: Annotated[
+        UnitInterval,
+        key(
+            "how much a client takes of others' models, at most: the α_k of Huang et al. 2021 is this times σ / C",
+            OWN,
+        ),
     ]
     neighbour_memory: Annotated[
         NonNegative,
@@ -176,7 +222,7 @@ class StrategyKeys(Keys):
     ]
     time_scenario: Annotated[
         str,
-        pattern(TIME_SCENARIOS, SCENARIO_PATTERN),
+        pattern(TIME_SCENARIOS, TIME_SCENARIO),
         key(
             "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1), or what devices "
             "can do: docs/fleet.md",

@@ -54,6 +54,13 @@ class TrainingKeys(Keys):
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
         key("how many of them each client does"),
     ]
+    fine_tune_epochs: Annotated[
+        Thousands,
+        key(
+            "at each evaluation clients fit the model to their rows, for so many passes, and score it on their test "
+            "rows, beside it as it is; nothing of it is kept; 0: not"
+        ),
+    ]
     normalize_steps: Annotated[Flag, key("divide a client's step size by the number of its steps")]
     batch_size: Annotated[Count, key("rows of a local step; 0: all")]
     lr: Annotated[Positive, key("γ, the local step size")]

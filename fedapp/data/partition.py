@@ -13,12 +13,14 @@ from fedapp.data.flower_partitioners import flower_partition
 from fedapp.data.skew import label_quantity_skew
 from strategies import streams
 
-PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "shards", "natural")
+PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural")
 """Values of the run-config key `partitioner`.
 
 - label-quantity-skew (Buttaci 2024, §3.4.1) and dirichlet (Fraboni et al. 2023, §5.1): one division, the latter with
   the class imbalance 1 / `dirichlet_alpha`; see `fedapp.data.skew`.
 - iid.
+- similarity (Karimireddy et al. 2020, section 7): clients of one size, of whose rows a share `similarity` is dealt
+  out at random; all others are sorted by class and dealt out in that order.
 
 Those that need classes take tenths of a dataset whose targets are numbers: `Dataset.strata`.
 
@@ -27,14 +29,20 @@ Those that need classes take tenths of a dataset whose targets are numbers: `Dat
   seed, in order of their ids; the rest goes unused.
 """
 
-TEST_ON = ("held-out", "unseen-clients")
+OWN = "own"
+TEST_ON = ("held-out", "unseen-clients", OWN)
 """Values of the run-config key `test-on`.
 
 - held-out: test rows are those the dataset ships, or a random `test_fraction` of all rows where it ships none.
 - unseen-clients (Buttaci 2024, §3.4.1): all rows are pooled and split at random, and both sides are divided over
   `num_clients` clients by the same scheme; with natural the testing clients are other ids, as many (at most) as make
   up `test_fraction` of all clients.
+- own: all rows are pooled and divided over the clients; then each keeps `test_fraction` of its rows, one at least, to
+  test on: see `own_split`.
 """
+
+LEAST_OWN = 2
+"""Rows that a client needs where it is tested on its own."""
 
 Divide = Callable[[IntArray, int], list[IntArray]]
 """(rows, seed) → the rows of each client."""
@@ -53,7 +61,8 @@ class Partition:
     test_indices : int64 array
         Test rows.
     test_offsets : int64 array (T + 1,)
-        The same for T unseen testing clients; [0, len(test_indices)] for held-out rows.
+        The same for T unseen testing clients, or for the C clients' own test rows; [0, len(test_indices)] for
+        held-out rows.
     """
 
     client_indices: IntArray
@@ -79,6 +88,31 @@ class Partition:
         """Return the rows of testing client i, 0 <= i < T; those held out are client 0."""
         return _part(self.test_indices, self.test_offsets, i)
 
+    def split(self, fraction: float, seed: int) -> "Partition":
+        """Return the partition in which each client keeps a share of its rows to test on."""
+        sides = [own_split(self.client(i), fraction, seed, i) for i in range(self.num_clients)]
+        return _partition([train for train, _ in sides], [test for _, test in sides])
+
+
+def own_split(rows: IntArray, fraction: float, seed: int, client: int) -> tuple[IntArray, IntArray]:
+    """Return a client's training and test rows, ascending: a random share of its rows to test on.
+
+    One at least, and one at least to train on.
+
+    Raises
+    ------
+    DataError
+        If it has less than two rows.
+    """
+    if len(rows) < LEAST_OWN:
+        raise DataError(
+            f"test-on = 'own': needs {LEAST_OWN} rows of a client or more, one to train and one to test on; it has "
+            f"{len(rows)}"
+        )
+    number = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    shuffled = streams.generator(seed, "own-test-rows", client).permutation(len(rows))
+    return np.sort(rows[shuffled[number:]]), np.sort(rows[shuffled[:number]])
+
 
 def make_partition(
     dataset: Dataset,
@@ -89,6 +123,7 @@ def make_partition(
     data_imbalance: float,
     min_samples: int,
     dirichlet_alpha: float,
+    similarity: float = 0.0,
     test_on: str,
     test_fraction: float,
     seed: int,
@@ -109,6 +144,8 @@ def make_partition(
     dirichlet_alpha : float
         Concentration of dirichlet: each client's classes are distributed by Dirichlet(α 1_K), as far as every
         sample landing once lets them.
+    similarity : float
+        Share of each client's rows that similarity draws from all, from 0 to 1.
     test_on : str
         One of `TEST_ON`.
     test_fraction : float
@@ -121,24 +158,19 @@ def make_partition(
         If a value is out of range or the dataset can't be divided like this.
     """
     _check_numbers(
-        num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, test_fraction, seed
-    )
-    _check_choices(partitioner, test_on)
+        num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, similarity, test_fraction, seed,
+    )  # fmt: skip
+    _check_choices(partitioner, test_on, min_samples)
     if partitioner == "natural":
         return _natural(dataset, num_clients, min_samples, test_on, test_fraction, seed)
     divide: Divide = partial(
-        _divide,
-        dataset,
-        num_clients,
-        partitioner=partitioner,
-        class_imbalance=class_imbalance,
-        data_imbalance=data_imbalance,
-        min_samples=min_samples,
-        dirichlet_alpha=dirichlet_alpha,
-    )
+        _divide, dataset, num_clients, partitioner=partitioner, class_imbalance=class_imbalance,
+        data_imbalance=data_imbalance, min_samples=min_samples, dirichlet_alpha=dirichlet_alpha,
+        similarity=similarity,
+    )  # fmt: skip
     train, test = _split_rows(dataset, test_on, test_fraction, seed)
     enough = partial(_require_enough, dataset, num_clients, min_samples)
-    return _both_sides(divide, enough, train, test, test_on, seed)
+    return _both_sides(divide, enough, train, test, test_on, test_fraction, seed)
 
 
 def _both_sides(
@@ -147,6 +179,7 @@ def _both_sides(
     train: IntArray,
     test: IntArray,
     test_on: str,
+    test_fraction: float,
     seed: int,
 ) -> Partition:
     """Divide the training rows, and the test rows where there are clients to test on."""
@@ -154,6 +187,8 @@ def _both_sides(
     clients = divide(train, streams.whole_number(seed, "training-division"))
     if test_on == "held-out":
         return _partition(clients, [test])
+    if test_on == OWN:
+        return _partition(clients, []).split(test_fraction, seed)
     require_enough(len(test), "test")
     return _partition(clients, divide(test, streams.whole_number(seed, "testing-division")))
 
@@ -169,6 +204,7 @@ def _divide(
     data_imbalance: float,
     min_samples: int,
     dirichlet_alpha: float,
+    similarity: float,
 ) -> list[IntArray]:
     labels = dataset.strata[rows]
     if partitioner in ("label-quantity-skew", "dirichlet"):
@@ -181,9 +217,32 @@ def _divide(
         len(rows)
     )  # IidPartitioner cuts without shuffling
     rows, labels = rows[order], labels[order]
-    clients = flower_partition(partitioner, rows, labels, None, num_clients, min_samples, seed)
+    if partitioner == "similarity":
+        clients = by_similarity(rows, labels, num_clients, similarity)
+    else:
+        clients = flower_partition(partitioner, rows, labels, None, num_clients, min_samples, seed)
     _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "shards")
     return clients
+
+
+def by_similarity(rows: IntArray, labels: IntArray, num_clients: int, similarity: float) -> list[IntArray]:
+    """Deal out a share of the rows as they come, and the rest sorted by label, to clients of one size (±1).
+
+    Parameters
+    ----------
+    rows, labels : int64 arrays (n,)
+        In random order.
+    num_clients : int
+    similarity : float
+        The share, from 0 to 1; of a client's rows it is rounded to whole ones.
+    """
+    sizes = np.array([len(part) for part in np.array_split(rows, num_clients)])
+    alike = np.floor(similarity * sizes + 0.5).astype(np.int64)
+    drawn = alike.sum()
+    rest = rows[drawn:][np.argsort(labels[drawn:], kind="stable")]
+    ends, rest_ends = np.cumsum(alike)[:-1], np.cumsum(sizes - alike)[:-1]
+    pairs = zip(np.split(rows[:drawn], ends), np.split(rest, rest_ends), strict=True)
+    return [np.concatenate(pair) for pair in pairs]
 
 
 def _natural(
@@ -219,6 +278,8 @@ def _natural(
 
     if test_on == "held-out":
         return _partition(clients(drawn[:num_clients]), [test])
+    if test_on == OWN:
+        return _partition(clients(drawn[:num_clients]), []).split(test_fraction, seed)
     num_testing = max(1, round(num_clients * test_fraction / (1 - test_fraction)))
     return _partition(clients(drawn[:num_clients]), clients(drawn[num_clients : num_clients + num_testing]))
 
@@ -226,6 +287,8 @@ def _natural(
 def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
     """Return training and test rows, ascending."""
     num_rows = len(dataset.y)
+    if test_on == OWN:
+        return np.arange(num_rows), np.empty(0, np.int64)
     if test_on == "held-out" and dataset.num_train < num_rows:
         return np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
     shuffled = streams.generator(seed, "test-rows").permutation(num_rows)
@@ -239,7 +302,7 @@ def _partition(clients: list[IntArray], testing: list[IntArray]) -> Partition:
 
 def _join(parts: list[IntArray]) -> tuple[IntArray, IntArray]:
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    return np.concatenate([np.sort(part) for part in parts]).astype(np.int64), offsets
+    return np.concatenate([np.empty(0, np.int64), *map(np.sort, parts)]).astype(np.int64), offsets
 
 
 def _part(indices: IntArray, offsets: IntArray, i: int) -> IntArray:
@@ -273,9 +336,14 @@ def _check_division(
         )
 
 
-def _check_choices(partitioner: str, test_on: str) -> None:
+def _check_choices(partitioner: str, test_on: str, min_samples: int) -> None:
     require_choice("partitioner", partitioner, PARTITIONERS)
     require_choice("test-on", test_on, TEST_ON)
+    if test_on == OWN and min_samples < LEAST_OWN:
+        raise DataError(
+            f"min-samples = {min_samples}: with test-on = 'own' a client needs {LEAST_OWN} rows or more, one to "
+            "train and one to test on"
+        )
 
 
 def _check_numbers(
@@ -284,6 +352,7 @@ def _check_numbers(
     data_imbalance: float,
     min_samples: int,
     dirichlet_alpha: float,
+    similarity: float,
     test_fraction: float,
     seed: int,
 ) -> None:
@@ -293,6 +362,7 @@ def _check_numbers(
         ("data-imbalance", data_imbalance, 0 <= data_imbalance < math.inf, "a finite number >= 0"),
         ("min-samples", min_samples, min_samples >= 1, "an integer >= 1"),
         ("dirichlet-alpha", dirichlet_alpha, 0 < dirichlet_alpha < math.inf, "a finite number > 0"),
+        ("similarity", similarity, 0 <= similarity <= 1, "a number from 0 to 1"),
         ("test-fraction", test_fraction, 0 < test_fraction < 1, "a number between 0 and 1"),
         ("seed", seed, seed >= 0, "an integer >= 0"),
     )

@@ -128,8 +128,10 @@ def write_startup(out: Path, deployment: Deployment) -> None:
     (out / "compose.yaml").write_text(compose_file(deployment), "utf-8")
     _write_way_in(out, deployment)
     for device in deployment.devices:
+        # What a client keeps of a run outlives its SuperNode there (fedapp/client/kept.py).
+        state = f"{deployment.home}/{device.name}/{SUPEREXEC}/state"
         (out / device.name / "node.toml").write_text(
-            tomli_w.dumps({"name": device.name, **device.node_config}), "utf-8"
+            tomli_w.dumps({"name": device.name, **device.node_config, "state-path": state}), "utf-8"
         )
     for service in deployment.services:
         unit = out / service.machine / f"fedapp-{service.name}.service"

@@ -8,22 +8,33 @@ All clients' data are kept in one pair of tensors on the device, and a model tha
 once. Everything else is as in the sequential engine, whose results it reproduces up to rounding.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
-from flwr.app import ArrayRecord, Error, Message
+from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedapp import federation
 from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
 from fedapp.client.local_data import LocalData
-from fedapp.client.training import ClientTensors, local_task, own_tensors, trained_reply
+from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
+from fedapp.client.scoring import scored_reply
+from fedapp.client.training import (
+    ClientTensors,
+    StateOf,
+    local_task,
+    own_tensors,
+    tested_tensors,
+    trained_reply,
+)
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.compression import compressed
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20
@@ -35,7 +46,7 @@ class VectorizedGrid(SequentialGrid):
     Parameters
     ----------
     client_app : ClientApp
-        The app, for all requests but training.
+        The app, for all requests but training and evaluation.
     num_supernodes : int
         Number of nodes; node i + 1 has partition i.
     trainer : Trainer, optional
@@ -52,45 +63,79 @@ class VectorizedGrid(SequentialGrid):
         """Return the replies that are there; if one is missing, work on what waits first."""
         wanted = list(message_ids)
         if any(message_id not in self._replies for message_id in wanted):
-            if self._queue and self._queue[0].metadata.message_type == messages.TRAIN:
+            kind = self._queue[0].metadata.message_type if self._queue else ""
+            if kind == messages.TRAIN:
                 self._train()
+            elif kind == messages.EVALUATE:
+                self._evaluate()
             else:
                 return super().pull_messages(wanted)
         return [self._replies.pop(message_id) for message_id in wanted if message_id in self._replies]
 
     def _train(self) -> None:
-        """Train what waits at the head of the queue."""
-        requests: list[Message] = []
-        tasks: list[LocalTask] = []
-        states: dict[int, dict[str, Tensor]] = {}
-        size = 0
-
-        def state_of(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
-            if id(arrays) not in states:
-                states[id(arrays)] = federation.to_state(arrays, device)
-            return states[id(arrays)]
-
-        while self._queue and self._queue[0].metadata.message_type == messages.TRAIN and size < PULL_BUDGET:
-            request = self._queue.popleft()
-            try:
-                context = self.contexts[request.metadata.dst_node_id]
+        """Train what waits at the head of the queue, and clients' own models beside it."""
+        state_of = _states()
+        read: list[tuple[Message, Context, LocalTask, LocalTask | None]] = []
+        for request, context in self._waiting(messages.TRAIN):
+            with self._answered(request):
                 task = local_task(request, context, shared_tensors, state_of)
-            except USER_ERRORS as error:
-                self._answer(request, Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=request))
-                continue
-            except Exception as error:  # an engine answers with an error, whatever the app raised
-                reason = f"{type(error).__name__}: {error}"
-                self._answer(request, Message(Error(CLIENT_APP_RAISED, reason), reply_to=request))
-                continue
-            requests.append(request)
-            tasks.append(task)
+                read.append((request, context, task, personal_task(request, context, task)))
+        own = [task for _, _, _, task in read if task is not None]
+        trained = self.trainer.train([*(task for _, _, task, _ in read), *own])
+        personal = iter(trained[len(read) :])
+        for (request, context, task, beside), (arrays, loss) in zip(read, trained, strict=False):
+            with self._answered(request):
+                if beside is not None:
+                    keep_trained(request, context, next(personal)[0])
+                reply = trained_reply(request, context, task, arrays, loss)
+                self._answer(request, compressed(request, reply, context))
+
+    def _evaluate(self) -> None:
+        """Evaluate for the requests at the head of the queue; models that are fitted for it are trained together."""
+        state_of = _states()
+        read: list[tuple[Message, Context, LocalTask | None]] = []
+        for request, context in self._waiting(messages.EVALUATE):
+            with self._answered(request):
+                read.append((request, context, fine_tuning_task(request, context, shared_tensors, state_of)))
+        tuned = iter(self.trainer.train([task for _, _, task in read if task is not None]))
+        for request, context, task in read:
+            with self._answered(request):
+                arrays = None if task is None else next(tuned)[0]
+                self._answer(request, scored_reply(request, context, arrays, state_of, shared_tests))
+
+    def _waiting(self, kind: str) -> Iterator[tuple[Message, Context]]:
+        """Take requests of a kind from the head of the queue, as many as are worked on at once."""
+        size = 0
+        while self._queue and self._queue[0].metadata.message_type == kind and size < PULL_BUDGET:
+            request = self._queue.popleft()
             size += messages.total_bytes(request)
-        for request, task, trained in zip(requests, tasks, self.trainer.train(tasks), strict=True):
-            context = self.contexts[request.metadata.dst_node_id]
-            self._answer(request, trained_reply(request, context, task, *trained))
+            yield request, self.contexts[request.metadata.dst_node_id]
+
+    @contextmanager
+    def _answered(self, request: Message) -> Iterator[None]:
+        """Answer a request with what its work raises."""
+        try:
+            yield
+        except USER_ERRORS as error:
+            self._answer(request, Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=request))
+        except Exception as error:  # an engine answers with an error, whatever the app raised
+            reason = f"{type(error).__name__}: {error}"
+            self._answer(request, Message(Error(CLIENT_APP_RAISED, reason), reply_to=request))
 
     def _answer(self, request: Message, reply: Message) -> None:
         self._replies[request.metadata.message_id] = reply
+
+
+def _states() -> StateOf:
+    """Return what copies models to a device, one that many requests share once."""
+    states: dict[tuple[int, torch.device], dict[str, Tensor]] = {}
+
+    def state_of(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
+        if (key := (id(arrays), device)) not in states:
+            states[key] = federation.to_state(arrays, device)
+        return states[key]
+
+    return state_of
 
 
 def shared_tensors(config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
@@ -100,3 +145,13 @@ def shared_tensors(config: RunConfig, data: LocalData, device: torch.device) -> 
     partition = federation.partition_of(config, data.num_partitions)
     x, y = federation.training_tensors(config, data.num_partitions, device, data.dataset.moments)
     return x, y, int(partition.client_offsets[data.partition_id])
+
+
+def shared_tests(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of a client's test rows, as parts of those of all clients."""
+    if data.partition_id is None or data.num_partitions is None:
+        return tested_tensors(config, data, device)
+    partition = federation.partition_of(config, data.num_partitions)
+    x, y = federation.held_out_tensors(config, data.num_partitions, device, data.dataset.moments)
+    own = slice(*partition.test_offsets[data.partition_id : data.partition_id + 2].tolist())
+    return x[own], y[own]

@@ -12,7 +12,7 @@ from fedapp.report.cells import Cell, axes_of, best_of, cells_of
 from fedapp.report.differences import described, differing
 from fedapp.report.recorded import RecordedRun, metrics_of
 
-FIGURE, REPORT = "comparison.png", "comparison.md"
+FIGURE, CLIENTS, REPORT = "comparison.png", "clients.png", "comparison.md"
 
 # How a place on one of `fedapp.report.recorded.AXES` is called.
 _PLACES = {"time": "at time {:.4g}", "aggregation": "at round {:.0f}", "bytes": "at {:.4g} MB"}
@@ -104,9 +104,21 @@ class Comparison:
 
             paths.append(draw_overlay(folder / FIGURE, self.cells, self.metrics[:2], self.axes, self.title))
             lines += [f"![curves]({FIGURE})", ""]
+            if (figure := self._draw_clients(folder)) is not None:
+                paths.append(figure)
+                lines += [f"![clients]({CLIENTS})", ""]
         lines += [f"- {note}" for note in self.remarks]
         (folder / REPORT).write_text("\n".join(lines).rstrip() + "\n", "utf-8")
         return [*paths, folder / REPORT]
+
+    def _draw_clients(self, folder: Path) -> Path | None:
+        """Draw the clients of each setting's first run, if there are any with test rows of their own."""
+        runs = {cell.name: cell.runs[0] for cell in self.cells if cell.runs}
+        if not any(run.config.get("test-on") == "own" for run in runs.values()):
+            return None
+        from fedapp.report.by_client import draw_clients_of_runs
+
+        return draw_clients_of_runs(folder / CLIENTS, runs, self.title)
 
 
 def _row(cells: Sequence[str]) -> str:

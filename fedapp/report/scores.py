@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedapp.report import as_number
-from strategies.direction import less_is_better
+from strategies.direction import PERSONAL, less_is_better
 
 LOSS = "loss"
 AUTO, NONE = "auto", "none"  # values of the key metrics
@@ -18,6 +18,8 @@ Record = Mapping[str, object]
 def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
     """Return which of a run's numbers are its model's metrics, the one that it is judged by first, loss last.
 
+    Second is what clients' own models have of the first, in the mean, if they have any.
+
     Parameters
     ----------
     named : str
@@ -25,7 +27,9 @@ def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
     """
     there = set(keys)
     own = [name for names in named for name in _names(names)]
-    return [key for key in dict.fromkeys((_USUAL[0], *own, *_USUAL, LOSS)) if key in there]
+    found = [key for key in dict.fromkeys((_USUAL[0], *own, *_USUAL, LOSS)) if key in there]
+    personal = f"{PERSONAL}{found[0]}-mean" if found else ""
+    return [*found[:1], personal, *found[1:]] if personal in there else found
 
 
 def measured_by(named: object) -> list[str]:

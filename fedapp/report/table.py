@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedapp.report import as_number
 from fedapp.report.scores import LOSS, best_at, metrics_among, step_of
-from strategies.direction import less_is_better
+from strategies.direction import PERSONAL, less_is_better
 
 Record = Mapping[str, object]
 _SPACED_ROWS = 7  # besides the best evaluation
@@ -51,7 +51,8 @@ def closing_table(summary: Record, metrics: Sequence[Record], named: str = "auto
         collapse_padding=True,
     )
     virtual = bool(metrics) and metrics[-1].get("clock") == "virtual"
-    for header in (_HEADERS.get(step, step), "virtual\ntime" if virtual else "seconds", *keys):
+    wrapped = [key.replace(PERSONAL, f"{PERSONAL}\n") for key in keys]
+    for header in (_HEADERS.get(step, step), "virtual\ntime" if virtual else "seconds", *wrapped):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     last = len(metrics) - 1
@@ -102,7 +103,11 @@ def _title(summary: Record, named: str) -> Text:
 
 def _caption(summary: Record) -> str:
     totals = {key: as_number(value) for key, value in summary.items() if math.isfinite(as_number(value))}
-    work = [f"{key} {totals[key]:,.0f}" for key in ("aggregations", "failures") if key in totals]
+    work = [
+        f"{key} {totals[key]:,.0f}"
+        for key in ("aggregations", "failures", "tasks-late", "tasks-dropped")
+        if key in totals
+    ]
     work += [f"wall time {totals['wall-seconds']:,.1f} s"] if "wall-seconds" in totals else []
     sent = {way: totals[f"bytes-{way}"] for way in ("up", "down") if f"bytes-{way}" in totals}
     result = [f"{way} {decimal(int(count))}" for way, count in sent.items()]

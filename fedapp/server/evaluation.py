@@ -1,4 +1,8 @@
-"""The global model on the test rows, and in a simulation on every client's own."""
+"""The global model on the test rows, and in a simulation on every client's own.
+
+Clients one by one are scored on the rows that they train on; with ``test-on = own`` on those that they don't: the
+losses that they train on are then told where the strategy needs them, without rounds, for the objective it minimises.
+"""
 
 import logging
 
@@ -7,6 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
 from fedapp import federation
+from fedapp.data.partition import OWN
 from fedapp.server.experiment import Experiment
 from fedapp.training.evaluation import evaluate
 from fedapp.training.losses import loss_of
@@ -33,6 +38,8 @@ def when_by_client(experiment: Experiment, *, has_rounds: bool, on_devices: bool
         return "never"
     if asked != "auto":
         return asked
+    if experiment.config.test_on == OWN:  # what is scored anyway
+        return "always"
     parameters = sum(each.numel() for each in experiment.model.parameters())
     if not has_rounds or len(experiment.partition.client_indices) * parameters <= CHEAP:
         return "always"
@@ -50,10 +57,13 @@ class Evaluation:
     by_client : str
         When to tell the metrics of every client on its own rows, such as f_i(w): ``always``, ``last``, ``never``. All
         their data must be here.
+    objective : bool
+        Whether the f_i(w) that clients train on are needed, also where they are scored on other rows.
     """
 
-    def __init__(self, experiment: Experiment, *, by_client: str) -> None:
+    def __init__(self, experiment: Experiment, *, by_client: str, objective: bool = True) -> None:
         self.experiment = experiment
+        self.objective = objective
         self.by_client = by_client
         self.loss = loss_of(experiment.config.loss)
         self._test: tuple[Tensor, Tensor] | None = None
@@ -79,9 +89,14 @@ class Evaluation:
                 metrics[f"{metric.name}-std"] = float(known.std())
         last = self.by_client == "last" and server_round == config.num_server_rounds
         if self.by_client == "always" or last:
-            for name, values in self._of_clients(arrays).items():
+            own = config.test_on == OWN
+            trained = self._of_clients(arrays) if self.objective or not own else {}
+            for name, values in trained.items():
                 key = messages.CLIENT_LOSSES if name == "loss" else f"{messages.PER_CLIENT}{name}"
                 metrics[key] = values.tolist()
+            if own:
+                for name, values in score.by_client(partition.test_offsets).items():
+                    metrics[f"{messages.PER_CLIENT}{name}"] = values.tolist()
         return metrics
 
     def _of_clients(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:

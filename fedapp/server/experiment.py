@@ -28,6 +28,7 @@ from fedapp.server import fleet
 from fedapp.server.exporter import check_exporter
 from fedapp.server.fleet import work_of_clients
 from fedapp.server.length import with_length
+from fedapp.server.personal import check_personal, say_pooled
 from fedapp.server.privacy import check_privacy, check_standardized, say_what_stays
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
@@ -93,6 +94,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         config = config.model_copy(update=resolved)
         config = with_length(config, strategy, num_clients)
         check_privacy(config)
+        check_personal(config, strategy)
     except ValueError as error:
         raise ConfigError(in_keys(error, type(config))) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
@@ -115,10 +117,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_outputs)
-    say_what_stays(config, model)
     _check_parts(config, dataset, partition, model)
-    for remark in remarks(dataset, partition, config.normalize):
-        log.warning("data: %s", remark)
+    _say(config, dataset, partition, model)
     unread = unread_keys(Setting(given, strategy, dataset))
     return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
 
@@ -144,6 +144,14 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
         return federation.to_tensors(dataset, some, normalize, federation.CPU)[0]
 
     return fleet.work_of(config, experiment.num_clients, experiment.model, rows)
+
+
+def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
+    """Say what of the data and the model isn't as one may think."""
+    say_what_stays(config, model)
+    say_pooled(config, dataset)
+    for remark in remarks(dataset, partition, config.normalize):
+        log.warning("data: %s", remark)
 
 
 def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fedapp import federation
+from fedapp.data.partition import OWN
 from fedapp.report.clients import WALL, ClientsFile
 from fedapp.report.tasks import TasksFile
 from fedapp.server.experiment import Experiment
@@ -98,6 +99,10 @@ class Journal(Observer):
             from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
 
             draw_curves(self.directory.path, type(self.experiment.config).defaults())
+            if self.experiment.config.test_on == OWN:
+                from fedapp.report.by_client import draw_by_client
+
+                draw_by_client(self.directory.path)
             dataset = self.experiment.dataset
             numbers = dataset.targets == "numbers"
             draw_partition(self.directory.path, dataset.strata, dataset.num_strata, numbers=numbers)

@@ -131,7 +131,7 @@ class Record:
             kept = {"line": line}  # not in metrics.jsonl yet
             for observer in self.observers:
                 kept |= observer.state()
-            self.saving.save(Checkpoint(self.strategy.state(), kept))
+            self.saving.save(lambda: Checkpoint(self.strategy.state(), kept))
         self._note(entry)
 
     def _note(self, entry: Entry) -> None:

@@ -25,6 +25,7 @@ from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.journal import Journal
 from fedapp.server.judgement import judge
 from fedapp.server.logs import copied_to, logging_as, plain_where_piped
+from fedapp.server.personal import evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.record import Observer, Record
 from fedapp.server.run_directory import RunDirectory
@@ -108,6 +109,9 @@ def _run(
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
     strategy.repeatable = engine != DEPLOYMENT
+    strategy.flower = replace(
+        strategy.flower, fraction_evaluate=float(evaluates_on_clients(config, strategy, engine))
+    )
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
     arrays = federation.initial_arrays(experiment.model)
@@ -120,7 +124,7 @@ def _run(
     status, reason, complete = FAILED, "", False
     try:
         experiment = standardized(grid, experiment, directory, stopped)
-        evaluation = Evaluation(experiment, by_client=by_client)
+        evaluation = Evaluation(experiment, by_client=by_client, objective=not strategy.has_rounds)
         with _in_words(config, directory, record):
             strategy.start(
                 grid,

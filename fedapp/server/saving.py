@@ -49,9 +49,10 @@ class Saving:
         on_schedule = not progress.evaluated or aggregation % config.eval_every == 0
         return due and on_schedule and self.watch.now() >= self._rest
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint."""
+    def save(self, made: Callable[[], Checkpoint]) -> None:
+        """Make a checkpoint, which may take asking clients, and write it."""
         began = self.watch.now()
+        checkpoint = made()
         self.directory.write_checkpoint(checkpoint)
         self.last = checkpoint.strategy["aggregations"]
         self._rest = self.watch.now() + 20 * (self.watch.now() - began)

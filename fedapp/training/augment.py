@@ -37,12 +37,19 @@ class Augmentation:
 
     @classmethod
     def drawn(
-        cls, name: str, steps: int, width: int, seed: int, client: int, task: int
+        cls,
+        name: str,
+        steps: int,
+        width: int,
+        seed: int,
+        client: int,
+        task: int,
+        purpose: str = "augmentation",
     ) -> "Augmentation | None":
-        """Draw for so many steps of so many examples; None where ``name`` is none."""
+        """Draw for so many steps of so many examples, of a purpose's stream; None where ``name`` is none."""
         if name == "none":
             return None
-        rng = streams.generator(seed, "augmentation", client, task)
+        rng = streams.generator(seed, purpose, client, task)
         flips = rng.random((steps, width)) < 0.5
         shifts = rng.integers(0, 2 * BORDER + 1, (steps, width, 2))
         if "flip" not in name:

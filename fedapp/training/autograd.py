@@ -75,6 +75,7 @@ def train(
     lr: float | Tensor,
     rule: LocalRule,
     *,
+    anchor: Parameters | None = None,
     neighbours: Parameters | None = None,
     constant: Parameters | None = None,
     gradient: Gradient = plain_gradient,
@@ -88,7 +89,7 @@ def train(
     loss : BatchLoss
         Mean loss of a batch.
     start : dict of str to Tensor
-        w̄, the model sent to the client: where training starts, and what ``alpha`` pulls towards.
+        Where training starts: w̄, the model sent to the client.
     x, y : Tensor
         The client's inputs (n, ...) and targets (n, ...).
     batches : iterable of Batch
@@ -97,10 +98,10 @@ def train(
         γ, the step size.
     rule : LocalRule
         The method's local step.
-    neighbours : dict of str to Tensor, optional
-        u, the neighbour average; needed if ``rule.beta`` < 1.
-    constant : dict of str to Tensor, optional
-        h, added to every gradient.
+    anchor : dict of str to Tensor, optional
+        What ``alpha`` pulls towards; by default ``start``.
+    neighbours, constant : dict of str to Tensor, optional
+        u, the neighbour average, without which ``rule.beta`` < 1 is a ValueError; h, added to every gradient.
     gradient : Gradient
         ``plain_gradient``, or ``functional_gradient`` under vmap.
     move : callable, optional
@@ -112,11 +113,10 @@ def train(
     -------
     dict of str to Tensor, Tensor
         The trained parameters, and the loss averaged over the steps (without the terms of λ, α and h).
-
-    Raises ValueError if ``rule.beta`` < 1 and no ``neighbours`` are given.
     """
     w = Tensors({name: value.clone() for name, value in start.items()})
-    anchors = Anchors(*(None if one is None else Tensors(one) for one in (start, neighbours, constant)))
+    fixed = (start if anchor is None else anchor, neighbours, constant)
+    anchors = Anchors(*(None if one is None else Tensors(one) for one in fixed))
     velocity: Tensors | None = None
     total, count = x.new_zeros((), dtype=torch.float32), x.new_zeros((), dtype=torch.float32)
     for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
@@ -159,6 +159,7 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
             task.batches.ragged(task.x.device),
             task.lr,
             task.rule,
+            anchor=task.anchor,
             neighbours=task.neighbours,
             constant=task.constant,
             move=task.optimizer.begin(),
@@ -202,8 +203,8 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     Parameters
     ----------
     tasks : sequence of LocalTask
-        With the same model, rule, loss, optimizer, x and y, and all or none with a ``constant`` and with an
-        ``augmentation``.
+        With the same model, rule, loss, optimizer, x and y, and all or none with a ``constant``, with an
+        ``augmentation`` and with an ``anchor``.
 
     Returns
     -------
@@ -250,9 +251,8 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
 
     starts = Stack.of([task.start for task in tasks])
     beside = {"fixed": Stack.of([dict(task.fixed) for task in tasks]).named}
-    if first.rule.beta != 1:
-        beside["neighbours"] = Stack.of([task.neighbours or {} for task in tasks]).named
-    if first.constant is not None:
-        beside["constant"] = Stack.of([task.constant or {} for task in tasks]).named
+    for name in ("anchor", "neighbours", "constant"):
+        if getattr(first, name) is not None and (name != "neighbours" or first.rule.beta != 1):
+            beside[name] = Stack.of([getattr(task, name) for task in tasks]).named
     trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(starts.named, rows, mask, lr, changed, beside)
     return trained

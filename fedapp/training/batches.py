@@ -86,6 +86,6 @@ def plan_batches(
     return Batches(indices.reshape(-1, width), sizes.ravel(), num_examples)
 
 
-def task_rng(seed: int, client: int, task: int) -> np.random.Generator:
+def task_rng(seed: int, client: int, task: int, purpose: str = "batches") -> np.random.Generator:
     """Return the random stream of a client's task: the same whichever engine or worker runs it."""
-    return streams.generator(seed, "batches", client, task)
+    return streams.generator(seed, purpose, client, task)

@@ -44,7 +44,7 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     layers = dense_layers(first.model)
     w = Stack.of([task.start for task in tasks])
     anchors = Anchors(
-        Stack.of([task.start for task in tasks]) if rule.alpha else None,
+        Stack.of([task.pulled_to for task in tasks]) if rule.alpha else None,
         Stack.of([task.neighbours or {} for task in tasks]) if rule.beta != 1 else None,
         Stack.of([task.constant or {} for task in tasks]) if first.constant is not None else None,
     )

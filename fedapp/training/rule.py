@@ -7,9 +7,10 @@ Every method's local rule fits one form, so a client needs no branch per method:
     v ← ρ v + g + pull(w, w̄) + h,  pull = α (w − w̄)
     w ← w − γ v                                   or what an optimizer makes of v
 
-α: FedProx (Li et al. 2020, eq. 2). β and u: the spectral-graph method (Buttaci 2024,
-algorithm 2). h: the difference c − c_i of control variates in SCAFFOLD (Karimireddy et al. 2020, algorithm
-1); beside α, the linear term of FedDyn's objective (Acar et al. 2021, algorithm 1).
+α: FedProx (Li et al. 2020, eq. 2); from a model v of the client's own, with w̄ as it was sent, Ditto (Li et al. 2021,
+algorithm 1). β and u: the spectral-graph method (Buttaci 2024, algorithm 2). h: the difference c − c_i of control
+variates in SCAFFOLD (Karimireddy et al. 2020, algorithm 1); beside α, the linear term of FedDyn's objective (Acar et
+al. 2021, algorithm 1).
 
 The vectors are those of ``fedapp.training.vectors``.
 """
@@ -32,7 +33,7 @@ class LocalRule:
     Parameters
     ----------
     alpha : float
-        α ≥ 0, the pull towards the model that was sent; 0: none.
+        α ≥ 0, the pull towards the model that was sent, w̄, wherever training starts; 0: none.
     beta : float
         β in [0, 1]: the gradient is taken at β w + (1−β) u; 1: at w.
     momentum : float

@@ -23,7 +23,7 @@ class LocalTask:
     model : nn.Module
         Says what the parameters mean; its own values aren't used.
     start : dict of str to Tensor
-        w̄, the parameters sent to the client, on the data's device.
+        Where training starts, on the data's device: w̄, the parameters sent to the client.
     x, y : Tensor
         Inputs (N, ...) and targets, labels (N,) or numbers (N, M): the client's own rows are those from
         ``offset`` on.
@@ -49,6 +49,10 @@ class LocalTask:
         Seed, client and task: what the model's own random numbers (dropout) follow from.
     augmentation : Augmentation, optional
         What becomes of the images that each step reads.
+    anchor : dict of str to Tensor, optional
+        What ``rule.alpha`` pulls towards, where that isn't ``start``.
+    randomness : str
+        The purpose of the stream that the model's own random numbers come from.
     """
 
     model: nn.Module
@@ -66,6 +70,8 @@ class LocalTask:
     optimizer: LocalOptimizer = SGD
     ids: tuple[int, int, int] = (0, 0, 0)
     augmentation: Augmentation | None = None
+    anchor: Parameters | None = None
+    randomness: str = "local-randomness"
 
     def __post_init__(self) -> None:
         self.rule.check(self.neighbours)
@@ -74,7 +80,12 @@ class LocalTask:
     def noise(self) -> int:
         """Return the seed of the random numbers that the model draws in training."""
         seed, client, task = self.ids
-        return streams.whole_number(seed, "local-randomness", client, task)
+        return streams.whole_number(seed, self.randomness, client, task)
+
+    @property
+    def pulled_to(self) -> Parameters:
+        """What ``rule.alpha`` pulls towards."""
+        return self.start if self.anchor is None else self.anchor
 
     @property
     def rows(self) -> slice:

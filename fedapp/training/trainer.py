@@ -78,7 +78,7 @@ class Trainer:
 
         def kind(i: int) -> tuple[object, ...]:
             task = tasks[i]
-            plain = task.constant is None, task.augmentation is None
+            plain = task.constant is None, task.augmentation is None, task.anchor is None
             return id(task.model), task.rule, task.loss, task.optimizer, *plain, id(task.x), ways[i]
 
         def shape(i: int) -> tuple[int, ...]:

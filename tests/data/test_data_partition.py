@@ -1,5 +1,6 @@
 """Partitions: every scheme covers its rows once, repeats itself, and says clearly what it can't do."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
+from fedapp.data.partition import by_similarity, own_split
 
 DEFAULTS: dict[str, Any] = {
     "partitioner": "label-quantity-skew",
@@ -178,9 +180,10 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
         ({"seed": -1}, "seed = -1: must be an integer >= 0"),
         (
             {"partitioner": "even"},
-            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, shards, natural",
+            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, similarity, shards, "
+            "natural",
         ),
-        ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients"),
+        ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients, own"),
         (
             {"num_clients": 2000},
             "num-supernodes = 2000: 'digits' has 1438 training rows, at least min-samples = 2 per client are "
@@ -194,7 +197,7 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
         (
             {"partitioner": "natural"},
             "partitioner = 'natural': dataset 'digits' has no natural clients; allowed: label-quantity-skew, "
-            "iid, dirichlet, shards, or a dataset with writers, roles or groups",
+            "iid, dirichlet, similarity, shards, or a dataset with writers, roles or groups",
         ),
         (
             {"num_clients": 400, "partitioner": "shards", "min_samples": 3},
@@ -207,6 +210,57 @@ def test_errors(digits: Dataset, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as caught:
         partition(digits, changes.pop("num_clients", 5), **changes)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("scheme", PARTITIONERS)
+def test_each_client_keeps_some_of_its_own_rows_to_test_on(scheme: str) -> None:
+    dataset = toy(200, 40, num_groups=12)
+    made = partition(dataset, 8, partitioner=scheme, test_on="own", test_fraction=0.25, seed=3)
+    # What is divided is all there is, also what the dataset ships for testing, as if none were held out.
+    whole = partition(
+        toy(240, num_groups=12), 8, partitioner=scheme, test_on="own", test_fraction=0.01, seed=3
+    )
+    for i in range(8):
+        train, test = made.client(i), made.test_client(i)
+        assert np.array_equal(
+            np.sort(np.r_[train, test]), np.sort(np.r_[whole.client(i), whole.test_client(i)])
+        )
+        assert len(test) == max(1, round(0.25 * (len(train) + len(test))))
+        assert len(whole.test_client(i)) == 1
+        assert len(train) >= 1
+        assert (np.diff(train) > 0).all()
+        assert (np.diff(test) > 0).all()
+    assert len(made.test_offsets) == 9
+    if scheme not in ("natural", "shards"):  # those leave rows out
+        assert len(made.client_indices) + len(made.test_indices) == 240
+    again = partition(dataset, 8, partitioner=scheme, test_on="own", test_fraction=0.25, seed=3)
+    assert np.array_equal(made.test_indices, again.test_indices)
+
+
+def test_the_division_is_the_same_whatever_share_is_kept_to_test_on() -> None:
+    few, many = (partition(toy(300), 5, test_on="own", test_fraction=share, seed=1) for share in (0.1, 0.9))
+    for i in range(5):
+        every = [np.sort(np.r_[made.client(i), made.test_client(i)]) for made in (few, many)]
+        assert np.array_equal(*every)
+        assert set(few.test_client(i)) < set(many.test_client(i))  # of one order
+
+
+@pytest.mark.parametrize(
+    ("rows", "fraction", "train"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.99, 1), (10, 0.5, 5)]
+)
+def test_one_row_at_least_is_on_either_side(rows: int, fraction: float, train: int) -> None:
+    sides = own_split(np.arange(rows) + 7, fraction, 0, 3)
+    assert [len(side) for side in sides] == [train, rows - train]
+    assert np.array_equal(np.sort(np.concatenate(sides)), np.arange(rows) + 7)
+
+
+def test_a_client_of_one_row_has_none_to_test_on() -> None:
+    with pytest.raises(DataError, match=r"test-on = 'own': needs 2 rows of a client or more, .* it has 1$"):
+        own_split(np.arange(1), 0.2, 0, 0)
+    with pytest.raises(
+        DataError, match=r"min-samples = 1: with test-on = 'own' a client needs 2 rows or more"
+    ):
+        partition(toy(100), 5, test_on="own", min_samples=1)
 
 
 def test_errors_of_the_library_are_translated(digits: Dataset) -> None:
@@ -259,3 +313,41 @@ def test_real_femnist_by_writer(real_data: Path) -> None:
     assert femnist.y.max() == 9
     made = partition(femnist, 100, partitioner="natural")
     assert all(len(np.unique(femnist.groups[made.client(i)])) == 1 for i in range(100))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_rows=st.integers(20, 300),
+    num_clients=st.integers(1, 12),
+    similarity=st.floats(0, 1),
+    seed=st.integers(0, 1000),
+)
+def test_similarity_deals_out_a_share_at_random_and_the_rest_by_class(
+    num_rows: int, num_clients: int, similarity: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows, labels = rng.permutation(1000)[:num_rows], rng.integers(0, 4, num_rows)
+    clients = by_similarity(rows, labels, num_clients, similarity)
+    assert np.array_equal(np.sort(np.concatenate(clients)), np.sort(rows))
+    sizes = [len(own) for own in clients]
+    assert max(sizes) - min(sizes) <= 1
+    number = {row: place for place, row in enumerate(rows.tolist())}
+    places = [[number[row] for row in own.tolist()] for own in clients]
+    alike = [math.floor(similarity * size + 0.5) for size in sizes]
+    # The first of each come one after the other, as they were drawn; the classes of the others never fall.
+    drawn = [place for own, n in zip(places, alike, strict=True) for place in own[:n]]
+    assert drawn == list(range(sum(alike)))
+    by_class = [labels[place] for own, n in zip(places, alike, strict=True) for place in own[n:]]
+    assert by_class == sorted(by_class)
+
+
+@pytest.mark.parametrize(("similarity", "least", "most"), [(0.0, 1, 3), (1.0, 10, 10)])
+def test_similarity_from_sorted_to_iid(digits: Dataset, similarity: float, least: int, most: int) -> None:
+    made = partition(digits, 10, partitioner="similarity", similarity=similarity)
+    classes = [len(np.unique(digits.y[made.client(i)])) for i in range(10)]
+    assert least <= min(classes) <= max(classes) <= most  # 144 rows each; of a class there are about as many
+
+
+def test_similarity_is_a_share(digits: Dataset) -> None:
+    with pytest.raises(DataError, match=r"similarity = 1.5: must be a number from 0 to 1"):
+        partition(digits, 10, partitioner="similarity", similarity=1.5)

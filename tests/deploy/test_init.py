@@ -160,7 +160,7 @@ def test_device_keys_are_what_flower_reads_and_differ(made: Path) -> None:
 
 def test_flower_reads_what_a_device_is_told(made: Path) -> None:
     assert parse_config_args([str(made / "oslo" / "node.toml")]) == {
-        "name": "oslo", "data-path": "/srv/my data/$x.npz",
+        "name": "oslo", "data-path": "/srv/my data/$x.npz", "state-path": "/opt/fedapp/oslo/superexec/state",
     }  # fmt: skip
 
 
@@ -168,7 +168,13 @@ def test_partitions_instead_of_data(tmp_path: Path) -> None:
     assert deploy("init", tmp_path / "d", *HOSTS, "--partitions", 3).exit_code == 0
     told = [parse_config_args([str(tmp_path / "d" / f"device-{part}" / "node.toml")]) for part in range(3)]
     assert told == [
-        {"name": f"device-{part}", "partition-id": part, "num-partitions": 3} for part in range(3)
+        {
+            "name": f"device-{part}",
+            "partition-id": part,
+            "num-partitions": 3,
+            "state-path": f"/opt/fedapp/device-{part}/superexec/state",
+        }
+        for part in range(3)
     ]
 
 

@@ -23,6 +23,8 @@ RULES = {
     "fednova": {messages.APPLIED: {messages.PATH: 0.4}},
     "scaffold": {messages.APPLIED: {messages.PATH: 0.4, messages.RECORDS: [messages.CONSTANT]}},
     "feddyn": {messages.APPLIED: {messages.ALPHA: 0.01, messages.RECORDS: [messages.CONSTANT]}},
+    "ditto": {messages.APPLIED: {messages.PERSONAL: 0.1}},
+    "fedamp": {messages.APPLIED: {messages.ALPHA: 0.1}},
 }
 DEVICES, ROWS, WIDTH = 3, 40, 6
 SECRET = "patients-of-dr-smith"  # in every device's path
@@ -100,7 +102,12 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
         if kind == messages.TRAIN:
             assert (arrays, metrics) == ({"arrays": model}, {"metrics": TRAINED})
         elif kind == messages.EVALUATE:
-            assert (arrays, metrics) == ({}, {"metrics": EVALUATED})
+            own = (
+                {f"personal-{name}" for name in ("loss", "accuracy")}
+                if REGISTRY[strategy].personal
+                else set()
+            )
+            assert (arrays, metrics) == ({}, {"metrics": EVALUATED | own})
         elif kind == messages.DESCRIBE:
             assert (arrays, metrics) == ({}, {"metrics": DESCRIBED})
             assert content.metric_records["metrics"]["num-examples"] == ROWS

@@ -27,6 +27,10 @@ NOT_RUN = {
     ("README.md", "needs a package index"): 1,  # (make run, by who clones the project)
     ("README.md", "needs a package index, and minutes"): 1,  # (lint and docs: .ci/run, test_site.py)
     ("README.md", "needs a SuperLink and SuperNodes"): 1,  # (tests/deploy/test_local.py)
+    (
+        "docs/compression.md",
+        "needs minutes",
+    ): 1,  # (its bytes: tests/docs/test_pages.py; the codes: tests/fedapp)
     ("docs/corrections.md", "needs a client of your own"): 1,  # (fedapp/client/training.py does the same)
     ("docs/data.md", "needs data of yours"): 1,  # (tests/data)
     ("docs/data.md", "needs the Hugging Face hub"): 1,  # (tests/data, on a copy of a set)
@@ -36,6 +40,11 @@ NOT_RUN = {
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     ("docs/deploy.md", "needs the server"): 2,  # (tests/deploy/test_registration.py, test_through_proxy.py)
     ("docs/deploy.md", "needs minutes for each"): 1,  # (make test-all)
+    ("docs/map.md", "needs hours, and data"): 1,  # (tests/maps, in little)
+    (
+        "docs/personal.md",
+        "needs a client of your own",
+    ): 1,  # (tests/strategies/test_personal.py does the same)
     ("docs/references.md", "needs minutes, and data"): 1,  # (tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)

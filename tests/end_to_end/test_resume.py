@@ -47,6 +47,8 @@ OWN: dict[str, dict[str, Any]] = {
         "server-optimizer": "momentum",
         "server-lr": 0.2,
     },
+    "ditto": {"participation": "uniform", "fraction-train": 0.5, "test-on": "own", "ditto-lambda": 0.5},
+    "fedamp": {"participation": "uniform", "fraction-train": 0.5, "test-on": "own"},
     "async-fedavg": {"server-lr": 0.2, "server-optimizer": "momentum"},
     "fedfix": {"time-scenario": "exponential", "server-optimizer": "adam", "server-lr": 0.01},
     "fedbuff": {"buffer-size": 3, "eval-every": 2, "server-optimizer": "adagrad", "server-lr": 0.05},
@@ -60,7 +62,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 THOROUGH = (
-    "fedprox", "fedfix", "fedbuff", "fednova", "feddyn", "mifa", "fedasync", "delay-adaptive", "ringmaster",
+    "fedprox", "fedfix", "fedbuff", "fednova", "feddyn", "mifa", "fedamp", "fedasync", "delay-adaptive", "ringmaster",
     "rennala", "ca2fl", "fadas",
 )  # fmt: skip
 

@@ -131,6 +131,8 @@ CELLS = [
     ("own_scheme", "scaffold"),
     ("own_scheme", "feddyn"),
     ("own_scheme", "mifa"),
+    ("sklearn_fedprox", "ditto"),
+    ("pytorch_fedfix", "fedamp"),
     ("pytorch_fedfix", "fedbuff"),
     ("pytorch_fedfix", "spectral"),
     ("own_scheme", "fedasync"),

@@ -21,7 +21,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fadas": {"buffer_size": 2},
     "fedfix": {"fedfix_interval": 0.05},
 }
-ROUNDS = ("fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa")
+ROUNDS = ("fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa", "ditto", "fedamp")
 NO_DIRECTION = "no client sent a direction to place it in the graph"
 NO_DIRECTION_BY_A_MOD = (
     rf"{NO_DIRECTION}; a mod of the app doesn't let the request for it pass \(\w+ expects exactly one ArrayRecord, "
@@ -32,7 +32,7 @@ SECOND_RECORD = (
     "beside the model each is sent neighbours; allowed are mods that let it pass, or perturbation_beta = 1"
 )
 NEIGHBOURS = "each client is sent an average of its neighbours' models"
-CORRECTED = ("fednova", "scaffold", "feddyn", "mifa")
+CORRECTED = ("fednova", "scaffold", "feddyn", "mifa", "fedamp")
 PAST_THE_SUM = "which a wrapper around the strategy, such as one for privacy, knows nothing of"
 SECOND_CONSTANT = (
     r"a mod of the app lets no client train \(\w+ expects exactly one ArrayRecord, but found 2 ArrayRecord\(s\)\.\): "
@@ -129,7 +129,7 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
 def test_strategy_and_wrapper(strategy: str, wrapper: str) -> None:
     wrap, given = WRAPPERS[wrapper]
     wrapped = wrap(strategy_of(strategy))
-    if strategy in ("fedavg", "fedprox"):
+    if strategy in ("fedavg", "fedprox", "ditto"):
         assert start(wrapped, *given) != 0.0
         return
     why = NEIGHBOURS if strategy == "spectral" else PAST_THE_SUM if strategy in CORRECTED else NO_ROUNDS

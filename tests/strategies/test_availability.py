@@ -104,7 +104,9 @@ def test_a_csv_says_by_client_when_it_is_there_and_whether_that_comes_again(writ
     assert (found.horizon, found.repeats) == (10.0, False)
 
 
-@pytest.mark.parametrize("write", [pickle.dumps, lambda found: json.dumps(found).encode()], ids=str)
+@pytest.mark.parametrize(
+    "write", [pickle.dumps, lambda found: json.dumps(found).encode()], ids=["pickle", "json"]
+)
 def test_fedscales_traces_are_periodic_and_taken_in_turn(written: Written, write: Any) -> None:
     # As in its README: seconds at which the device becomes active, and inactive; the trace then begins again.
     found = {

@@ -120,7 +120,9 @@ def test_a_pickle_runs_nothing(written: Written, tmp_path: Path) -> None:
 # ---- FedScale's ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [pickle.dumps, lambda found: json.dumps(found, indent=1).encode()], ids=str)
+@pytest.mark.parametrize(
+    "write", [pickle.dumps, lambda found: json.dumps(found, indent=1).encode()], ids=["pickle", "json"]
+)
 def test_fedscales_capacities_are_milliseconds_forward_and_kilobits(
     written: Written, write: Callable[[Any], bytes]
 ) -> None:

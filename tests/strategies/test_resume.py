@@ -129,6 +129,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("feddyn", {"participation": "md", "fraction_train": 0.6, "server_optimizer": "adam", "server_lr": 0.1}),
     ("mifa", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "yogi", "server_lr": 0.1}),
     ("feddyn", {"round_deadline": 0.5, "late": "next"}),
+    ("ditto", {"participation": "uniform", "fraction_train": 0.4}),
+    ("ditto", {"round_deadline": 0.5}),
+    ("fedamp", {"round_deadline": 0.5, "late": "next"}),
+    ("fedamp", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "adam", "server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),
     ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "momentum", "aggregation_weights": "identical"}),
@@ -221,7 +225,8 @@ def test_any_number_of_stops(
 
 
 @pytest.mark.parametrize(
-    ("name", "done"), [("fedavg", 3), ("spectral", 4), ("scaffold", 4), ("feddyn", 4), ("mifa", 4)]
+    ("name", "done"),
+    [("fedavg", 3), ("spectral", 4), ("scaffold", 4), ("feddyn", 4), ("mifa", 4), ("fedamp", 4)],
 )
 def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
     go: Go, federation: Make, model: Make, train_config: Make, name: str, done: int

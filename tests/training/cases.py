@@ -79,9 +79,10 @@ def make_tasks(
     shape: tuple[int, ...] = (1, 2, 3),
     one_start: bool = False,
     constant: bool = False,
+    anchor: bool = False,
     seed: int = 0,
 ) -> list[LocalTask]:
-    """A client for each plan, if asked with a constant vector of its own.
+    """A client for each plan, if asked with a constant vector of its own, and pulled to another model than its first.
 
     Rows between the clients' are NaN, so that touching one of them shows.
     """
@@ -109,6 +110,7 @@ def make_tasks(
             rule,
             parameters(model, generator) if rule.beta != 1 else None,
             parameters(model, generator) if constant else None,
+            anchor=parameters(model, generator) if anchor else None,
         )
         for batches, offset, lr in zip(plans, offsets, rates, strict=True)
     ]
@@ -120,12 +122,13 @@ def three_clients(
     shape: tuple[int, ...] = (1, 2, 3),
     *,
     constant: bool = False,
+    anchor: bool = False,
     **amount: int,
 ) -> list[LocalTask]:
     """Ragged clients with 3, 20 and 13 examples in batches of 6, each with a step size of its own."""
     amount = amount or {"batch": 6, "epochs": 2}
     plans = [plan(n, key=(0, n, 1), **amount) for n in (3, 20, 13)]
-    return make_tasks(name, rule, plans, (0.2, 0.05, 0.1), shape=shape, constant=constant)
+    return make_tasks(name, rule, plans, (0.2, 0.05, 0.1), shape=shape, constant=constant, anchor=anchor)
 
 
 def by_way(way: Way, tasks: Sequence[LocalTask]) -> list[tuple[Parameters, float]]:
@@ -157,9 +160,10 @@ def reference(task: LocalTask, dtype: torch.dtype = torch.float64) -> tuple[Para
     rule, x, y = task.rule, task.x[task.rows], task.y[task.rows]
     x = x.to(dtype) if x.is_floating_point() else x
     buffers = {name: value.to(dtype) for name, value in task.model.named_buffers()}
-    sent = flat(task.start)
+    start = flat(task.start)
+    sent = start if task.anchor is None else flat(task.anchor)
     constant = torch.zeros_like(sent) if task.constant is None else flat(task.constant)
-    w, v, losses = sent.clone(), torch.zeros_like(sent), []
+    w, v, losses = start.clone(), torch.zeros_like(sent), []
     for rows, _ in task.batches.ragged():
         point = w if task.neighbours is None else rule.beta * w + (1 - rule.beta) * flat(task.neighbours)
         point = point.detach().requires_grad_()

@@ -48,6 +48,36 @@ def test_every_rule_is_that_of_the_formulas(model: str, way: Way, rule: str, con
         assert_equals_reference(task, w, loss)
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["", "constant"])
+@pytest.mark.parametrize(
+    ("model", "way", "rule"),
+    [
+        (model, way, rule)
+        for model in MODELS
+        for way, rule in BOTH
+        if way in MODELS[model] and ("alpha" in rule or rule in ("plain", "all but clip"))
+    ],
+)
+def test_a_pull_to_another_model_than_the_one_it_starts_from(
+    model: str, way: Way, rule: str, constant: bool
+) -> None:
+    # As a client's own model is pulled to the global one (Ditto).
+    tasks = three_clients(model, RULES[rule], IMAGES.get(model, (1, 2, 3)), constant=constant, anchor=True)
+    for task, (w, loss) in zip(tasks, by_way(way, tasks), strict=True):
+        assert_equals_reference(task, w, loss)
+
+
+@pytest.mark.parametrize(("way", "rule"), BOTH)
+def test_a_pull_to_where_it_starts_is_the_rule_itself_to_the_bit_but_for_the_dual_form(
+    way: Way, rule: str
+) -> None:
+    tasks = three_clients("mlp", RULES[rule])
+    anchored = by_way(way, [replace(task, anchor=task.start) for task in tasks])
+    for (w, _), (v, _) in zip(anchored, by_way(way, tasks), strict=True):
+        for name in w:
+            assert torch.allclose(w[name], v[name], rtol=0, atol=1e-5 if way == "dual" else 0)
+
+
 @pytest.mark.parametrize(
     ("way", "rule"), [(way, rule) for way, rule in BOTH if rule not in ("plain", "clip that never cuts")]
 )

@@ -98,7 +98,8 @@
     pick(charts, "axis", "over", Object.entries(AXES), chosen.axis, (value) => { chosen.axis = value; });
     const keys = [...new Set(content.runs.flatMap((run) => Object.keys(run.curves.columns || {})))].sort();
     const metrics = keys.filter((key) => !(key in AXES));
-    const first = [...content.scores, ...content.scores.map((key) => `client-${key}-worst-tenth`), "staleness-mean"];
+    const first = [...content.scores, ...content.scores.map((key) => `client-${key}-worst-tenth`),
+      ...content.scores.map((key) => `personal-${key}-mean`), "staleness-mean"];
     const rest = metrics.filter((key) => !first.includes(key));
     if (!metrics.includes(chosen.metric)) chosen.metric = rest.includes("train-loss") ? "train-loss" : rest[0];
     pick(charts, "metric", "one more", metrics.map((key) => [key, key]), chosen.metric, (value) => { chosen.metric = value; });
@@ -117,7 +118,26 @@
         yref: "paper", x: 0.5, y: 0.5 }];
       chart(charts, id, key, traces, form);
     }
+    const score = content.scores.find((key) => key !== "loss") || "loss";
+    everyone(charts, score);
     sweep(charts);
+  }
+
+  // A score of each client, from the worst to the best, of all runs: of the global model, and dotted of their own models.
+  function everyone(charts, metric) {
+    const traces = shown().flatMap((run) => [metric, `personal-${metric}`].flatMap((key) => {
+      const clients = run.clients || {}, values = ((clients.columns || {})[key] || []).filter((value) => value !== null);
+      if (!values.length) return [];
+      values.sort((a, b) => clients.costs.includes(key) ? b - a : a - b);
+      const own = key !== metric;
+      return [{ x: values.map((_, at) => 100 * (at + 0.5) / values.length), y: values, type: "scatter",
+        name: plain(own ? `${run.name}, own models` : run.name), mode: values.length <= 40 ? "lines+markers" : "lines",
+        line: { ...look(run), ...(own ? { dash: "dot" } : {}), width: 2 },
+        marker: { size: 5, color: look(run).color, symbol: own ? "diamond" : "circle" },
+        hovertemplate: "%{x:.3~g} % of clients: %{y:.5~g}" }];
+    }));
+    if (traces.length) chart(charts, "everyone", `${metric} of each client in the end, from the worst to the best`, traces,
+      layout("share of the clients, %", metric));
   }
 
   const clientOf = (clients, at) => plain(clients.names[at] ? `${clients.index[at]} ${clients.names[at]}` : clients.index[at]);

@@ -1,0 +1,110 @@
+"""A client's own model beside the global one: trained as the fields of a request say, and kept."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+
+from fedapp import federation
+from fedapp.client.device import device_of
+from fedapp.client.kept import keep_model, kept_model
+from fedapp.client.local_data import local_data
+from fedapp.client.request import integer, read_config, sent_model
+from fedapp.client.training import (
+    StateOf,
+    Streams,
+    TensorsOf,
+    augmentation_of,
+    batches_of,
+    model_of,
+    own_tensors,
+    part_of,
+    parts_of,
+    rule_of,
+)
+from fedapp.training.losses import loss_of
+from fedapp.training.optimizer import optimizer_of
+from fedapp.training.schedule import scheduled_lr
+from fedapp.training.task import LocalTask
+from strategies import messages
+from strategies.arrays import pack
+
+PERSONAL = Streams("personal-batches", "personal-augmentation", "personal-randomness")
+FINE_TUNING = Streams("fine-tuning-batches", "fine-tuning-augmentation", "fine-tuning-randomness")
+
+
+def personal_task(message: Message, context: Context, task: LocalTask) -> LocalTask | None:
+    """Return the task of the client's own model v, beside ``task``; None if the request asks for none.
+
+    From v as many steps of the same size, with the pull λ (v − w̄) to the model that was sent. Without a v yet, it
+    starts as that model.
+    """
+    record, config = read_config(message)
+    if messages.PERSONAL not in record:
+        return None
+    _, client, number = task.ids
+    start, fixed = task.start, task.fixed
+    if (kept := kept_model(context, record)) is not None:
+        start, fixed = parts_of(task.model, federation.to_state(kept, task.x.device))
+    batches = batches_of(config, task.batches.num_examples, client, number, PERSONAL, part=part_of(record))
+    return replace(
+        task,
+        start=start,
+        fixed=fixed,
+        batches=batches,
+        rule=replace(task.rule, alpha=float(record[messages.PERSONAL]), beta=1.0),  # type: ignore[arg-type]
+        neighbours=None,
+        constant=None,
+        anchor=task.start,
+        augmentation=augmentation_of(config, batches, client, number, PERSONAL),
+        randomness=PERSONAL.randomness,
+    )
+
+
+def keep_trained(message: Message, context: Context, trained: Mapping[str, np.ndarray]) -> None:
+    """Keep what has become of the client's own model."""
+    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    arrays = ArrayRecord()
+    for name, sent in sent_model(message).items():
+        # What isn't trained and has no buffer of its own, such as frozen weights, stays as it was sent.
+        own = trained.get(name)
+        arrays[name] = sent if own is None else pack(own)
+    keep_model(context, record, arrays)
+
+
+def fine_tuning_task(
+    message: Message,
+    context: Context,
+    tensors: TensorsOf = own_tensors,
+    state_of: StateOf = federation.to_state,
+) -> LocalTask | None:
+    """Return the task that fits the model in a request to evaluate to this client's rows; None if none is asked for.
+
+    Plain steps by the run's optimizer, for ``fine-tune-epochs``, with no pull; γ isn't divided by their number.
+    """
+    record, config = read_config(message)
+    if not config.fine_tune_epochs:
+        return None
+    data, device = local_data(config, record, context), device_of(config)
+    client, number = integer(record, messages.CLIENT), integer(record, messages.SERVER_ROUND)
+    batches = batches_of(config, len(data.rows), client, number, FINE_TUNING, epochs=config.fine_tune_epochs)
+    model = model_of(record, config, data, device)
+    start, fixed = parts_of(model, state_of(sent_model(message), device))
+    x, y, offset = tensors(config, data, device)
+    return LocalTask(
+        model,
+        start,
+        x,
+        y,
+        offset,
+        batches,
+        scheduled_lr(config.lr, config.lr_schedule, number, config.num_server_rounds),
+        rule_of(config),
+        fixed=fixed,
+        loss=loss_of(config.loss),
+        optimizer=optimizer_of(config.optimizer, config.optimizer_options),
+        ids=(config.seed, client, number),
+        augmentation=augmentation_of(config, batches, client, number, FINE_TUNING),
+        randomness=FINE_TUNING.randomness,
+    )

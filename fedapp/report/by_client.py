@@ -1,0 +1,88 @@
+"""What a model is worth to each client, sorted from the worst to the best: of one run or several."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from fedapp.report.clients import last_clients
+from fedapp.report.figures import STEPS, new_figure, save, style_axes
+from fedapp.report.overlay import COLORS, MOST
+from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.scores import LOSS
+from strategies.direction import PERSONAL, less_is_better
+
+FIGURE = "clients.png"
+
+_DOTS = 40  # up to so many clients each is a dot
+_LONGEST = 40  # characters of a line's name
+
+
+def scores_of(run_dir: Path, metric: str) -> dict[str, NDArray[np.float64]]:
+    """Return what a run's clients had of a metric in the end: of the global model, "", and of their own, "personal-".
+
+    Without those that have none.
+    """
+    told = last_clients(run_dir)
+    found = {whose: np.array(told.get(f"{whose}{metric}", []), np.float64) for whose in ("", PERSONAL)}
+    finite = {whose: values[np.isfinite(values)] for whose, values in found.items()}
+    return {whose: values for whose, values in finite.items() if values.size}
+
+
+def metric_by_client(runs: Sequence[RecordedRun]) -> str:
+    """Return the metric by which clients are drawn: the first that runs have, the loss where there is no other."""
+    own = [name for name in metrics_of(runs) if name != LOSS and not name.startswith(PERSONAL)]
+    return next(iter(own), LOSS)
+
+
+def draw_by_client(run_dir: Path) -> Path | None:
+    """Draw a run's clients into ``clients.png``, 1200 pixels wide; None if nothing is known of each."""
+    run = RecordedRun(run_dir)
+    told = [str(run.config[key]) for key in ("strategy", "dataset", "model") if key in run.config]
+    return draw_clients_of_runs(run_dir / FIGURE, {"": run}, ", ".join(told))
+
+
+def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str) -> Path | None:
+    """Draw the clients of runs, by name, over each other, 1200 pixels wide; None if nothing is known of each.
+
+    Solid: the global model. Dashed: clients' own models. Of more than eight runs, the first.
+    """
+    metric = metric_by_client(list(runs.values()))
+    known = {name: scores_of(run.path, metric) for name, run in runs.items()}
+    known = {name: found for name, found in known.items() if found}
+    if not known:
+        return None
+    if len(known) > MOST:
+        title += f"\n{MOST} of {len(known)} settings: the first"
+    figure = new_figure(4.2, f"{title}: {metric} of each client" if title else f"{metric} of each client")
+    axes = figure.subplots()
+    style_axes(axes)
+    for (name, found), color in zip(known.items(), COLORS, strict=False):
+        for whose, values in found.items():
+            _draw_sorted(axes, values, color, _label(name, whose), own=bool(whose), metric=metric)
+    axes.set(xlabel="clients, from the worst to the best", ylabel=metric, xlim=(0, 1))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return save(figure, path)
+
+
+def _draw_sorted(
+    axes: Axes, values: NDArray[np.float64], color: str, label: str, *, own: bool, metric: str
+) -> None:
+    """Draw sorted values over the share of clients, each in the middle of its part of it."""
+    ordered = np.sort(values)[::-1] if less_is_better(metric) else np.sort(values)
+    worst = ordered[: -(-len(ordered) // 10)].mean()
+    places = (np.arange(len(ordered)) + 0.5) / len(ordered)
+    label = f"{label}\nmean {ordered.mean():.3g}, worst tenth {worst:.3g}"
+    marker = "o" if len(ordered) <= _DOTS else ""
+    axes.plot(places, ordered, "--" if own else "-", color=color, lw=1.4, marker=marker, ms=3.5, label=label)
+
+
+def _label(name: str, whose: str) -> str:
+    model = "own models" if whose else "global model"
+    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return f"{short}, {model}" if short else model

@@ -1,0 +1,70 @@
+"""What a run with clients' own models, or with test rows of their own, is told and refused before it starts."""
+
+import logging
+
+from fedapp.config import ConfigError, RunConfig
+from fedapp.data import Dataset
+from fedapp.data.partition import OWN
+from strategies import FederatedStrategy
+from strategies.engine_name import DEPLOYMENT
+
+log = logging.getLogger("flwr.fedapp")
+
+
+def check_personal(config: RunConfig, strategy: FederatedStrategy) -> None:
+    """Refuse fine-tuning that nothing could be learned from.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not config.fine_tune_epochs:
+        return
+    given = f"fine-tune-epochs = {config.fine_tune_epochs}"
+    if strategy.personal:
+        raise ConfigError(f"{given}: clients of {config.strategy} have models of their own; allowed is 0")
+    if config.test_on != OWN:
+        raise ConfigError(
+            f"{given}: a model that is fitted to a client's rows is scored on others of its own; test-on = "
+            f"{config.test_on!r}, allowed is own"
+        )
+    if config.dp != "none":
+        raise ConfigError(
+            f"{given}: with dp = {config.dp!r} clients' scores would be sent as they are; allowed is 0"
+        )
+
+
+def say_pooled(config: RunConfig, dataset: Dataset) -> None:
+    """Say what becomes of the test rows that a dataset ships, where each client has some of its own."""
+    if config.test_on == OWN and (shipped := len(dataset.y) - dataset.num_train):
+        log.info(
+            "test-on = 'own': the %d test rows that '%s' ships are divided over the clients with the others",
+            shipped,
+            config.dataset,
+        )
+
+
+def evaluates_on_clients(config: RunConfig, strategy: FederatedStrategy, engine: str) -> bool:
+    """Tell whether clients are asked to evaluate: where ``client-evaluation`` says so, or they alone can.
+
+    On devices only ``client-evaluation`` does. One line says where models of clients' own aren't scored, or on what.
+    """
+    what = "clients' own models" if strategy.personal else "what fine-tune-epochs asks for"
+    if not (strategy.personal or config.fine_tune_epochs):
+        return config.client_evaluation
+    if config.dp != "none":
+        log.warning(
+            "dp = %r: %s aren't scored, as clients' scores would be sent as they are", config.dp, what
+        )
+        return False
+    if engine == DEPLOYMENT and not config.client_evaluation:
+        log.warning("client-evaluation = false: on devices %s aren't scored; true has clients do it", what)
+        return False
+    if config.test_on != OWN:
+        log.warning(
+            "test-on = %r: %s are scored on the rows that they are trained on; test-on = 'own' has clients keep some "
+            "to test on",
+            config.test_on,
+            what,
+        )
+    return True
