@@ -150,15 +150,12 @@ class FedAMP(SynchronousStrategy):
             yield {self.flower.arrayrecord_key: mean}
 
     def _reads(self, apart: Untrained) -> Check:
-        plain, key, starts = super()._reads(apart), self.flower.arrayrecord_key, dict(self._starts)
-        if (
-            self._round is not None and self._round.early is not None
-        ):  # late work began with an earlier round's
+        key, starts = self.flower.arrayrecord_key, dict(self._starts)
+        if self._round is not None and self._round.early is not None:
+            # Late work began with an earlier round's.
             sent = {index: task.beside for index, task in self._round.early.earlier.items()}
             starts |= {index: self._layout.rounded(beside[key]) for index, beside in sent.items()}
-        return CheckFromOwn(
-            plain.layout, plain.arrays_key, plain.weight_key, plain.must_weigh, plain.untrained, starts
-        )
+        return CheckFromOwn(**vars(super()._reads(apart)), starts=starts)
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]

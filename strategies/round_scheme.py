@@ -20,6 +20,7 @@ from strategies.errors import RunError
 from strategies.exchange import in_order
 from strategies.roster import Client, sized_by_replies
 from strategies.round import Round
+from strategies.stragglers import Stragglers
 from strategies.weights import Participation, Weights
 
 log = logging.getLogger("flwr.strategies")
@@ -36,6 +37,7 @@ class RoundScheme(FederatedStrategy):
         self.participation = Participation.parse(
             self.config.participation, self.config.fraction_train, self.flower.min_train_nodes
         )
+        self.stragglers = Stragglers(self.config)
         own = type(self)
         #: Whether a hook wants to see all contributions of a round at once.
         self._wants_all = (
@@ -78,9 +80,8 @@ class RoundScheme(FederatedStrategy):
         self.participation.check(num_clients)
         if (rule := self.config.aggregation_rule) != MEAN:
             scheme, faulty = self.participation, self.config.faulty_clients
-            drawn = len(scheme.fixed) or (
-                scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
-            )
+            there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
+            drawn = self.stragglers.counting(len(scheme.fixed) or there)
             if drawn < least_updates(rule, faulty):
                 raise ValueError(
                     f"aggregation_rule = {rule!r}, faulty_clients = {faulty}: needs {least_updates(rule, faulty)} "
@@ -144,7 +145,7 @@ class RoundScheme(FederatedStrategy):
         indices = [client.index for client in self.clients]
         here = tuple(indices.index(index) for index in self.participation.fixed if index in indices)
         chosen = type(self).select is not RoundScheme.select
-        if chosen or (self.participation.scheme == "fixed" and not here):
+        if chosen or self.stragglers.drops or (self.participation.scheme == "fixed" and not here):
             return None
         return replace(self.participation, fixed=here).expected_weights(p)
 

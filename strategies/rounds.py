@@ -71,7 +71,8 @@ class SynchronousStrategy(TimedRounds):
         if not clients:  # stopped before they could answer
             return []
         self._say_objective()
-        participants, weights = self._drawn(self._free(grid), server_round)
+        drawn = self._drawn(self._free(grid), server_round)
+        participants, weights = self.stragglers.among(*drawn, server_round)
         self.model = self._layout.to_vector(arrays)
         early, self._fields = self._early(participants, weights, server_round), config
         companions, requests = self.companions(participants), []
@@ -79,6 +80,7 @@ class SynchronousStrategy(TimedRounds):
         for client in participants:
             beside = next(companions, {})
             own = self._train_config(client, server_round, server_round, config)
+            own.update(self.stragglers.asks(client))
             requests.append(self._train_request(client, own, arrays, beside))
             if early is not None:
                 early.note_sent(client, requests[-1], beside)
@@ -260,7 +262,7 @@ class SynchronousStrategy(TimedRounds):
             links(local)
             age, key = current.number - sent_in, self.flower.arrayrecord_key
             contribution = Contribution.of(local, reply, sent_in - 1, age, key)
-            self._check_applied(contribution, current.companions)
+            self._check_applied(contribution, [*current.companions, *self.stragglers.asks(client)])
             if self._wants_all:
                 current.contributions.append(contribution)
             else:

@@ -1,6 +1,6 @@
 """How long clients' tasks take, in virtual time.
 
-Source: Fraboni et al. 2023, section 5.1.
+Source: Fraboni et al. 2023, section 5.1; ``half-normal``: Nguyen et al. 2022 (FedBuff), whose tasks take that long.
 """
 
 import csv
@@ -10,10 +10,16 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from strategies import streams
 
-ALLOWED = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+ALLOWED = "F0 to F99, exponential or half-normal, alone or with :F0 to :F99, or trace:FILE"
+PATTERN = r"^(F\d{1,2}|(exponential|half-normal)(:F\d{1,2})?|trace:.+)$"
+_DRAWN = ("exponential", "half-normal")
+
+
+_WIDTH = (np.pi / 2) ** 0.5  # of a half-normal law with mean 1
 
 
 class TimeScenario:
@@ -21,8 +27,9 @@ class TimeScenario:
 
     ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1.
     ``exponential``: T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is
-    named after a colon. ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and
-    from the first again when they are used up.
+    named after a colon. ``half-normal``: likewise T_i = |N|, N ~ N(0, π/2 τ_i²), whose mean is τ_i.
+    ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and from the first again
+    when they are used up.
 
     Parameters
     ----------
@@ -31,7 +38,7 @@ class TimeScenario:
     num_clients : int
         C.
     seed : int
-        Fixes the draws of ``exponential``.
+        Fixes the draws of ``exponential`` and ``half-normal``.
 
     Attributes
     ----------
@@ -47,13 +54,13 @@ class TimeScenario:
     def __init__(self, name: str, num_clients: int, seed: int = 0) -> None:
         kind, _, argument = name.partition(":")
         self.seed = seed
-        self.drawn = kind == "exponential"
+        self.law = kind if kind in _DRAWN else ""
         self.trace: list[list[float]] = []
         if kind == "trace":
             self.trace = _read_trace(argument, num_clients)
             self.means = np.array([np.mean(times) for times in self.trace])
         else:
-            self.means = _spaced((argument or "F80") if self.drawn else name, num_clients, name)
+            self.means = _spaced((argument or "F80") if self.law else name, num_clients, name)
 
     def task_time(self, client: int, task: int) -> float:
         """Return the seconds that task number ``task`` (from 1) of client ``client`` takes."""
@@ -61,9 +68,10 @@ class TimeScenario:
             return float(self.means.max())
         if self.trace:
             return self.trace[client][(task - 1) % len(self.trace[client])]
-        if self.drawn:
-            rng = streams.generator(self.seed, "task-times", client, task)
-            return float(rng.exponential(self.means[client]))
+        if self.law:
+            rng, mean = streams.generator(self.seed, "task-times", client, task), self.means[client]
+            drawn = rng.exponential(mean) if self.law == "exponential" else mean * abs(rng.normal(0, _WIDTH))
+            return float(drawn)
         return float(self.means[client])
 
     def distribution(self, client: int) -> NDArray[np.float64]:
@@ -71,8 +79,11 @@ class TimeScenario:
         if client < len(self.means) and self.trace:
             return np.array(self.trace[client])
         mean = self.means[min(client, len(self.means) - 1)]
-        if self.drawn:
-            return np.asarray(-mean * np.log1p(-(np.arange(2000) + 0.5) / 2000))
+        levels = (np.arange(2000) + 0.5) / 2000
+        if self.law == "exponential":
+            return np.asarray(-mean * np.log1p(-levels))
+        if self.law:
+            return np.asarray(mean * _WIDTH * ndtri((1 + levels) / 2))
         return np.array([mean])
 
 

@@ -19,6 +19,7 @@ from fedapp.client.training import (
     batches_of,
     model_of,
     own_tensors,
+    part_of,
     parts_of,
     rule_of,
 )
@@ -46,7 +47,7 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
     start, fixed = task.start, task.fixed
     if (kept := kept_model(context, record)) is not None:
         start, fixed = parts_of(task.model, federation.to_state(kept, task.x.device))
-    batches = batches_of(config, task.batches.num_examples, client, number, PERSONAL)
+    batches = batches_of(config, task.batches.num_examples, client, number, PERSONAL, part=part_of(record))
     return replace(
         task,
         start=start,

@@ -86,7 +86,7 @@ def local_task(
     record, config = read_config(message)
     data, device = local_data(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
-    batches = batches_of(config, len(data.rows), client, task)
+    batches = batches_of(config, len(data.rows), client, task, part=part_of(record))
     lr = scheduled_lr(
         config.lr, config.lr_schedule, integer(record, messages.SERVER_ROUND), config.num_server_rounds
     )
@@ -122,15 +122,26 @@ def local_task(
     )
 
 
+def part_of(record: ConfigRecord) -> float:
+    """Return what part of its usual work a request asks for."""
+    return float(record.get(messages.PART, 1.0))  # type: ignore[arg-type]
+
+
 def batches_of(
-    config: RunConfig, rows: int, client: int, task: int, streams: Streams = SENT, *, epochs: int = 0
+    config: RunConfig,
+    rows: int,
+    client: int,
+    task: int,
+    streams: Streams = SENT,
+    *,
+    epochs: int = 0,
+    part: float = 1.0,
 ) -> Batches:
-    """Draw the batches of a client's task: as many as the run's config says, or so many epochs."""
+    """Draw the batches of a client's task: as many as the run's config says, or a part; or so many epochs."""
     steps = 0
     if not epochs:
-        epochs, steps = work.of_client(
-            config.step_heterogeneity, config.local_epochs, config.local_steps, client
-        )
+        usual = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
+        epochs, steps = (work.in_part(each, part) for each in usual)
     rng = task_rng(config.seed, client, task, streams.batches)
     return plan_batches(rows, batch_size=config.batch_size, epochs=epochs, steps=steps, rng=rng)
 
@@ -176,9 +187,8 @@ def trained_reply(
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
     """Return which fields and records of a request the local step went by, beside those of every task."""
     record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
-    applied = {
-        key: record[key] for key in (messages.ALPHA, messages.BETA, messages.PERSONAL) if key in record
-    }
+    known = (messages.ALPHA, messages.BETA, messages.PERSONAL, messages.PART)
+    applied = {key: record[key] for key in known if key in record}
     if messages.PATH in record and task.optimizer == SGD:
         applied[messages.PATH] = path(task.rule, task.lr, len(task.batches))
     beside = [key for key in (messages.NEIGHBOURS, messages.CONSTANT) if key in message.content]

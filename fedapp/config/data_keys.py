@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedapp.config.key import Setting, if_, key, where
-from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text, pattern
+from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text, UnitInterval, pattern
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, PREFIX, is_function
+from fedapp.data.synthetic import PATTERN as SYNTHETIC
 
 
 def _rows_are_split(setting: Setting) -> bool:
@@ -37,7 +38,7 @@ class DataKeys(Keys):
         str,
         pattern(
             f"one of {', '.join(DATASETS)}, {FORMS}",
-            rf"^({'|'.join(DATASETS)}|{PREFIX}[^\x00-\x1f]+|{FUNCTION})$",
+            rf"^({'|'.join(DATASETS)}|{SYNTHETIC}|{PREFIX}[^\x00-\x1f]+|{FUNCTION})$",
         ),
         key("the data; npz and files are your own"),
     ]
@@ -77,7 +78,7 @@ class DataKeys(Keys):
         ),
     ]
     partitioner: Annotated[
-        Literal["label-quantity-skew", "iid", "dirichlet", "shards", "natural"],
+        Literal["label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural"],
         key("how rows are divided over clients"),
     ]
     class_imbalance: Annotated[
@@ -97,4 +98,11 @@ class DataKeys(Keys):
     dirichlet_alpha: Annotated[
         Positive,
         key("α of the clients' classes; class-imbalance is 1 / α", where("partitioner", "dirichlet")),
+    ]
+    similarity: Annotated[
+        UnitInterval,
+        key(
+            "share of each client's rows that is drawn from all; the others are dealt out sorted by class",
+            where("partitioner", "similarity"),
+        ),
     ]

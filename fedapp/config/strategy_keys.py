@@ -7,6 +7,7 @@ from fedapp.config.values import (
     ConfigError,
     Count,
     Counting,
+    Flag,
     Inside,
     Keys,
     Moderate,
@@ -23,10 +24,13 @@ from fedapp.config.values import (
 )
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy
+from strategies.codes import ALLOWED as CODES
+from strategies.codes import PATTERN as CODE_PATTERN
 from strategies.server_optimizer import OPTIMIZERS
 from strategies.staleness import ALLOWED as DISCOUNTS
 from strategies.staleness import PATTERN as DISCOUNT_PATTERN
 from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
+from strategies.time_scenario import PATTERN as TIME_SCENARIO
 
 STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"
 
@@ -48,6 +52,13 @@ _EARLY = if_(
     "round-deadline or over-select > 0",
     lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
 )
+
+
+def _can_straggle(setting: Setting) -> bool:
+    """Tell whether there is work that some of may be missing."""
+    config = setting.config
+    alone = max(config.local_epochs, config.local_steps) == 1 and config.step_heterogeneity == "none"
+    return config.drop_stragglers or not alone
 
 
 class StrategyKeys(Keys):
@@ -75,6 +86,20 @@ class StrategyKeys(Keys):
         Text, key("who takes part in a round: full, uniform, md, paired, flower or fixed:I,J,…", OWN)
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
+    stragglers: Annotated[
+        UnitInterval,
+        key(
+            "share of a round's participants that get done only a part of their work, of E epochs 1 to E",
+            OWN & if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
+        ),
+    ]
+    drop_stragglers: Annotated[
+        Flag,
+        key(
+            "whether the round goes without them",
+            OWN & if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
+        ),
+    ]
     round_deadline: Annotated[
         NonNegative,
         key("seconds of the run's clock after which a round closes (docs/deadlines.md); 0: none", OWN),
@@ -105,6 +130,11 @@ class StrategyKeys(Keys):
             "fedexp, in rounds and of a sum: Jhunjhunwala et al. 2023)",
             if_("all; for fadas sgd stands for amsgrad", _optimizer_counts),
         ),
+    ]
+    compression: Annotated[
+        str,
+        pattern(CODES, CODE_PATTERN),
+        key("how clients compress what they send of their updates; what they are sent is whole"),
     ]
     proximal_mu: Annotated[
         NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)
@@ -182,7 +212,7 @@ class StrategyKeys(Keys):
     ]
     time_scenario: Annotated[
         str,
-        pattern(TIME_SCENARIOS, r"^(F\d{1,2}|exponential(:F\d{1,2})?|trace:.+)$"),
+        pattern(TIME_SCENARIOS, TIME_SCENARIO),
         key(
             "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1)",
             if_(

@@ -12,14 +12,16 @@ from typing import Any
 from fedapp.data.cache import cached_dataset
 from fedapp.data.dataset import DataColumns, Dataset, RawData, Targets
 from fedapp.data.errors import DataError, expanded, path_error
+from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import forced
 
 DATASETS = (
-    "digits", "synthetic", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare", "npz", "files",
+    "digits", "synthetic", "synthetic-iid", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits",
+    "shakespeare", "npz", "files",
 )  # fmt: skip
 """Values of the run-config key `dataset`, beside hf:… and module:function."""
 
-FORMS = "hf:NAME or hf:PATH of Hugging Face data, or module:function of your own"
+FORMS = f"{ALLOWED}, hf:NAME or hf:PATH of Hugging Face data, or module:function of your own"
 """What else `dataset` may be."""
 
 ANY_COLUMNS = DataColumns()
@@ -32,6 +34,11 @@ FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+def is_generated(name: str) -> bool:
+    """Tell whether a value of `dataset` names data that are made from the seed, for as many clients as there are."""
+    return name == "synthetic" or is_unlike(name)
 
 
 def is_function(name: str) -> bool:
@@ -68,7 +75,7 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        One of `DATASETS`; hf:NAME, hf:NAME:CONFIG or hf:PATH; or module:function.
+        One of `DATASETS`; synthetic:A,B; hf:NAME, hf:NAME:CONFIG or hf:PATH; or module:function.
     data_path : str
         Where the data is; "" downloads from the Hugging Face hub, except for digits (in scikit-learn),
         synthetic (generated), and npz and files (need a path).
@@ -78,14 +85,16 @@ def load_dataset(
           the folder above torchvision's raw files: MNIST/raw, cifar-10-batches-py, cifar-100-python.
         - shakespeare: a file or folder (see `fedapp.data.shakespeare.find_files`).
         - synthetic: the authors' folder with train.json and test.json.
+        - synthetic:A,B and synthetic-iid: no path is allowed, they are generated (see `fedapp.data.synthetic`).
         - npz: a file (see `fedapp.data.npz`).
         - files: a file or folder in a common format (see `fedapp.data.own_files`).
         - hf:NAME: a local copy of it, read in its place (see `fedapp.data.hugging_face`).
         - module:function: given to the function (see `fedapp.data.function`).
     num_clients : int
-        Natural clients of the generated synthetic problem, 0 for the paper's 20; given to a function that takes it.
+        Natural clients of a generated synthetic problem, 0 for as many as in its paper (20, of synthetic:A,B 30);
+        given to a function that takes it.
     seed : int
-        Seed of the generated synthetic problem; given to a function that takes it.
+        Seed of a generated synthetic problem; given to a function that takes it.
     cache_dir : Path, optional
         Default: $FEDAPP_CACHE, else fedapp in the user's cache folder.
     targets : {"classes", "numbers"}, optional
@@ -115,6 +124,8 @@ def _find_source(
 ) -> _Source:
     if name.startswith(PREFIX):
         return _hugging_face(name, data_path, columns, targets)
+    if is_unlike(name):
+        return _unlike(name, data_path, num_clients, seed)
     if name not in DATASETS:
         return _function(name, data_path, num_clients, seed, columns, targets)
     if name == "digits":
@@ -146,12 +157,23 @@ def _digits(data_path: str) -> _Source:
 def _generated(num_clients: int, seed: int) -> _Source:
     from fedapp.data.readers import synthetic_data
 
+    key = _generated_key("synthetic", num_clients, _SYNTHETIC_CLIENTS, seed)
+    return _Source(key, partial(synthetic_data, **key))
+
+
+def _unlike(name: str, data_path: str, num_clients: int, seed: int) -> _Source:
+    if data_path:
+        raise path_error(data_path, f"{name!r} is generated; only an empty data-path is allowed")
+    key = _generated_key(name, num_clients, CLIENTS, seed)
+    return _Source(key, partial(unlike_data, name, **key))
+
+
+def _generated_key(name: str, num_clients: int, usual: int, seed: int) -> dict[str, int]:
     if num_clients < 0:
-        raise DataError(f"num-supernodes = {num_clients}: 'synthetic' needs at least 1 client, or 0 for 20")
+        raise DataError(f"num-supernodes = {num_clients}: {name!r} needs at least 1 client, or 0 for {usual}")
     if seed < 0:
         raise DataError(f"seed = {seed}: must be an integer >= 0")
-    clients = num_clients or _SYNTHETIC_CLIENTS
-    return _Source({"num_clients": clients, "seed": seed}, partial(synthetic_data, clients, seed))
+    return {"num_clients": num_clients or usual, "seed": seed}
 
 
 def _hub(name: str) -> _Source:

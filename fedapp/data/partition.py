@@ -13,12 +13,14 @@ from fedapp.data.flower_partitioners import flower_partition
 from fedapp.data.skew import label_quantity_skew
 from strategies import streams
 
-PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "shards", "natural")
+PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural")
 """Values of the run-config key `partitioner`.
 
 - label-quantity-skew (Buttaci 2024, §3.4.1) and dirichlet (Fraboni et al. 2023, §5.1): one division, the latter with
   the class imbalance 1 / `dirichlet_alpha`; see `fedapp.data.skew`.
 - iid.
+- similarity (Karimireddy et al. 2020, section 7): clients of one size, of whose rows a share `similarity` is dealt
+  out at random; all others are sorted by class and dealt out in that order.
 
 Those that need classes take tenths of a dataset whose targets are numbers: `Dataset.strata`.
 
@@ -121,6 +123,7 @@ def make_partition(
     data_imbalance: float,
     min_samples: int,
     dirichlet_alpha: float,
+    similarity: float = 0.0,
     test_on: str,
     test_fraction: float,
     seed: int,
@@ -141,6 +144,8 @@ def make_partition(
     dirichlet_alpha : float
         Concentration of dirichlet: each client's classes are distributed by Dirichlet(α 1_K), as far as every
         sample landing once lets them.
+    similarity : float
+        Share of each client's rows that similarity draws from all, from 0 to 1.
     test_on : str
         One of `TEST_ON`.
     test_fraction : float
@@ -153,21 +158,16 @@ def make_partition(
         If a value is out of range or the dataset can't be divided like this.
     """
     _check_numbers(
-        num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, test_fraction, seed
-    )
+        num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, similarity, test_fraction, seed,
+    )  # fmt: skip
     _check_choices(partitioner, test_on, min_samples)
     if partitioner == "natural":
         return _natural(dataset, num_clients, min_samples, test_on, test_fraction, seed)
     divide: Divide = partial(
-        _divide,
-        dataset,
-        num_clients,
-        partitioner=partitioner,
-        class_imbalance=class_imbalance,
-        data_imbalance=data_imbalance,
-        min_samples=min_samples,
-        dirichlet_alpha=dirichlet_alpha,
-    )
+        _divide, dataset, num_clients, partitioner=partitioner, class_imbalance=class_imbalance,
+        data_imbalance=data_imbalance, min_samples=min_samples, dirichlet_alpha=dirichlet_alpha,
+        similarity=similarity,
+    )  # fmt: skip
     train, test = _split_rows(dataset, test_on, test_fraction, seed)
     enough = partial(_require_enough, dataset, num_clients, min_samples)
     return _both_sides(divide, enough, train, test, test_on, test_fraction, seed)
@@ -204,6 +204,7 @@ def _divide(
     data_imbalance: float,
     min_samples: int,
     dirichlet_alpha: float,
+    similarity: float,
 ) -> list[IntArray]:
     labels = dataset.strata[rows]
     if partitioner in ("label-quantity-skew", "dirichlet"):
@@ -216,9 +217,32 @@ def _divide(
         len(rows)
     )  # IidPartitioner cuts without shuffling
     rows, labels = rows[order], labels[order]
-    clients = flower_partition(partitioner, rows, labels, None, num_clients, min_samples, seed)
+    if partitioner == "similarity":
+        clients = by_similarity(rows, labels, num_clients, similarity)
+    else:
+        clients = flower_partition(partitioner, rows, labels, None, num_clients, min_samples, seed)
     _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "shards")
     return clients
+
+
+def by_similarity(rows: IntArray, labels: IntArray, num_clients: int, similarity: float) -> list[IntArray]:
+    """Deal out a share of the rows as they come, and the rest sorted by label, to clients of one size (±1).
+
+    Parameters
+    ----------
+    rows, labels : int64 arrays (n,)
+        In random order.
+    num_clients : int
+    similarity : float
+        The share, from 0 to 1; of a client's rows it is rounded to whole ones.
+    """
+    sizes = np.array([len(part) for part in np.array_split(rows, num_clients)])
+    alike = np.floor(similarity * sizes + 0.5).astype(np.int64)
+    drawn = alike.sum()
+    rest = rows[drawn:][np.argsort(labels[drawn:], kind="stable")]
+    ends, rest_ends = np.cumsum(alike)[:-1], np.cumsum(sizes - alike)[:-1]
+    pairs = zip(np.split(rows[:drawn], ends), np.split(rest, rest_ends), strict=True)
+    return [np.concatenate(pair) for pair in pairs]
 
 
 def _natural(
@@ -328,6 +352,7 @@ def _check_numbers(
     data_imbalance: float,
     min_samples: int,
     dirichlet_alpha: float,
+    similarity: float,
     test_fraction: float,
     seed: int,
 ) -> None:
@@ -337,6 +362,7 @@ def _check_numbers(
         ("data-imbalance", data_imbalance, 0 <= data_imbalance < math.inf, "a finite number >= 0"),
         ("min-samples", min_samples, min_samples >= 1, "an integer >= 1"),
         ("dirichlet-alpha", dirichlet_alpha, 0 < dirichlet_alpha < math.inf, "a finite number > 0"),
+        ("similarity", similarity, 0 <= similarity <= 1, "a number from 0 to 1"),
         ("test-fraction", test_fraction, 0 < test_fraction < 1, "a number between 0 and 1"),
         ("seed", seed, seed >= 0, "an integer >= 0"),
     )

@@ -34,6 +34,7 @@ from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.compression import compressed
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20
@@ -86,7 +87,8 @@ class VectorizedGrid(SequentialGrid):
             with self._answered(request):
                 if beside is not None:
                     keep_trained(request, context, next(personal)[0])
-                self._answer(request, trained_reply(request, context, task, arrays, loss))
+                reply = trained_reply(request, context, task, arrays, loss)
+                self._answer(request, compressed(request, reply, context))
 
     def _evaluate(self) -> None:
         """Evaluate for the requests at the head of the queue; models that are fitted for it are trained together."""

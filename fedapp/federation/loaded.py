@@ -15,7 +15,7 @@ from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset, Partition, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns, Targets
 from fedapp.data.errors import expanded
-from fedapp.data.loading import PREFIX, folder_of, is_function
+from fedapp.data.loading import PREFIX, folder_of, is_function, is_generated
 from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
 from fedapp.training.losses import loss_of
@@ -23,7 +23,7 @@ from fedapp.training.losses import loss_of
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
 DIVISION_KEYS = (
     "partitioner", "class_imbalance", "data_imbalance", "min_samples",
-    "dirichlet_alpha", "test_on", "test_fraction", "seed",
+    "dirichlet_alpha", "similarity", "test_on", "test_fraction", "seed",
 )  # fmt: skip
 Division = tuple[tuple[str, Any], ...]
 
@@ -45,7 +45,7 @@ def source_of(
     config: RunConfig, num_clients: int, data_path: str | None = None, targets: Targets | None = None
 ) -> Source:
     """Return what the run's dataset is loaded by; ``data_path`` and ``targets`` override the config's."""
-    generated = config.dataset == "synthetic" or is_function(config.dataset)
+    generated = is_generated(config.dataset) or is_function(config.dataset)
     return Source(
         config.dataset,
         config.data_path if data_path is None else data_path,

@@ -8,6 +8,7 @@ With a common step size the clients' fixed point is the minimiser of Σ E_k J_k(
 step is μ_k = μ / E_k, and the gradient is unbiased again.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -85,6 +86,11 @@ def of_client(kind: str, epochs: int, steps: int, client: int) -> tuple[int, int
     work = _listed(kind.removeprefix("list:"))
     own = work[min(client, len(work) - 1)]
     return (own, 0) if epochs else (0, own)
+
+
+def in_part(work: int, part: float) -> int:
+    """Return the part of E that a client gets done, rounded up: with a part drawn from (0, 1], 1 to E alike."""
+    return math.ceil(work * part)
 
 
 @lru_cache(maxsize=2)

@@ -19,8 +19,8 @@ From the last one `fedapp reproduce NAME --from-results --out experiments/result
 
 Names begin with the source: 000 Dhasade, Kremer & Renard; 001 an appendix on FedAvg under a Łojasiewicz condition;
 002 [Fraboni et al. 2023](https://www.jmlr.org/papers/v24/22-0689.html);
-003 [Buttaci 2024](https://arxiv.org/abs/2410.05545); 004 a chapter on federated learning. Titles:
-[docs/references.md](../../docs/references.md)."""
+003 [Buttaci 2024](https://arxiv.org/abs/2410.05545); 004 a chapter on federated learning; fedprox, scaffold
+and fedbuff the papers with these methods. Titles: [docs/references.md](../../docs/references.md)."""
 
 
 def write_summary(folder: Path) -> Path:

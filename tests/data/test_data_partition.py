@@ -1,5 +1,6 @@
 """Partitions: every scheme covers its rows once, repeats itself, and says clearly what it can't do."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
-from fedapp.data.partition import own_split
+from fedapp.data.partition import by_similarity, own_split
 
 DEFAULTS: dict[str, Any] = {
     "partitioner": "label-quantity-skew",
@@ -179,7 +180,8 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
         ({"seed": -1}, "seed = -1: must be an integer >= 0"),
         (
             {"partitioner": "even"},
-            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, shards, natural",
+            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, similarity, shards, "
+            "natural",
         ),
         ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients, own"),
         (
@@ -195,7 +197,7 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
         (
             {"partitioner": "natural"},
             "partitioner = 'natural': dataset 'digits' has no natural clients; allowed: label-quantity-skew, "
-            "iid, dirichlet, shards, or a dataset with writers, roles or groups",
+            "iid, dirichlet, similarity, shards, or a dataset with writers, roles or groups",
         ),
         (
             {"num_clients": 400, "partitioner": "shards", "min_samples": 3},
@@ -311,3 +313,41 @@ def test_real_femnist_by_writer(real_data: Path) -> None:
     assert femnist.y.max() == 9
     made = partition(femnist, 100, partitioner="natural")
     assert all(len(np.unique(femnist.groups[made.client(i)])) == 1 for i in range(100))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_rows=st.integers(20, 300),
+    num_clients=st.integers(1, 12),
+    similarity=st.floats(0, 1),
+    seed=st.integers(0, 1000),
+)
+def test_similarity_deals_out_a_share_at_random_and_the_rest_by_class(
+    num_rows: int, num_clients: int, similarity: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows, labels = rng.permutation(1000)[:num_rows], rng.integers(0, 4, num_rows)
+    clients = by_similarity(rows, labels, num_clients, similarity)
+    assert np.array_equal(np.sort(np.concatenate(clients)), np.sort(rows))
+    sizes = [len(own) for own in clients]
+    assert max(sizes) - min(sizes) <= 1
+    number = {row: place for place, row in enumerate(rows.tolist())}
+    places = [[number[row] for row in own.tolist()] for own in clients]
+    alike = [math.floor(similarity * size + 0.5) for size in sizes]
+    # The first of each come one after the other, as they were drawn; the classes of the others never fall.
+    drawn = [place for own, n in zip(places, alike, strict=True) for place in own[:n]]
+    assert drawn == list(range(sum(alike)))
+    by_class = [labels[place] for own, n in zip(places, alike, strict=True) for place in own[n:]]
+    assert by_class == sorted(by_class)
+
+
+@pytest.mark.parametrize(("similarity", "least", "most"), [(0.0, 1, 3), (1.0, 10, 10)])
+def test_similarity_from_sorted_to_iid(digits: Dataset, similarity: float, least: int, most: int) -> None:
+    made = partition(digits, 10, partitioner="similarity", similarity=similarity)
+    classes = [len(np.unique(digits.y[made.client(i)])) for i in range(10)]
+    assert least <= min(classes) <= max(classes) <= most  # 144 rows each; of a class there are about as many
+
+
+def test_similarity_is_a_share(digits: Dataset) -> None:
+    with pytest.raises(DataError, match=r"similarity = 1.5: must be a number from 0 to 1"):
+        partition(digits, 10, partitioner="similarity", similarity=1.5)

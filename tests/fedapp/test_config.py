@@ -46,7 +46,7 @@ STRATEGIES = (
     "fedfix", "fedbuff", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas",
 )  # fmt: skip
 DEVICES = one_of("auto", "cpu", "cuda")
-SCENARIOS = "F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+SCENARIOS = "F0 to F99, exponential or half-normal, alone or with :F0 to :F99, or trace:FILE"
 SCHEDULES = "constant, inverse, inverse-sqrt, cosine or exponential:RATE with RATE in (0, 1]"
 HETEROGENEITIES = (
     "none, list:E,E,…, range:A-B, uniform:A-B, lognormal:VARIANCE or speed; E, A, B whole numbers >= 1"
@@ -68,6 +68,8 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     ),
     "participation": ("a text", NO_TEXT, ["full", "md", "fixed:0,3"]),
     "fraction-train": ("a number in (0, 1]", [0, *NO_UNIT], [1e-6, 0.5, 1, 1.0]),
+    "stragglers": ("a number in [0, 1]", NO_UNIT, [0, 0.5, 1]),
+    "drop-stragglers": ("true or false", NO_FLAG, [True, False]),
     "round-deadline": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.5, 60]),
     "over-select": ("a number from 0 to 100", [-0.1, 101, float("nan"), "0.3", True], [0, 0.3, 1, 100]),
     "late": (one_of("drop", "next"), ["", "later", 0], ["drop", "next"]),
@@ -106,15 +108,21 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
         one_of("sgd", "momentum", "adagrad", "adam", "amsgrad", "yogi", "fedexp"), ["SGD", "", "adam\n", 1],
         ["sgd", "momentum", "adagrad", "adam", "amsgrad", "yogi", "fedexp"],
     ),
+    "compression": (
+        "none, fp16, int8, topk:F with F in (0, 1], or qsgd:BITS with BITS 1 to 16",
+        ["", "FP16", "int4", "topk", "topk:", "topk:a", "topk:0.1\n", "qsgd", "qsgd:", "qsgd:4.0", "qsgd:123", 8],
+        ["none", "fp16", "int8", "topk:0.01", "topk:1", "topk:1e-3", "qsgd:1", "qsgd:16"],
+    ),
     "clock": (one_of("auto", "virtual", "wall"), ["real", "", 0], ["auto", "virtual", "wall"]),
     "time-scenario": (
         SCENARIOS,
-        ["F100", "F", "F-1", "f80", "F80 ", "F80\n", "exponential:", "exponential:F100", "trace:", "", 80],
-        ["F0", "F80", "F99", "exponential", "exponential:F50", "trace:times.csv"],
+        ["F100", "F", "F-1", "f80", "F80 ", "F80\n", "exponential:", "exponential:F100", "half-normal:0", "trace:",
+         "", 80],
+        ["F0", "F80", "F99", "exponential", "exponential:F50", "half-normal", "half-normal:F0", "trace:times.csv"],
     ),
     "dataset": (
         f"{one_of(*DATASETS)}, {FORMS}", ["imagenet", "MNIST", "", 1, "hf:", "hf:a\n", "a:", ":a", "a.:b", "a:b\n"],
-        [*DATASETS, "hf:owner/name", "hf:glue:sst2", "hf:/data/own", "custom.diabetes:load"],
+        [*DATASETS, "synthetic:0.5,1", "hf:owner/name", "hf:glue:sst2", "hf:/data/own", "custom.diabetes:load"],
     ),
     "data-path": ("a text", NO_TEXT, ["", "/tmp/x.npz"]),
     "input-column": ("a text", NO_TEXT, ["", "img", "a,b"]),
@@ -131,6 +139,7 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "data-imbalance": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 1, 0.5]),
     "min-samples": (COUNTING, NO_COUNTING, [1, 2]),
     "dirichlet-alpha": (POSITIVE, NO_POSITIVE, [0.1, 1]),
+    "similarity": ("a number in [0, 1]", NO_UNIT, [0, 0.1, 1]),
     "model": (
         f"one of {', '.join(MODELS)}, or module:name of your own",
         ["mlp2", "ml", "mlp\n", "", 1, "custom.nets:", ":Net"],

@@ -27,8 +27,9 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
     for name, value in (("_task_id", 1), ("_run_id", 2), ("_node_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
 
-    def train(experiment: Experiment, client: int) -> Message:
+    def train(experiment: Experiment, client: int, **more: float) -> Message:
         fields = {messages.SERVER_ROUND: 1, messages.CLIENT: client, messages.TASK: 1}
+        fields |= {f"strategies.{name}": value for name, value in more.items()}
         request = messages.request(
             messages.TRAIN,
             7,
@@ -65,6 +66,20 @@ def test_each_client_does_its_own_work(
     batches = [-(-size // 64) if unit == "epochs" else 1 for size in experiment.partition.sizes.tolist()]
     expected = [own * number for own, number in zip(work, batches, strict=True)]
     assert [num_steps(ask(experiment, client)) for client in range(3)] == expected
+
+
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_a_straggler_does_its_part_rounded_up_and_says_so(
+    unit: str, configure: Callable[..., RunConfig], ask: Callable[..., Message]
+) -> None:
+    length = (
+        {"local_epochs": 4, "local_steps": 0} if unit == "epochs" else {"local_epochs": 0, "local_steps": 4}
+    )
+    experiment = prepare(configure(model="logistic", batch_size=0, **length), 3)
+    replies = [ask(experiment, 0, part=part) for part in (0.01, 0.25, 0.26, 0.75, 1.0)]
+    assert [num_steps(reply) for reply in replies] == [1, 1, 2, 3, 4]
+    assert replies[2].content.config_records[messages.APPLIED][messages.PART] == 0.26
+    assert messages.APPLIED not in ask(experiment, 0).content  # of whom nothing was asked
 
 
 def test_normalized_steps_are_steps_of_a_smaller_rate(

@@ -27,9 +27,8 @@ def test_the_page_of_the_papers_has_every_claim_with_its_verdict():
     text = PAPERS.read_text("utf-8")
     assert papers(text) == text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| [")]
-    claims = [
-        claim for name in plan_names() if name[:3].isdigit() for claim in read_plan(name).claims.values()
-    ]
+    shown = [name for name in plan_names() if name[:3].isdigit() or f"<!-- verdicts: {name} -->" in text]
+    claims = [claim for name in shown for claim in read_plan(name).claims.values()]
     assert len(rows) == len(claims)
     assert {row[2] for row in rows} <= {"holds", "doesn't hold", "not decided", "not run"}
 

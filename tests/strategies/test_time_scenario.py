@@ -1,4 +1,4 @@
-"""Task times of the scenarios F-X and exponential (Fraboni et al. 2023, section 5.1), and of trace files."""
+"""Task times of F-X and exponential (Fraboni et al. 2023, section 5.1), of half-normal, and of trace files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +63,9 @@ def test_other_scenarios_are_refused_with_key_value_and_what_is_allowed(scenario
     with pytest.raises(ValueError, match="time_scenario = ") as error:
         TimeScenario(scenario, 5)
     if scenario != "trace":  # a trace without a file is one whose file can't be read
-        allowed = "allowed are F0 to F99, exponential, exponential:F0 to F99, or trace:FILE"
+        allowed = (
+            "allowed are F0 to F99, exponential or half-normal, alone or with :F0 to :F99, or trace:FILE"
+        )
         assert str(error.value) == f"time_scenario = {scenario!r}: {allowed}"
 
 
@@ -97,6 +99,25 @@ def test_exponential_times_follow_from_seed_client_and_task_alone() -> None:
     } == times  # in whatever order they are asked for
     assert len(set(times.values())) == len(keys)  # and all are draws of their own
     assert TimeScenario("exponential", 5, seed=2).task_time(0, 1) != times[0, 1]
+
+
+# ---- Half-normal -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["half-normal", "half-normal:F0"])
+def test_half_normal_times_have_mean_tau_and_its_quantiles(name: str) -> None:
+    scenario = TimeScenario(name, 2, seed=3)
+    assert scenario.means.tolist() == TimeScenario("F0" if ":" in name else "F80", 2).means.tolist()
+    for client, tau in enumerate(scenario.means):
+        times = np.array([scenario.task_time(client, task) for task in range(1, 4001)])
+        assert times.min() > 0
+        # |N(0, s²)|, s = τ √(π/2): mean τ, deviation τ √(π/2 − 1) = 0.756 τ, P(T > s) = 0.3173.
+        assert times.mean() == pytest.approx(tau, rel=0.06)
+        assert times.std() == pytest.approx(tau * (np.pi / 2 - 1) ** 0.5, rel=0.06)
+        assert (times > tau * (np.pi / 2) ** 0.5).mean() == pytest.approx(0.3173, abs=0.04)
+        law = scenario.distribution(client)
+        assert law.mean() == pytest.approx(tau, rel=1e-3)
+        assert np.quantile(law, 0.9) == pytest.approx(np.quantile(times, 0.9), rel=0.06)
 
 
 # ---- Trace files ------------------------------------------------------------------------------------------------

@@ -176,11 +176,15 @@ def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Conf
         {"step_heterogeneity": "range:1-3", "normalize_steps": True},
         {"batch_size": 0, "lr_schedule": "inverse-sqrt", "lr": 0.5},
         {"participation": "md", "fraction_train": 0.6},  # a client may be drawn more than once
+        {"round_deadline": 0.5, "late": "next"},
+        {"over_select": 0.5, "participation": "md", "fraction_train": 0.6, "round_deadline": 0.7},
         {"dataset": "synthetic", "partitioner": "natural", "model": "perceptron", "batch_size": 0},
         {"test_on": "unseen-clients", "record_divergence": True},
         {"normalize": "standardize", "strategy": "async-fedavg", "lr": 0.02},
         {"augment": "flip+crop", "model": "mlp", "batch_size": 7},
         {"augment": "crop", "batch_size": 0},
+        {"stragglers": 0.7, "local_epochs": 4},
+        {"stragglers": 0.5, "drop_stragglers": True, "dataset": "synthetic:1,0.5", "partitioner": "natural"},
     ],
     ids=lambda values: next(iter(values)),
 )
