@@ -187,7 +187,7 @@ def fedbuff_runs(taken: Callable[[str, str, int], int | None]) -> list[Run]:
             }
             config = {key.replace("-", "_"): value for key, value in case.items() if key != "label"}
             labels = {"seed": seed, "lr": lr, "case": label}
-            runs.append(make_run(labels, metrics, num_clients=1000, **config))
+            runs.append(make_run(labels, metrics, num_clients=1000, lr=lr, **config))
     return runs
 
 
