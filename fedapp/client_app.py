@@ -9,9 +9,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.worker.asking import ask_worker
+from strategies.compression import compresses
 from strategies.packing import reads_packed
 
-app = ClientApp(mods=[reads_packed])
+app = ClientApp(mods=[reads_packed, compresses])
 
 
 @app.query("describe")

@@ -57,6 +57,14 @@ class Layout:
         return sum(prod(shape) for shape in self.shapes)
 
     @cached_property
+    def num_bytes(self) -> int:
+        """Bytes that a record of this layout takes, headers included."""
+        return sum(
+            len(npy_header(dtype, shape)[1]) + dtype.itemsize * prod(shape)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    @cached_property
     def most_bytes(self) -> int:
         """Bytes that a record of this layout takes at most, in numbers of 8 bytes and headers included."""
         return sum(8 * prod(shape) + _HEADER for shape in self.shapes)
@@ -101,15 +109,7 @@ class Layout:
                 )
             vector[start : start + values.size] = values.ravel()
             start += values.size
-        # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
-        # whose threads wait for each other where clients keep every core busy.
-        square = float(np.einsum("i,i->", vector, vector))
-        if not square <= LARGEST_SQUARE:
-            if not np.isfinite(vector).all():
-                raise ArraysMismatchError(f"its arrays hold values that {NOT_FINITE} (NaN or infinity)")
-            raise ArraysMismatchError(
-                f"its arrays' norm is {square**0.5:.1e}, whose square overflows float32"
-            )
+        check_values(vector)
         return vector
 
     def to_record(self, vector: Vector) -> ArrayRecord:
@@ -123,6 +123,17 @@ class Layout:
             record[name] = pack(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
             start += size
         return record
+
+
+def check_values(vector: Vector) -> None:
+    """Raise ArraysMismatchError if a model (D,) holds what isn't finite or, like 1e30, of no use in float32."""
+    # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
+    # whose threads wait for each other where clients keep every core busy.
+    square = float(np.einsum("i,i->", vector, vector))
+    if not square <= LARGEST_SQUARE:
+        if not np.isfinite(vector).all():
+            raise ArraysMismatchError(f"its arrays hold values that {NOT_FINITE} (NaN or infinity)")
+        raise ArraysMismatchError(f"its arrays' norm is {square**0.5:.1e}, whose square overflows float32")
 
 
 def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:

@@ -240,6 +240,8 @@ class FederatedStrategy(Lifecycle):
             self.graph.guarded = self.safeguards.active
             clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
         self.pace.enrol(clients)
+        if clients:
+            self.left_out.hand_back(self.run_id)
         return clients
 
     def _importances(self, clients: Sequence[Client]) -> Weights:
@@ -265,7 +267,7 @@ class FederatedStrategy(Lifecycle):
         own[messages.SERVER_ROUND] = server_round
         own[messages.CLIENT] = client.index
         own[messages.TASK] = task
-        for key, value in self.local_rule().items():
+        for key, value in {**self.local_rule(), **self._compression_fields()}.items():
             own[key] = value
         return own
 
@@ -299,6 +301,8 @@ class FederatedStrategy(Lifecycle):
             self.flower.weighted_by_key,
             must_weigh=self.config.client_weights == "samples",
             untrained=apart,
+            compression=self._compression(),
+            whole=self._say_whole,
         )
 
     def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:

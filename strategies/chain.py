@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
+from strategies.compression import Compression, is_compressed
 from strategies.roster import Client
 from strategies.untrained import Untrained
 
@@ -75,6 +76,10 @@ class Check:
         Whether a client that has never said that is left out.
     untrained : Untrained, optional
         What is set apart.
+    compression : Compression, optional
+        What clients are asked to compress their updates by.
+    whole : callable
+        Told where one sends a valid model as it is all the same.
     """
 
     layout: Layout
@@ -82,6 +87,8 @@ class Check:
     weight_key: str = messages.NUM_EXAMPLES
     must_weigh: bool = False
     untrained: Untrained | None = None
+    compression: Compression | None = None
+    whole: Callable[[], None] = lambda: None
 
     def __call__(self, client: Client, reply: Message | None, base: NDArray[Any]) -> Local:
         """Return the model of a valid reply.
@@ -98,10 +105,21 @@ class Check:
         if (arrays := messages.model_of(reply, self.arrays_key)) is None:
             raise ArraysMismatchError(f"its reply has no record {self.arrays_key!r}")
         self._check_size(client, reply)
-        local = Local(client, self.layout.to_vector(arrays), base)
+        local = Local(client, self._read(arrays, base), base)
         if self.untrained is not None:
             local.untrained = self.untrained.take_out(local.model, base)
         return local
+
+    def _read(self, arrays: ArrayRecord, base: NDArray[Any]) -> Vector:
+        """Return the model (D,): here, and nowhere else, a compressed update becomes one again."""
+        if is_compressed(arrays):
+            if self.compression is None:
+                raise ArraysMismatchError("its update is compressed, which it wasn't asked for")
+            return self.compression.read(arrays, base)
+        model = self.layout.to_vector(arrays)
+        if self.compression is not None:
+            self.whole()
+        return model
 
     def _check_size(self, client: Client, reply: Message) -> None:
         """What a client says of its size must be a size, and no more than it said before."""

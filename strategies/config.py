@@ -8,12 +8,11 @@ from typing import Any, Literal, get_type_hints
 from flwr.app import MetricRecord, RecordDict
 
 from strategies import messages
+from strategies.codes import code_of
 from strategies.graph import FLOOR
 from strategies.parameters import check_parameters, parameter
 from strategies.safeguards import SafeguardsConfig
-
-# Arrays that a client's steps don't train: the running statistics of PyTorch's normalisation layers.
-UNTRAINED = ("*running_mean", "*running_var", "*num_batches_tracked")
+from strategies.untrained import UNTRAINED
 
 # From the contents of valid replies and the key that they are weighted by, as in Flower.
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
@@ -44,6 +43,8 @@ class StrategyConfig(SafeguardsConfig):
     server_optimizer, server_lr : str, float
         How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``. 0: the method's own,
         which is 1, and 1/C for asynchronous FedAvg.
+    compression : str
+        How clients that can are to compress their updates: see ``strategies.codes``.
     message_floor, neighbours : float, int
         Of the graph behind ``adjacency``: see ``strategies.client_graph.ClientGraph``.
     """
@@ -57,6 +58,7 @@ class StrategyConfig(SafeguardsConfig):
     update_norm_bound: float = 0.0
     server_optimizer: str = "sgd"
     server_lr: float = 0.0
+    compression: str = "none"
     message_floor: float = FLOOR
     neighbours: int = 0
 
@@ -194,6 +196,7 @@ def configured(
         changes.setdefault("participation", "flower")
     made = replace(config or kind(), **changes)
     check_parameters(made)
+    code_of(made.compression)  # raises if there is none of this name
     if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
         "full",
         "flower",

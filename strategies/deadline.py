@@ -2,15 +2,16 @@
 
 A round that needs L clients asks ⌈(1 + o) L⌉ of them (``over_select`` = o) and closes with the L-th valid reply, or
 ``round_deadline`` seconds after it began, whichever is earlier; with all replies, if they are there before (K.
-Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019, section 2.2). What comes later is
-late. Its client is at work until then, and isn't drawn. Late work is dropped, or counts in the round in which it
+Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019). What comes later is late. Its
+client is at work until then, and isn't drawn. Late work is dropped, or counts in the round in which it
 arrives (``late`` = drop, next). A round for which nobody is free closes when the first client is, or at the deadline.
 
 Replies within 1e-9 s of each other come in the order of the clients, and one that comes just at the deadline is in
 time.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from strategies.arrays import Vector
 from strategies.clock import RESOLUTION
-from strategies.ledger import Agenda
 
 DROP, NEXT = "drop", "next"
 
@@ -66,16 +66,35 @@ def closing(
         first = min([limit, *busy])
         return Closing(began if first == inf else max(began, first), [], [])
     in_time: list[int] = []
-    got, agenda = 0, Agenda()
-    for client, time in due.items():
-        agenda.push(time, client, client)
-    while len(agenda) and got < needed and agenda.next_due() <= limit + RESOLUTION:
-        client = agenda.pop()[1]
+    got = 0
+    for client, earliest in _in_order(due):
+        if got >= needed or earliest > limit + RESOLUTION:
+            break
         in_time.append(client)
         got += 0 if client in failed else 1 if worth is None else worth[client]
     late = sorted(due.keys() - set(in_time))
     at = max((due[client] for client in in_time), default=began) if got >= needed or not late else limit
     return Closing(min(at, limit), in_time, late)
+
+
+def _in_order(due: Mapping[int, float]) -> Iterator[tuple[int, float]]:
+    """Yield clients as they come, and when the earliest that hasn't come yet is due.
+
+    Of those within ``RESOLUTION`` of the earliest the one with the least index is next, as in a ledger's agenda.
+    """
+    order = sorted(due.items(), key=lambda pair: (pair[1], pair[0]))
+    equal: list[int] = []
+    come: set[int] = set()
+    first = end = 0
+    for _ in order:
+        while order[first][0] in come:
+            first += 1
+        while end < len(order) and order[end][1] <= order[first][1] + RESOLUTION:
+            heapq.heappush(equal, order[end][0])
+            end += 1
+        client = heapq.heappop(equal)
+        come.add(client)
+        yield client, order[first][1]
 
 
 def number_to_ask(needed: int, over_select: float) -> int:
@@ -147,11 +166,14 @@ class LateWork:
             return {}
         tasks = [task for _, task in sorted(self.tasks.items())]
         kept = [task for task in tasks if task.base is not None]
-        bases = {task.number: task.base for task in kept}
+        bases = {id(task.base): task.base for task in kept}  # one for all who got the same
+        places = [list(bases).index(id(task.base)) if task.base is not None else None for task in tasks]
         names = dict.fromkeys(name for task in kept for name in task.beside)
         return {
-            "late-tasks": [[t.client, t.number, t.began, t.due, t.weight] for t in tasks],
-            "late-rounds": list(bases),
+            "late-tasks": [
+                [t.client, t.number, t.began, t.due, t.weight, at]
+                for t, at in zip(tasks, places, strict=True)
+            ],
             **({"late-bases": np.array(list(bases.values()))} if bases else {}),
             **{f"late-sent-{name}": np.array([task.beside[name] for task in kept]) for name in names},
         }
@@ -160,11 +182,12 @@ class LateWork:
     def restored(cls, state: Mapping[str, Any]) -> "LateWork":
         """Return the work of a state."""
         work = cls()
-        rounds = state.get("late-rounds", [])
-        bases = {number: np.array(state["late-bases"][place]) for place, number in enumerate(rounds)}
+        bases = [np.array(base) for base in state.get("late-bases", ())]
         sent = {key.removeprefix("late-sent-"): key for key in state if key.startswith("late-sent-")}
-        for place, (client, number, began, due, weight) in enumerate(state.get("late-tasks", [])):
-            beside = {name: np.array(state[key][place]) for name, key in sent.items()}
-            base = bases.get(number)
-            work.add(LateTask(client, number, began, due, weight, base, beside if base is not None else {}))
+        for row, (client, number, began, due, weight, at) in enumerate(state.get("late-tasks", ())):
+            task = LateTask(client, number, began, due, weight)
+            if at is not None:  # all have one, or none
+                task.base = bases[at]
+                task.beside = {name: np.array(state[key][row]) for name, key in sent.items()}
+            work.add(task)
         return work

@@ -57,8 +57,8 @@ class Ditto(SynchronousStrategy):
     """Ditto (Li et al. 2021, algorithm 1).
 
     New model: when all participants have answered.
-    Rule: FedAvg's; beside it each participant trains a model of its own, pulled to the one that it was sent.
-    Kept: nothing; each client keeps its own model.
+    Rule: FedAvg's; beside it each participant trains a model of its own, v_i, pulled to the one that it was sent.
+    Kept: v_i, on each client.
     Helps: where clients' data differ so much that no one model suits all.
     """
 

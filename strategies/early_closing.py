@@ -34,6 +34,10 @@ def bytes_of(reply: Message | None) -> int:
     return messages.total_bytes(reply) if reply is not None and reply.has_content() else 0
 
 
+# A client that has been asked so often in rounds that were played through, and never counted, never does.
+SEVERAL = 5
+
+
 class EarlyClosing(RoundScheme):
     """Who is asked, and who isn't as they are at work."""
 
@@ -86,6 +90,11 @@ class EarlyClosing(RoundScheme):
     def closes_early(self) -> bool:
         """Whether a round may close before all replies are there."""
         return bool(self.config.round_deadline or self.config.over_select)
+
+    @property
+    def keeps_on_clients(self) -> bool:
+        """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
+        return self.personal or getattr(self.config, "compression", "none") != "none"
 
     # ---- Who is asked ----------------------------------------------------------------------------------------
 
@@ -170,7 +179,12 @@ class EarlyClosing(RoundScheme):
         expected = super()._expected_weights(p)
         if not self.closes_early or self.counts_again or expected is None:
             return expected
-        return None if (played := self._played()) is None else played.shares
+        return self._foreseen_shares()
+
+    def _foreseen_shares(self) -> Weights | None:
+        """Return q_i (C,); None where nobody can know, or so many clients are that it would take too long."""
+        played = self._played()
+        return played.shares if played is not None and played.sure else None
 
     def _played(self) -> Played | None:
         """Return what rounds of the clients that are there come to; None where nobody can know."""
@@ -222,7 +236,7 @@ class EarlyClosing(RoundScheme):
             return
         self._objective_said = True
         never = [c for c, asked, counted in zip(self.clients, played.asked, played.counted, strict=True)
-                 if asked and not counted]  # fmt: skip
+                 if asked >= SEVERAL and not counted]  # fmt: skip
         rules = f"round_deadline = {self.config.round_deadline:g}, over_select = {self.config.over_select:g}"
         if not played.counted.any() or (never and self.counts_again):
             waits = f"{type(self).__name__} waits for {never[0]}, which is never" if never else ""
@@ -234,12 +248,15 @@ class EarlyClosing(RoundScheme):
             named = ", ".join(str(client.index) for client in never[:10]) + ", …" * (len(never) > 10)
             log.warning("%s: %d of %d clients never count, as they are always late: %s",
                         rules, len(never), len(self.clients), named)  # fmt: skip
-        if self._tells_shares:
+        if self._tells_shares and played.sure:
             self._say_distance(played.shares, "this run minimises")
+        elif self._tells_shares:
+            log.warning("rounds close before slow clients are done, so that fast ones count more: how much more, of "
+                        "so many clients, the end says")  # fmt: skip
 
     def _say_observed(self) -> None:
         """Say at the end who counted how much, where that couldn't be known before."""
-        if not self.closes_early or self._objective_said or not self.clients or self.stopped():
+        if not self.closes_early or not self.clients or self.stopped() or self._foreseen_shares() is not None:
             return
         weights = self.accounts.column("weight", max(client.index for client in self.clients) + 1)
         q = np.array([weights[client.index] for client in self.clients])

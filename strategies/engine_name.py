@@ -4,10 +4,10 @@ from flwr.serverapp import Grid
 
 from strategies.flower_internals import is_simulation
 
-DEPLOYMENT = "deployment"
+DEPLOYMENT, RAY = "deployment", "ray"
 
 
 def engine_of(grid: Grid) -> str:
     """Return ``sequential``, ``vectorized``, ``ray``, ``memory`` (of tests) or ``deployment``."""
     name = getattr(grid, "engine", None)
-    return name if isinstance(name, str) else "ray" if is_simulation(grid) else DEPLOYMENT
+    return name if isinstance(name, str) else RAY if is_simulation(grid) else DEPLOYMENT

@@ -101,6 +101,7 @@ class FedAMP(SynchronousStrategy):
 
     New model: when all participants have answered.
     Rule: each client starts from, and is pulled to, a mean of all clients' models, by how near they are to its own.
+    Sent: that mean, u_i, in the place of the model.
     Kept: the last model of each client.
     Helps: where clients fall into groups of like data, whom one model can't suit.
     """
@@ -146,10 +147,12 @@ class FedAMP(SynchronousStrategy):
             yield {self.flower.arrayrecord_key: mean}
 
     def _reads(self, apart: Untrained) -> Check:
-        plain = super()._reads(apart)
-        return CheckFromOwn(
-            plain.layout, plain.arrays_key, plain.weight_key, plain.must_weigh, plain.untrained, self._starts
-        )
+        key, starts = self.flower.arrayrecord_key, dict(self._starts)
+        if self._round is not None and self._round.early is not None:
+            # Late work began with an earlier round's.
+            sent = {index: task.beside for index, task in self._round.early.earlier.items()}
+            starts |= {index: self._layout.rounded(beside[key]) for index, beside in sent.items()}
+        return CheckFromOwn(**vars(super()._reads(apart)), starts=starts)
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]

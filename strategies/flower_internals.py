@@ -4,8 +4,9 @@ Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.simul
 modules of Flower anywhere else.
 """
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
@@ -52,6 +53,7 @@ __all__ = [
     "message_to_bytes",
     "read_pairs",
     "simulate",
+    "simulated_contexts",
     "unavailable_reply",
     "with_content",
     "with_error",
@@ -124,6 +126,16 @@ def unavailable_reply(metadata: Metadata) -> Message:
 def is_simulation(grid: "Grid") -> bool:
     """Tell the Grid of Flower's simulation from the one of a deployment; neither says what it is."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def simulated_contexts(run_id: int) -> Callable[[], list[Context]]:
+    """Find the clients of a Flower simulation in this process; return what returns their contexts as they are.
+
+    Flower's Simulation Runtime keeps them in objects that only a local variable of its thread names.
+    """
+    kept = [each for each in gc.get_objects() if type(each).__name__ == "DeprecatedRunInfoStore"]
+    nodes = [each for each in kept if run_id in each.run_infos]
+    return lambda: [node.retrieve_context(run_id) for node in nodes]
 
 
 def read_pairs(texts: Sequence[str]) -> dict[str, Any]:

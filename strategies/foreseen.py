@@ -18,7 +18,11 @@ from strategies.roster import Client
 from strategies.weights import Draw, Weights
 
 # Rounds that are played: no more, and no more than ask so many clients in all, but a few in any case.
-MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 1000, 20_000, 20
+MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 5000, 50_000, 20
+
+# Shares are told if they are known so well: by how much ½ Σ |q_i − q̂_i| may be off. Every so many rounds it is looked
+# whether they are known very well, and no more are needed.
+SURE, VERY_SURE, LOOK_EVERY = 0.02, 0.002, 500
 
 # Participants and weights of a round, by places among those that are free, given their p_i, and what each is worth.
 Drawing = Callable[[Sequence[int], Weights, int], Draw]
@@ -26,17 +30,35 @@ Drawing = Callable[[Sequence[int], Weights, int], Draw]
 
 @dataclass
 class Played:
-    """What came of it: by client, Σ d_i of what counted, and how often it was asked and counted."""
+    """What came of it: by client, Σ d_i of what counted, and how often it was asked and counted, (C,).
+
+    ``before`` has Σ d_i as it was every ten rounds: how the first half differs from the second says what is known.
+    """
 
     weight: Weights
     asked: Weights
     counted: Weights
+    before: list[Weights] = field(default_factory=list)
 
     @property
     def shares(self) -> Weights:
         """q_i (C,): zeros if nothing counted."""
-        total = self.weight.sum()
-        return np.asarray(self.weight / total if total else self.weight)
+        return _shares(self.weight)
+
+    @property
+    def error(self) -> float:
+        """By how much ½ Σ |q_i − q̂_i| may be off."""
+        half = self.before[len(self.before) // 2 - 1]
+        return 0.25 * float(np.abs(_shares(half) - _shares(self.weight - half)).sum())
+
+    @property
+    def sure(self) -> bool:
+        """Whether enough rounds were played to know them."""
+        return self.error <= SURE
+
+
+def _shares(weight: Weights) -> Weights:
+    return np.asarray(weight / weight.sum() if weight.any() else weight)
 
 
 @dataclass(frozen=True)
@@ -94,4 +116,8 @@ def play(times: TaskTime, clients: Sequence[Client], p: Weights, draw: Drawing, 
         late = {place: task for place, task in late.items() if place not in arrived}
         late |= {place: (due[place], d[place]) for place in end.late}
         now, tasks = end.at, tasks + len(asked)
+        if number % 10 == 0:
+            played.before.append(played.weight.copy())
+        if number % LOOK_EVERY == 0 and played.error <= VERY_SURE:
+            break
     return played

@@ -12,13 +12,17 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from strategies import streams
 from strategies.accounts import Accounts
 from strategies.arrays import NOT_FINITE, Layout, Vector
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock, WallClock
+from strategies.codes import NONE
+from strategies.compression import Compression, compressing, request_fields
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import never
+from strategies.left_out import LeftOut
 from strategies.memory import Memory
 from strategies.pace import Pace
 from strategies.progress import Observer
@@ -49,6 +53,8 @@ class Lifecycle(Reporting):
     """
 
     memory: Memory
+    #: A number that no other run has, but one that goes on from it: what a client's state belongs to.
+    run_id: int
     #: How clients' work counts beside or past a round's weighted sum, unseen by a wrapper; "" if it doesn't.
     past_the_sum: ClassVar[str] = ""
 
@@ -73,6 +79,7 @@ class Lifecycle(Reporting):
         self._why = ""  # the last reason against a client's work
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
         self.timeline = Timeline()
+        self.left_out = LeftOut(self.config.compression)
         self.reset()
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
@@ -125,6 +132,7 @@ class Lifecycle(Reporting):
             "strategy": type(self).__name__,
             "aggregations": self.aggregations,
             "evaluated": self._evaluated,
+            "run-id": self.run_id,
             "model": np.concatenate(values),
             **self.pace.state(),
             **self.optimizer.state(),
@@ -133,6 +141,7 @@ class Lifecycle(Reporting):
             **self.accounts.state(),
             **({} if self.graph is None else self.graph.state()),
             **self.memory.state(),
+            **self.left_out.state(self.run_id),
         }
 
     def restore(self, state: State) -> None:
@@ -151,6 +160,7 @@ class Lifecycle(Reporting):
         if not np.isfinite(state["model"]).all():
             raise ValueError("the model of its state isn't finite")
         self._resumed = state
+        self.run_id = state.get("run-id", self.run_id)
         self.optimizer.restore(state)
         self.safeguards.restore(state)
         self.roster.restore(state)
@@ -167,6 +177,7 @@ class Lifecycle(Reporting):
         self.memory = Memory()
         self.accounts = Accounts()
         self.wrapped = Wrapped(type(self).__name__)
+        self.run_id = int(streams.unpredictable().integers(2**62))
         self._refused_by_mods: set[int] = set()
         self.roster = Roster(
             config.min_clients,
@@ -198,6 +209,7 @@ class Lifecycle(Reporting):
         self.timeout = self.roster.timeout = timeout
         self.summary()
         self._set_clock(grid)
+        self.left_out.look(grid, evaluating=not self.has_rounds and self.flower.fraction_evaluate > 0)
         self._own_loop = True
         try:
             yield
@@ -224,6 +236,7 @@ class Lifecycle(Reporting):
             self._result.arrays = layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
             self.pace.restore(state)
+            self.left_out.restore(state)
         self._take_model(self._layout.to_vector(self._result.arrays))
         self.begin(self._layout, self.model)
         return state
@@ -234,6 +247,11 @@ class Lifecycle(Reporting):
             raise RunError(
                 f"{type(self).__name__}: {self.past_the_sum}, which a wrapper around the strategy, such as one for "
                 "privacy, knows nothing of; call the strategy's own start()"
+            )
+        if self.config.compression != NONE:
+            raise RunError(
+                f"compression = {self.config.compression!r}: a wrapper around the strategy, such as one for privacy, "
+                "can't read compressed updates; allowed is none, or the strategy's own start()"
             )
         self._take_layout(arrays)
         if server_round == 1:  # the only sign that a run begins
@@ -281,6 +299,25 @@ class Lifecycle(Reporting):
             return "the log names the reasons"
         cure = ": the clients' steps are too large (lr)" * (NOT_FINITE in self._why)
         return f"the last reason was {self._why!r}{cure}"
+
+    # ---- Compressed updates ---------------------------------------------------------------------------------
+
+    def _compression(self) -> Compression | None:
+        return compressing(self.config.compression, self._layout, self.flower.untrained)
+
+    def _compression_fields(self) -> dict[str, Any]:
+        """Return the fields of a training request that ask for a compressed update."""
+        config, flower = self.config, self.flower
+        return request_fields(
+            config.compression, config.seed, self.run_id, flower.arrayrecord_key, flower.untrained
+        )
+
+    def _say_whole(self) -> None:
+        self._say_once(
+            "compression = %r: clients send their models whole; an app follows by the mod `compresses` of "
+            "strategies.compression",
+            self.config.compression,
+        )
 
     def _say_once(self, text: str, *values: object) -> None:
         if text not in self._said:

@@ -48,6 +48,11 @@ ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the 
 BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
 PART: Final = "strategies.part"  # of its usual local work, in (0, 1], that a client is to do: rounded up
 PATH: Final = "strategies.path"  # asks for the client's path, see below; its value says nothing
+COMPRESSION: Final = "strategies.compression"  # asks for a compressed update (strategies/compression.py), by
+SEED: Final = "strategies.seed"  # draws of this seed,
+RUN: Final = "strategies.run"  # with what the client has left out in this run,
+MODEL: Final = "strategies.arrays"  # of the model in this record, if it isn't `arrays`,
+UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patterns
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
 KEPT_FOR: Final = (
     "strategies.kept-for"  # a run's own number on devices: what a client keeps is kept for it alone

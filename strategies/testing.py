@@ -88,6 +88,11 @@ class MemoryGrid(LocalGrid):
         self.sent: list[Message] = []
         self._replies: dict[str, list[tuple[float, Message]]] = {}
 
+    @property
+    def contexts(self) -> dict[int, Context]:
+        """The nodes' contexts, by node id."""
+        return {node_id: node.context for node_id, node in self.nodes.items()}
+
     # ---- What a test does to it -----------------------------------------------------------------------------------
 
     def add(self, node_id: int, node_config: Mapping[str, Any]) -> Node:

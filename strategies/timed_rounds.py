@@ -70,7 +70,9 @@ class TimedRounds(EarlyClosing):
         early.earlier = {i: task for i, task in arrived.items() if i not in early.gone}
         again = self._requested_again(early.earlier.values())
         self._close(current, early, plan)
-        rest = [asked[index] for index in plan.in_time if index in asked]
+        # What comes too late is worked on only where that is seen later; replies to no request are passed over.
+        unseen = plan.late if self.config.late != NEXT and self.keeps_on_clients else []
+        rest = [asked[index] for index in [*plan.in_time, *unseen] if index in asked]
         return chain(replies, self._sent(grid, [*rest, *again]))
 
     def _sent(self, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
@@ -85,10 +87,11 @@ class TimedRounds(EarlyClosing):
         arrays = {}
         for task in tasks:
             client, config = by_index[task.client], self._fields or ConfigRecord()
-            if task.number not in arrays and task.base is not None:
-                arrays[task.number] = self._layout.to_record(task.base.astype("float64"))
+            assert task.base is not None
+            if id(task.base) not in arrays:
+                arrays[id(task.base)] = self._layout.to_record(task.base.astype("float64"))
             own = self._train_config(client, task.number, task.number, config)
-            requests.append(self._train_request(client, own, arrays[task.number], task.beside))
+            requests.append(self._train_request(client, own, arrays[id(task.base)], task.beside))
             task.request = requests[-1].metadata
         return requests
 
@@ -168,10 +171,12 @@ class TimedRounds(EarlyClosing):
         sent = dict(
             zip((c.index for c in current.clients), zip(known, current.requests, strict=True), strict=True)
         )
+        base, key = current.model.astype(self._layout.narrow), self.flower.arrayrecord_key
         for index, task in early.late.items():
             task.weight = sent[index][0] * early.share if current.weights is not None else None
             if self.config.late == NEXT:
-                task.base, task.beside = current.model.astype(self._layout.narrow), early.beside[index]
+                task.beside = early.beside[index]
+                task.base = task.beside[key].astype(base.dtype) if key in task.beside else base
         by_index = {client.index: client for client in [*self.clients, *current.clients]}
         count = {i: (d * early.share, request) for i, (d, request) in sent.items() if i not in early.late}
         for index, task in early.earlier.items():
@@ -230,8 +235,8 @@ class TimedRounds(EarlyClosing):
         }
         if self.config.late == NEXT:
             told[messages.EARLIER_UPDATES] = len(ages)
-        if (played := self._played()) is not None and self._tells_shares:
-            told["weights-distance"] = self.weights_distance(played.shares)
+        if self._tells_shares and (shares := self._foreseen_shares()) is not None:
+            told["weights-distance"] = self.weights_distance(shares)
         if ages:
             told |= {"staleness-mean": sum(ages) / len(ages), "staleness-max": max(ages)}
         return told

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from strategies.arrays import Layout, Vector
 
+# Arrays that a client's steps don't train: the running statistics of PyTorch's normalisation layers.
+UNTRAINED = ("*running_mean", "*running_var", "*num_batches_tracked")
+
 
 def untrained_names(layout: Layout, patterns: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a model's arrays that hold whole numbers, or are called so."""

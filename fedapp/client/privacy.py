@@ -9,10 +9,10 @@ With S the clipping norm and z the noise multiplier, both for one client's whole
               place of the client's move Δ_i by at most 2 S. Nobody needs to be trusted.
 
 Δ_i is that of the arrays that are trained. What isn't (running statistics, and whole numbers such as their counts:
-``strategies.config.UNTRAINED``) is made of the data as well, has no length that S could be of, and would be nonsense
-with noise. So it doesn't leave: it goes back as it came, takes no part in the norm and gets no noise, and the global
-model keeps what the initial one has. A device trains with statistics of its batches, as ever; the global model is
-evaluated with the initial ones.
+``strategies.untrained.UNTRAINED``) is made of the data as well, has no length that S could be of, and would be
+nonsense with noise. So it doesn't leave: it goes back as it came, takes no part in the norm and gets no noise, and
+the global model keeps what the initial one has. A device trains with statistics of its batches, as ever; the global
+model is evaluated with the initial ones.
 
 T aggregations (local: T models sent) cost ``fedapp.gaussian_mechanism.gaussian_epsilon`` at δ = ``dp-delta``. Drawing
 only some clients each round makes it less, which isn't counted on.
@@ -24,8 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
 
 from strategies import messages, streams
 from strategies.arrays import ArraysMismatchError, Layout, clip_update
-from strategies.config import UNTRAINED
-from strategies.untrained import untrained_names, untrained_positions
+from strategies.untrained import UNTRAINED, untrained_names, untrained_positions
 
 # Error code of a reply in place of an update that can't be clipped (Flower's own codes are below 100).
 NO_UPDATE = 101

@@ -33,6 +33,7 @@ from strategies.arrays import pack
 # Inputs (n, ...), labels (n,), and where a client's rows begin in them.
 ClientTensors = tuple[Tensor, Tensor, int]
 TensorsOf = Callable[[RunConfig, LocalData, torch.device], ClientTensors]
+TestsOf = Callable[[RunConfig, LocalData, torch.device], tuple[Tensor, Tensor]]
 StateOf = Callable[[ArrayRecord, torch.device], dict[str, Tensor]]
 
 
@@ -63,7 +64,7 @@ def own_tensors(config: RunConfig, data: LocalData, device: torch.device) -> Cli
     return *_tensors.get(data.key, data.dataset, data.rows, config.normalize, device), 0
 
 
-def test_tensors(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:
+def tested_tensors(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the inputs and labels of the rows that a client is tested on."""
     assert data.test_rows is not None
     return _tensors.get((*data.key, "test"), data.dataset, data.test_rows, config.normalize, device)

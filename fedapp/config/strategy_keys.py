@@ -24,6 +24,8 @@ from fedapp.config.values import (
 )
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy
+from strategies.codes import ALLOWED as CODES
+from strategies.codes import PATTERN as CODE_PATTERN
 from strategies.server_optimizer import OPTIMIZERS
 from strategies.staleness import ALLOWED as DISCOUNTS
 from strategies.staleness import PATTERN as DISCOUNT_PATTERN
@@ -128,6 +130,11 @@ class StrategyKeys(Keys):
             "fedexp, in rounds and of a sum: Jhunjhunwala et al. 2023)",
             if_("all; for fadas sgd stands for amsgrad", _optimizer_counts),
         ),
+    ]
+    compression: Annotated[
+        str,
+        pattern(CODES, CODE_PATTERN),
+        key("how clients compress what they send of their updates; what they are sent is whole"),
     ]
     proximal_mu: Annotated[
         NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)

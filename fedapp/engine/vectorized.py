@@ -21,12 +21,20 @@ from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
 from fedapp.client.local_data import LocalData
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
 from fedapp.client.scoring import scored_reply
-from fedapp.client.training import ClientTensors, StateOf, local_task, own_tensors, trained_reply
+from fedapp.client.training import (
+    ClientTensors,
+    StateOf,
+    local_task,
+    own_tensors,
+    tested_tensors,
+    trained_reply,
+)
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.compression import compressed
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20
@@ -79,7 +87,8 @@ class VectorizedGrid(SequentialGrid):
             with self._answered(request):
                 if beside is not None:
                     keep_trained(request, context, next(personal)[0])
-                self._answer(request, trained_reply(request, context, task, arrays, loss))
+                reply = trained_reply(request, context, task, arrays, loss)
+                self._answer(request, compressed(request, reply, context))
 
     def _evaluate(self) -> None:
         """Evaluate for the requests at the head of the queue; models that are fitted for it are trained together."""
@@ -92,7 +101,7 @@ class VectorizedGrid(SequentialGrid):
         for request, context, task in read:
             with self._answered(request):
                 arrays = None if task is None else next(tuned)[0]
-                self._answer(request, scored_reply(request, context, arrays, state_of))
+                self._answer(request, scored_reply(request, context, arrays, state_of, shared_tests))
 
     def _waiting(self, kind: str) -> Iterator[tuple[Message, Context]]:
         """Take requests of a kind from the head of the queue, as many as are worked on at once."""
@@ -136,3 +145,13 @@ def shared_tensors(config: RunConfig, data: LocalData, device: torch.device) -> 
     partition = federation.partition_of(config, data.num_partitions)
     x, y = federation.training_tensors(config, data.num_partitions, device, data.dataset.moments)
     return x, y, int(partition.client_offsets[data.partition_id])
+
+
+def shared_tests(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of a client's test rows, as parts of those of all clients."""
+    if data.partition_id is None or data.num_partitions is None:
+        return tested_tensors(config, data, device)
+    partition = federation.partition_of(config, data.num_partitions)
+    x, y = federation.held_out_tensors(config, data.num_partitions, device, data.dataset.moments)
+    own = slice(*partition.test_offsets[data.partition_id : data.partition_id + 2].tolist())
+    return x[own], y[own]

@@ -23,7 +23,13 @@ from fedapp.federation.records import (
     to_arrays,
     to_state,
 )
-from fedapp.federation.tensors import TensorCache, cached_tensors, to_tensors, training_tensors
+from fedapp.federation.tensors import (
+    TensorCache,
+    cached_tensors,
+    held_out_tensors,
+    to_tensors,
+    training_tensors,
+)
 
 __all__ = [
     "CPU",
@@ -33,6 +39,7 @@ __all__ = [
     "dataset_of",
     "division_of",
     "forget",
+    "held_out_tensors",
     "initial_arrays",
     "local_folders",
     "model_of",

@@ -32,7 +32,16 @@ def training_tensors(
     return cached_tensors(source, num_clients, division_of(config), config.normalize, moments, device)
 
 
-@lru_cache(maxsize=1)
+def held_out_tensors(
+    config: RunConfig, num_clients: int, device: torch.device, moments: Moments | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of the test rows on ``device``, in the order of the partition."""
+    source = source_of(config, num_clients)
+    division = division_of(config)
+    return cached_tensors(source, num_clients, division, config.normalize, moments, device, tests=True)
+
+
+@lru_cache(maxsize=2)
 def cached_tensors(
     source: Source,
     num_clients: int,
@@ -40,11 +49,14 @@ def cached_tensors(
     normalize: Normalize,
     moments: Moments | None,
     device: torch.device,
+    *,
+    tests: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Put a division's rows on a device, once."""
+    """Put a division's training rows, or its test rows, on a device, once."""
     partition = cached_partition(source, num_clients, division)
     dataset = replace(cached_dataset(source), moments=moments)
-    return to_tensors(dataset, partition.client_indices, normalize, device)
+    rows = partition.test_indices if tests else partition.client_indices
+    return to_tensors(dataset, rows, normalize, device)
 
 
 class TensorCache:

@@ -103,7 +103,11 @@ def _title(summary: Record, named: str) -> Text:
 
 def _caption(summary: Record) -> str:
     totals = {key: as_number(value) for key, value in summary.items() if math.isfinite(as_number(value))}
-    work = [f"{key} {totals[key]:,.0f}" for key in ("aggregations", "failures") if key in totals]
+    work = [
+        f"{key} {totals[key]:,.0f}"
+        for key in ("aggregations", "failures", "tasks-late", "tasks-dropped")
+        if key in totals
+    ]
     work += [f"wall time {totals['wall-seconds']:,.1f} s"] if "wall-seconds" in totals else []
     sent = {way: totals[f"bytes-{way}"] for way in ("up", "down") if f"bytes-{way}" in totals}
     result = [f"{way} {decimal(int(count))}" for way, count in sent.items()]

@@ -6,8 +6,9 @@ from typing import Any
 from fedapp.server.record import Entry, Observer
 from strategies import messages
 
-# Sums that are told of runs whose rounds may close early, and what of an aggregation they add up.
-_LATE = {
+# What sums are called, and what of an aggregation they add up.
+_ALWAYS = {key: key for key in (messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN)}
+_CLOSING_EARLY = {
     "tasks-late": messages.LATE_UPDATES,
     "tasks-dropped": messages.DROPPED_UPDATES,
     messages.BYTES_WASTED: messages.BYTES_WASTED,
@@ -18,7 +19,7 @@ class Totals(Observer):
     """Puts sums over the run in place of what an aggregation alone had."""
 
     def __init__(self) -> None:
-        self.totals = dict.fromkeys((messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN), 0)
+        self.totals = dict.fromkeys(_ALWAYS, 0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on adding up."""
@@ -26,11 +27,10 @@ class Totals(Observer):
 
     def measure(self, entry: Entry) -> None:
         """Add an aggregation's."""
-        for key in self.totals:
-            self.totals[key] += int(entry.progress.metrics.get(key, 0))
-        for total, key in _LATE.items():
-            if key in entry.progress.metrics or total in self.totals:
-                self.totals[total] = self.totals.get(total, 0) + int(entry.progress.metrics.get(key, 0))
+        told = entry.progress.metrics
+        for total, key in (_ALWAYS | _CLOSING_EARLY).items():
+            if key in told or total in self.totals:
+                self.totals[total] = self.totals.get(total, 0) + int(told.get(key, 0))
         entry.metrics.update(self.totals)
 
     def state(self) -> dict[str, Any]:

@@ -4,11 +4,11 @@ All gradients of a dense first layer are combinations of the client's rows, so t
 
     W = a W̄ + b V + c U + e H + A X    the bias counts as the weights of a feature that is always 1
 
-with the layer that it starts from W̄, another one V that it is pulled to, the neighbour average U, the constant H, the
-client's rows X (n, d) and dual coefficients A (K, n) for K outputs: a ``Span``. Steps on a, b, c, e and A need the
-rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from round to round: a pass over
-the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of twice in a pass. The layers
-above, if there are any, are trained as they are.
+with the layer that it starts from W̄, another one V that it is pulled to, the neighbour average U, the constant H,
+the client's rows X (n, d) and dual coefficients A (K, n) for K outputs: a ``Span``. Steps on a, b, c, e and A need
+the rows' products with each other only, the Gram matrix X Xᵀ, and that stays the same from round to round: a pass
+over the data costs n² K instead of 2 n d K, and X itself is read twice in a task instead of twice in a pass. The
+layers above, if there are any, are trained as they are.
 """
 
 import weakref
@@ -101,17 +101,14 @@ def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:
     dict of str to Tensor, Tensor
         The trained parameters, and the loss averaged over the steps.
     """
-    given = (
-        task.anchor if task.rule.alpha else None,
-        task.neighbours if task.rule.beta != 1 else None,
-        task.constant,
-    )
+    pulls_elsewhere = task.anchor if task.rule.alpha else None
+    given = (pulls_elsewhere, task.neighbours if task.rule.beta != 1 else None, task.constant)
     known = [task.start, *(one for one in given if one is not None)]
     client = _Client(task, known)
     start, *others = client.known_models()
-    rest = iter(others)
-    anchor, *beside = (None if one is None else next(rest) for one in given)
-    anchors = Anchors(anchor or start, *beside)
+    models = iter(others)
+    pulled_to, *rest = (None if one is None else next(models) for one in given)
+    anchors = Anchors(start if pulled_to is None else pulled_to, *rest)
     w = client.sent()
     velocity: Network | None = None
     total = client.x.new_zeros(())

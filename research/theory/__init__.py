@@ -1,9 +1,9 @@
 """What theory predicts: convergence bounds as functions of named constants, and problems where these are known.
 
-One module per paper: ``convex`` (Dhasade et al.), ``lojasiewicz`` (001), ``asynchronous`` (Fraboni et al. 2023),
-``perturbed`` (Buttaci 2024), ``steady_state`` (004); docs/references.md cites them in full. A bound has the shape of
-the rounds it is asked for. Outside the ranges that it states for its parameters it raises AssumptionError, of a step
-size StepSizeError.
+By paper: ``convex`` (Dhasade et al.), ``lojasiewicz`` (001), ``asynchronous``, ``representation`` and ``sampling``
+(Fraboni et al. 2023), ``perturbed`` and ``perturbed_rounds`` (Buttaci 2024), ``steady_state`` and ``mean_square``
+(004); docs/references.md cites them in full. A bound has the shape of the rounds it is asked for. Outside the ranges
+that it states for its parameters it raises AssumptionError, of a step size StepSizeError.
 
 ``problems`` has losses with known minima, ``newton`` finds them, and ``estimates`` measures constants. All these are
 pure functions in float64 that know neither Flower nor the app. ``run_bounds`` puts a finished run beside the bounds

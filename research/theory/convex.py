@@ -5,6 +5,7 @@ clients in every round with p_i = 1/C, and τ local steps of the same size η. T
 of the clients' models after k local steps of round t.
 """
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from research.theory.constants import Array, Constants, as_rounds, check, check_step
@@ -48,6 +49,43 @@ def drift_bound(constants: Constants, *, lr: float, local_steps: int) -> float:
     """
     _check("Dhasade et al., lemma 2.3", constants, lr, local_steps)
     return lr**2 * (18 * local_steps**2 * constants.zeta2 + 4 * local_steps * constants.sigma2)
+
+
+def progress_bound(
+    before: ArrayLike,
+    after: ArrayLike,
+    drift: ArrayLike,
+    constants: Constants,
+    *,
+    lr: float,
+    local_steps: int,
+) -> Array:
+    """Bound the mean of E f(x̄^(t,k)) − f* over the steps k = 1..τ of one round t (lemma 2.2, eq. 5, corrected).
+
+    (‖x̄^(t,0) − x*‖² − E‖x̄^(t,τ) − x*‖²)/(2ητ) + ησ²/C + (L/(Cτ)) Σ_i Σ_{k<τ} E‖x_i^(t,k) − x̄^(t,k)‖²
+
+    Eq. 5 is printed without L before the drift; its proof has it, and so does theorem 2.1. Without it the two sides
+    have different units, and where L is large the lemma is false.
+
+    Parameters
+    ----------
+    before, after : array
+        Squared distances to x* of the global model at the start of the round, and of the next, in expectation.
+    drift : array
+        (1/C) Σ_i E‖x_i^(t,k) − x̄^(t,k)‖², the mean over k = 0..τ−1; at k = 0 it is 0. ``drift_bound`` is above it.
+    constants : Constants
+        Of it C, L and sigma2.
+    lr, local_steps : float, int
+        η ≤ 1/(4L); τ ≥ 1.
+    """
+    theorem = "Dhasade et al., lemma 2.2"
+    _check(theorem, constants, lr, local_steps)
+    start, end, apart = (np.asarray(each, dtype=np.float64) for each in (before, after, drift))
+    least = min(float(each.min(initial=0.0)) for each in (start, end, apart))
+    check(theorem, least >= 0, f"squared distances must be 0 or more, one is {least:.6g}")
+    noise = lr * constants.sigma2 / constants.num_clients
+    bound: Array = (start - end) / (2 * lr * local_steps) + noise + constants.L * apart
+    return bound
 
 
 def _check(theorem: str, constants: Constants, lr: float, local_steps: int) -> None:

@@ -6,6 +6,15 @@ steps.
 
 Two things differ from other papers. The value to compare with is F* = (1/C) Σ f_c*, which lies Γ below min F:
 F(θ_0) − F* is Δ + Γ. And μ is FL-2's: an m-strongly convex loss has α = 1 and μ = 2m.
+
+On all of space FL-1 and FL-2 with α > 1 hold for constants alone: smoothness bounds f_c − f_c* (``largest_gap``),
+while uphill f_c grows without end, by μ(f_c − f_c*)^α a unit of time along its gradient. The bounds for α > 1 are
+about a region that no model leaves, and L, μ and ζ² are those of this region; on a bounded one, strongly convex
+losses have every α in (1, 2].
+
+The proofs of lemma F.3 and theorem F.4 slip twice, without harm. Lemma F.3 takes eq. 35, which gives η/2 only for
+η ≤ 1/(2L); without its Young's inequality it does for η ≤ 1/L. Theorem F.4 drops 3η³H(H−1)L²σ² of eq. 39, at most a
+24th of the noise that it keeps; the factor 2 before its noise term has room for it.
 """
 
 import numpy as np
@@ -42,6 +51,23 @@ def pl_bound(rounds: ArrayLike, constants: Constants, *, mu: float, lr: float, l
     return bound
 
 
+def largest_gap(constants: Constants, *, mu: float, exponent: float) -> float:
+    """Return the largest f_c − f_c* that FL-1 and FL-2 allow together, (2L/μ)^(1/(α−1)): not in 001.
+
+    μ(f_c − f_c*)^α ≤ ‖∇f_c‖² ≤ 2L(f_c − f_c*).
+
+    Parameters
+    ----------
+    constants : Constants
+        Of it L.
+    mu, exponent : float
+        FL-2's μ > 0 and α in (1, 2].
+    """
+    _check_exponent("001, FL-2", mu, exponent)
+    # As a logarithm: near α = 1 the power leaves float64.
+    return float(np.exp(min(np.log(2 * constants.L / mu) / (exponent - 1), 700.0)))
+
+
 def lojasiewicz_bound(
     rounds: ArrayLike, constants: Constants, *, mu: float, exponent: float, lr: float, local_steps: int
 ) -> Array:
@@ -60,12 +86,16 @@ def lojasiewicz_bound(
         FL-2's μ > 0 and α in (1, 2].
     lr, local_steps : float, int
         η ≤ 1/L for H = 1, η ≤ 1/(18CLH) for H > 1.
+
+    Raises
+    ------
+    AssumptionError
+        Also where s is above ``largest_gap``: no losses have such constants.
     """
     theorem = "001 lemma F.3" if local_steps == 1 else "001 theorem F.4"
     c, a = constants, exponent
     R = as_rounds(theorem, rounds)
-    check(theorem, 1 < a <= 2, f"the exponent must be in (1, 2], is {a:.6g}")
-    check(theorem, mu > 0, f"mu must be above 0, is {mu:.6g}")
+    _check_exponent(theorem, mu, a)
     check(theorem, local_steps >= 1, f"local steps must be 1 or more, are {local_steps}")
     s, power = c.Delta + c.Gamma, 1 / (a - 1)
     bound: Array
@@ -77,6 +107,12 @@ def lojasiewicz_bound(
         check_step(theorem, lr, 1 / (18 * c.num_clients * c.L * local_steps), "1/(18CLH)")
         transient = s / (1 + R**power * s * (lr * local_steps * mu * (a - 1) / 4) ** power)
         drift, noise = 8 * c.mean_zeta2, 16 * c.L * lr * c.sigma2 / c.num_clients
+    most = largest_gap(c, mu=mu, exponent=a)
+    check(
+        theorem,
+        not s > most * (1 + 1e-9),
+        f"with L, mu and the exponent F − F* is {most:.6g} at most, not {s:.6g}",
+    )
     bound = transient + 2 * (drift / mu) ** (1 / a) + 2 * (noise / mu) ** (1 / a)
     return bound
 
@@ -102,3 +138,8 @@ def drift_bound(gradient2: ArrayLike, constants: Constants, *, lr: float, local_
     check_step(theorem, lr, 1 / (2 * c.L * H), "1/(2LH)")
     bound: Array = 4 * lr**2 * (H - 1) * ((H - 1) * (squares + c.mean_zeta2) + c.sigma2)
     return bound
+
+
+def _check_exponent(theorem: str, mu: float, exponent: float) -> None:
+    check(theorem, 1 < exponent <= 2, f"the exponent must be in (1, 2], is {exponent:.6g}")
+    check(theorem, mu > 0, f"mu must be above 0, is {mu:.6g}")

@@ -4,12 +4,16 @@ Round i: L of K agents, drawn without replacement, take E_k local steps of size 
 models are averaged with equal weights. Agent k's loss J_k is ν_k-convex and δ_k-smooth with minimiser w_k°, and its
 gradient noise has E‖s_k(w)‖² ≤ β_k² ‖w_k° − w‖² + σ_k² (eq. 5.28). J = (1/K) Σ J_k is ν-convex and δ-smooth with
 minimiser w°.
+
+E_k may be drawn anew every round, from S equally likely numbers: an array (K, S). Steps μ/E_k then keep the gradient
+unbiased as well, and the theorem holds with the mean of 1/E_k for 1/E_k: given E_k, the noise is as before.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from research.theory.constants import Array, StepSizeError, as_rounds, check
 
@@ -48,8 +52,8 @@ class Agents:
         δ_k > 0.
     offsets2 : array
         ‖w_k° − w°‖² ≥ 0.
-    local_steps : array
-        E_k ≥ 1.
+    local_steps : array (K,) or (K, S)
+        E_k ≥ 1; S equally likely numbers, if it is drawn anew every round.
     nu, delta : float
         0 < ν ≤ δ of the consensus objective J.
     sample_size : int
@@ -66,9 +70,8 @@ class Agents:
     sample_size: int
 
     def __post_init__(self) -> None:
-        shapes = {
-            np.shape(a) for a in (self.beta2, self.sigma2, self.smoothness, self.offsets2, self.local_steps)
-        }
+        shapes = {np.shape(a) for a in (self.beta2, self.sigma2, self.smoothness, self.offsets2)}
+        shapes.add(np.shape(self.local_steps)[:1])
         check("004 theorem 5.1", len(shapes) == 1, f"the agents' arrays have shapes {sorted(shapes)}")
         check(
             "004 theorem 5.1", 1 <= self.sample_size <= len(self.beta2), "the sample must be of 1 to K agents"
@@ -82,7 +85,7 @@ class Agents:
     def beta_fed2(self) -> float:
         """β²_fed = (1/KL) Σ 2β_k²/E_k + (1/KL)((K−L)/(K−1)) Σ (2δ² + 4δ_k²) (eq. 5.39)."""
         K, L = len(self.beta2), self.sample_size
-        noise = np.sum(2 * self.beta2 / self.local_steps)
+        noise = np.sum(2 * self.beta2 * inverse_steps(self.local_steps))
         drawn = _left_out(K, L) * np.sum(2 * self.delta**2 + 4 * self.smoothness**2)
         return float(noise + drawn) / (K * L)
 
@@ -90,9 +93,16 @@ class Agents:
     def sigma_fed2(self) -> float:
         """σ²_fed = (1/KL) Σ (2β_k²‖w_k°−w°‖² + σ_k²)/E_k + (1/KL)((K−L)/(K−1)) Σ 4δ_k²‖w_k°−w°‖² (eq. 5.40)."""
         K, L = len(self.beta2), self.sample_size
-        noise = np.sum((2 * self.beta2 * self.offsets2 + self.sigma2) / self.local_steps)
+        noise = np.sum((2 * self.beta2 * self.offsets2 + self.sigma2) * inverse_steps(self.local_steps))
         drawn = _left_out(K, L) * np.sum(4 * self.smoothness**2 * self.offsets2)
         return float(noise + drawn) / (K * L)
+
+
+def inverse_steps(local_steps: ArrayLike) -> Array:
+    """Mean of 1/E_k, (K,), of E_k (K,) or of S equally likely numbers each (K, S)."""
+    inverse = 1 / np.asarray(local_steps, dtype=np.float64)
+    mean: Array = inverse.reshape(len(inverse), -1).mean(axis=1)
+    return mean
 
 
 def mean_square_bound(rounds: ArrayLike, agents: Agents, *, step: float, distance2: float) -> Array:
@@ -166,8 +176,10 @@ class LeastMeanSquares:
         w_k°.
     powers, noises : array (K,)
         r_k > 0, s_k ≥ 0.
-    local_steps, batch_sizes : array (K,)
-        E_k, B_k ≥ 1.
+    local_steps : array (K,) or (K, S)
+        E_k ≥ 1; S equally likely numbers, if it is drawn anew every round.
+    batch_sizes : array (K,)
+        B_k ≥ 1.
     sample_size : int
         L in 1..K, agents in a round.
     """
@@ -182,7 +194,17 @@ class LeastMeanSquares:
     @property
     def minimiser(self) -> Array:
         """w° = Σ r_k w_k° / Σ r_k."""
-        return limit_point(self.powers, self.minimisers, self.local_steps, normalised=True)
+        return limit_point(self.powers, self.minimisers, np.ones(len(self.powers)), normalised=True)
+
+    @property
+    def mean_square_smoothness(self) -> Array:
+        """δ̂_k² of condition 5.1, (K,): E‖ĝ(w) − ĝ(v)‖² = r_k²(1 + (D+1)/B_k) ‖w − v‖², with equality.
+
+        Eq. 5.46 has E‖hhᵀ‖² = r_k²D(D+2) for one draw, where E‖hhᵀu‖² = r_k²(D+2)‖u‖².
+        """
+        D = self.minimisers.shape[1]
+        smoothness: Array = self.powers**2 * (1 + (D + 1) / self.batch_sizes)
+        return smoothness
 
     def agents(self) -> Agents:
         """Return the theorem's constants: β_k² = r_k²(D+1)/B_k and σ_k² = s_k r_k D/B_k, by Isserlis' theorem."""
@@ -205,7 +227,7 @@ class LeastMeanSquares:
         """
         agents = self.agents()
         means = self.powers[:, None] * (self.minimiser - self.minimisers)
-        variances = (agents.beta2 * agents.offsets2 + agents.sigma2) / self.local_steps
+        variances = (agents.beta2 * agents.offsets2 + agents.sigma2) * inverse_steps(self.local_steps)
         return step * sample_mean_variance(means, variances, self.sample_size) / (2 * agents.nu)
 
     def floor(self, step: float) -> float:
@@ -213,8 +235,8 @@ class LeastMeanSquares:
 
         Given w_{i−1} = w, agent k's model has mean w_k° + ρ_k(w − w_k°) and E‖ψ_k − w_k°‖² = c_k‖w − w_k°‖² + n_k
         with m = μ/E_k, ρ_k = (1 − m r_k)^{E_k}, c_k = (1 − 2m r_k + m² r_k²(1 + (D+1)/B_k))^{E_k}, and n_k the sum of
-        the geometric series of m² s_k r_k D/B_k. Lemma 5.1 puts them together, and mean and mean square obey linear
-        recursions.
+        the geometric series of m² s_k r_k D/B_k, means over E_k where it is drawn. Lemma 5.1 puts them together, and
+        mean and mean square obey linear recursions.
 
         Raises
         ------
@@ -222,13 +244,14 @@ class LeastMeanSquares:
             If the mean square doesn't converge at this step.
         """
         K, D = self.minimisers.shape
-        E, L = self.local_steps, self.sample_size
+        L, E = self.sample_size, np.reshape(self.local_steps, (K, -1))  # a column for every number E_k may be
+        powers, noises, batches = (a[:, None] for a in (self.powers, self.noises, self.batch_sizes))
         m = step / E
-        keep = (1 - m * self.powers) ** E
-        one = 1 - 2 * m * self.powers + (m * self.powers) ** 2 * (1 + (D + 1) / self.batch_sizes)
-        square = one**E
-        each = m**2 * self.noises * self.powers * D / self.batch_sizes
-        noise = each * np.array([np.sum(a ** np.arange(e)) for a, e in zip(one, E.astype(int), strict=True)])
+        keep = ((1 - m * powers) ** E).mean(axis=1)
+        one = 1 - 2 * m * powers + (m * powers) ** 2 * (1 + (D + 1) / batches)
+        square = (one**E).mean(axis=1)
+        series = [np.sum(a ** np.arange(e)) for a, e in zip(one.flat, E.astype(int).flat, strict=True)]
+        noise = (m**2 * noises * powers * D / batches * np.reshape(series, E.shape)).mean(axis=1)
         # w̃ = w − w°, c_k = w_k° − w°: agent k's mean is w° + ρ_k w̃ + (1−ρ_k) c_k.
         centres = self.minimisers - self.minimiser
         shift = (1 - keep)[:, None] * centres
@@ -271,13 +294,25 @@ class LeastMeanSquares:
             total = np.zeros_like(w)
             for k in range(K):
                 chosen = np.flatnonzero((drawn == k).any(axis=1))
-                total[chosen] += self._local_steps(k, w[chosen], step, rng)
+                for number, some in self._numbers_of_steps(k, chosen, rng):
+                    total[some] += self._local_steps(k, w[some], number, step, rng)
             w = total / self.sample_size
             errors.append(np.sum((w - self.minimiser) ** 2, axis=1))
         return np.array(errors)
 
-    def _local_steps(self, k: int, w: Array, step: float, rng: np.random.Generator) -> Array:
-        E, B = int(self.local_steps[k]), int(self.batch_sizes[k])
+    def _numbers_of_steps(
+        self, k: int, chosen: NDArray[np.intp], rng: np.random.Generator
+    ) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Yield each E_k of this round, and which of the chosen repeats have it."""
+        if self.local_steps.ndim == 1:
+            yield int(self.local_steps[k]), chosen
+            return
+        drawn = rng.choice(self.local_steps[k], len(chosen))
+        for number in np.unique(drawn):
+            yield int(number), chosen[drawn == number]
+
+    def _local_steps(self, k: int, w: Array, E: int, step: float, rng: np.random.Generator) -> Array:
+        B = int(self.batch_sizes[k])
         for _ in range(E):
             h = rng.normal(0, np.sqrt(self.powers[k]), (len(w), B, w.shape[1]))
             v = rng.normal(0, np.sqrt(self.noises[k]), (len(w), B))

@@ -1,6 +1,7 @@
 """The app's ClientApp on a device that is broken or lies; the node config's `fault` says how."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
@@ -28,6 +29,9 @@ def train(message: Message, context: Context) -> Message:
     reply = honest(message, context)
     if fault == "slow":
         time.sleep(50 * (time.monotonic() - began))
+    if str(fault).startswith("waits-for:"):
+        while not Path(str(fault).removeprefix("waits-for:")).exists():
+            time.sleep(0.2)
     if fault == "hangs":
         time.sleep(3600)
     if fault == "old-task":

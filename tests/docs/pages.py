@@ -27,6 +27,10 @@ NOT_RUN = {
     ("README.md", "needs a package index"): 1,  # (make run, by who clones the project)
     ("README.md", "needs a package index, and minutes"): 1,  # (lint and docs: .ci/run, test_site.py)
     ("README.md", "needs a SuperLink and SuperNodes"): 1,  # (tests/deploy/test_local.py)
+    (
+        "docs/compression.md",
+        "needs minutes",
+    ): 1,  # (its bytes: tests/docs/test_pages.py; the codes: tests/fedapp)
     ("docs/corrections.md", "needs a client of your own"): 1,  # (fedapp/client/training.py does the same)
     ("docs/data.md", "needs data of yours"): 1,  # (tests/data)
     ("docs/data.md", "needs the Hugging Face hub"): 1,  # (tests/data, on a copy of a set)

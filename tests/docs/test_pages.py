@@ -4,6 +4,7 @@ import re
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from fedapp import client_app, server
@@ -12,6 +13,8 @@ from fedapp.config.methods import table
 from fedapp.engine.sequential import SequentialGrid
 from strategies import REGISTRY
 from strategies.about import About
+from strategies.arrays import Layout
+from strategies.compression import size_of
 from tests.docs.pages import GUIDES, blocks_of, text_of
 
 
@@ -77,3 +80,13 @@ def test_the_two_commands_and_the_readmes_size():
     assert re.search(r"^make run\b", text, re.M)
     assert re.search(r"^make test\b", text, re.M)
     assert len(text.splitlines()) <= 120
+
+
+def test_the_bytes_of_compressed_updates_are_those_of_the_mlp():
+    names = ("1.weight", "1.bias", "3.weight", "3.bias")
+    layout = Layout(names, ((128, 64), (128,), (10, 128), (10,)), (np.dtype(np.float32),) * 4)
+    rows = re.findall(r"^\| ([a-z0-9:.]+) \| ([0-9,]+) \| ([0-9.]+) \|", text_of("docs/compression.md"), re.M)
+    assert len(rows) == 7
+    for name, size, megabytes in rows:
+        assert int(size.replace(",", "")) == size_of(layout, name)
+        assert float(megabytes) == round(1000 * size_of(layout, name) / 1e6, 1)

@@ -116,8 +116,22 @@ def test_every_strategy_learns_on_ray(base, simulate, strategy):
     run = simulate(config)
     assert run.returncode == 0, run.output
     assert metrics_of(run)[-1]["accuracy"] > 0.5  # after 4 rounds; guessing gives 0.1
-    assert run.model != base.model
+    assert (run.model == base.model) is (strategy == "ditto")  # whose clients' own models are beside it
     assert run.model == simulate(config, engine="sequential").model
+
+
+def test_clients_own_models_are_those_of_the_sequential_engine_also_in_a_run_that_goes_on(simulate):
+    # What clients keep is asked for when the checkpoint is written, and handed back to new ones.
+    config = {"strategy": "ditto", "test-on": "own", "checkpoint-every": 1, "model": "logistic"}
+    whole = simulate({**config, "num-server-rounds": 4}, engine="sequential")
+    begun = simulate({**config, "num-server-rounds": 2})
+    assert begun.returncode == 0, begun.output
+    place = {"results-dir": str(begun.path.parent), "run-name": begun.path.name}
+    resumed = simulate({"resume": str(begun.path), "num-server-rounds": 4, **place})
+    assert resumed.returncode == 0, resumed.output
+    assert metrics_of(whole) == metrics_of(begun)
+    assert metrics_of(whole)[-1]["personal-loss-mean"] != metrics_of(whole)[-1]["client-loss-mean"]
+    assert (begun.path / "model.safetensors").read_bytes() == whole.model
 
 
 def test_a_run_is_repeated_from_its_own_config(base, repository, tmp_path):

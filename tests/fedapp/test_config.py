@@ -108,6 +108,11 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
         one_of("sgd", "momentum", "adagrad", "adam", "amsgrad", "yogi", "fedexp"), ["SGD", "", "adam\n", 1],
         ["sgd", "momentum", "adagrad", "adam", "amsgrad", "yogi", "fedexp"],
     ),
+    "compression": (
+        "none, fp16, int8, topk:F with F in (0, 1], or qsgd:BITS with BITS 1 to 16",
+        ["", "FP16", "int4", "topk", "topk:", "topk:a", "topk:0.1\n", "qsgd", "qsgd:", "qsgd:4.0", "qsgd:123", 8],
+        ["none", "fp16", "int8", "topk:0.01", "topk:1", "topk:1e-3", "qsgd:1", "qsgd:16"],
+    ),
     "clock": (one_of("auto", "virtual", "wall"), ["real", "", 0], ["auto", "virtual", "wall"]),
     "time-scenario": (
         SCENARIOS,

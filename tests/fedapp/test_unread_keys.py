@@ -148,6 +148,8 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
     [
         ("server-lr", 0.5, {}),
         ("server-optimizer", "adam", {"strategy": "spectral"}),
+        ("compression", "int8", {}),
+        ("compression", "topk:0.1", {"strategy": "async-fedavg"}),
         ("proximal-mu", 0.3, {"strategy": "fedprox"}),
         ("perturbation-beta", 0.3, {"strategy": "spectral"}),
         ("feddyn-alpha", 0.3, {"strategy": "feddyn"}),

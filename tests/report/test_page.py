@@ -27,7 +27,15 @@ from fedapp.report.tasks import TasksFile
 EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 
-def write_run(folder: Path, clients: int = 12, evaluations: int = 6, name: str = "", **config: Any) -> Path:
+def write_run(
+    folder: Path,
+    clients: int = 12,
+    evaluations: int = 6,
+    name: str = "",
+    *,
+    own: bool = False,
+    **config: Any,
+) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(len(folder.name))
     (folder / "config.toml").write_text(tomli_w.dumps({"seed": 0, "lr": 0.1, **config}))
@@ -42,6 +50,7 @@ def write_run(folder: Path, clients: int = 12, evaluations: int = 6, name: str =
         })  # fmt: skip
         shares = np.full(clients, 1 / clients).tolist()
         columns = {"loss": (2 - each).tolist(), "accuracy": each.tolist(), "participation": [1.0] * clients}
+        columns |= {"personal-accuracy": (1 - each / 2).tolist()} if own else {}
         columns |= {"importance": shares, "expected-share": shares, "observed-share": shares}
         file.append(number, 1.5 * number, columns | {"wall-seconds": [2.0 * number] * clients}, {0: name})
     file.publish(last=True)
@@ -284,6 +293,25 @@ def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width
     )
     assert len(boxes) > 8
     assert all(boxes)
+    assert errors == []
+
+
+def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(browser: Any, tmp_path: Path) -> None:
+    url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", 1000, own=True))
+    page, errors = opened(browser, url)
+    drawn = page.evaluate(
+        "document.querySelector('#everyone .plot').data.map(t => [t.name, t.line.dash, t.mode, t.x[0], t.y])"
+    )
+    assert [line[:3] for line in drawn] == [
+        ["one", "solid", "lines+markers"],
+        ["two", "solid", "lines"],
+        ["two, own models", "dot", "lines"],
+    ]
+    assert drawn[0][3] == pytest.approx(100 / 24)
+    assert all(line[4] == sorted(line[4]) for line in drawn)
+    assert len(drawn[2][4]) == 1000
+    page.locator("#runs button[aria-pressed]").first.click()
+    assert page.evaluate("document.querySelector('#everyone .plot').data.length") == 2
     assert errors == []
 
 

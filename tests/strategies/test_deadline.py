@@ -6,13 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import FedAvg, FedDyn, Scaffold
+from strategies.clock import VirtualClock
 from strategies.deadline import LateTask, LateWork, closing, number_to_ask, shared
+from strategies.foreseen import Played, Rules, play
+from strategies.roster import Client
 from strategies.server_optimizer import FEDEXP
-from strategies.weights import Participation
+from strategies.virtual_pace import make_pace
+from strategies.weights import Draw, Participation
 from tests.strategies.deadline_reference import SAME, closes_at, in_time_of
 
 
@@ -113,6 +118,32 @@ def test_late_work_is_saved_and_restored() -> None:
         assert np.array_equal(other.beside["neighbours"], task.beside["neighbours"])
     assert LateWork().state() == {}
     assert LateWork.restored({}).tasks == {}
+
+
+def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules: Any) -> Played:
+    """Play rounds of clients whose tasks take 0.2 s to 1 s."""
+    known = [Client(i + 1, i, 1, MetricRecord()) for i in range(clients)]
+    pace, drawing = make_pace(VirtualClock(), "F80", 0, 0.0), Participation.parse(scheme, fraction)
+    pace.enrol(known)
+
+    def draw(free: Any, p: Any, number: int) -> Draw:
+        return drawing.draw(p, np.random.default_rng(number), ask)
+
+    even = np.full(clients, 1 / clients)
+    made = pace.foresee(lambda times: play(times, known, even, draw, Rules(**rules)))
+    assert made is not None
+    return made
+
+
+def test_shares_are_told_where_enough_rounds_could_be_played() -> None:
+    # Five of ten need at most 0.6 s; the others count in every second round, with all: 1/5 and 1/10, 0 and 1/10.
+    few = played(10, "full", 1.0, None, deadline=0.6, late="next")
+    assert few.sure
+    assert few.shares == pytest.approx([0.15] * 5 + [0.05] * 5, abs=1e-3)
+    # Of many each is drawn now and then: what each one's share is isn't known.
+    many = played(2000, "uniform", 0.01, 26, needed=20)
+    assert not many.sure
+    assert many.shares.sum() == pytest.approx(1)
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [

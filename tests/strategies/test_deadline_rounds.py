@@ -13,7 +13,20 @@ from flwr.app import ArrayRecord
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strategies import FedAvg, FedBuff, FedDyn, FedNova, Mifa, Progress, RunError, Spectral, messages, streams
+from strategies import (
+    Ditto,
+    FedAMP,
+    FedAvg,
+    FedBuff,
+    FedDyn,
+    FedNova,
+    Mifa,
+    Progress,
+    RunError,
+    Spectral,
+    messages,
+    streams,
+)
 from tests.strategies import deadline_reference
 from tests.strategies.deadline_reference import Draws, Made, as_trace
 
@@ -220,6 +233,32 @@ def test_methods_with_memory_take_late_work(go: Go, kind: Any) -> None:
     assert sum(report.metrics["earlier-updates"] for report in reports) == 4
     assert np.isfinite(models).all()
     assert dict(strategy.accounts.items())[2].accepted == 4
+
+
+def test_a_model_of_ones_own_goes_on_from_what_it_was_sent(go: Go) -> None:
+    # With a = 0 and μ = 0 each trains alone, from its own last model.
+    own = {"fedamp_alpha": 0.0, "proximal_mu": 0.0}
+    reports, _, strategy = go(
+        [[1.0], [2.0], [5.0]], kind=FedAMP, round_deadline=3.0, late="next", rounds=4, **own
+    )
+    assert [report.metrics["earlier-updates"] for report in reports] == [0, 1, 0, 1]
+    models = [strategy.memory.vectors["models"].get(client)[0] for client in range(3)]
+    expected = []
+    for client, tasks in ((0, 4), (1, 4), (2, 2)):
+        w = 0.1
+        for _ in range(tasks):
+            w = trained(client, w)
+        expected.append(w)
+    assert models == pytest.approx(expected, rel=1e-6)  # they are kept in float32
+
+
+def test_work_that_is_dropped_is_done_where_clients_keep_something(go: Go) -> None:
+    reports, _, strategy = go([[1.0], [2.0], [5.0]], kind=Ditto, round_deadline=3.0, rounds=2)
+    assert strategy.grid.asked(messages.TRAIN, 1) == [0, 1, 2]
+    assert [report.metrics["participants"] for report in reports] == [2, 2]
+    size = len(reports[0].arrays["w"].data)
+    assert [report.metrics["bytes-up"] for report in reports] == [2 * size, 2 * size]
+    assert dict(strategy.accounts.items())[2].late == 1
 
 
 def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:

@@ -1,6 +1,8 @@
 """Models of clients' own, as the server sees them: FedAMP's means, and what Ditto asks of clients, and never."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,30 @@ def test_of_those_that_take_part_alone_models_change() -> None:
     start(strategy, on, rounds=1)
     models = strategy.vectors("models")
     assert [models.get(i)[0] for i in range(C)] == [1.5, 0.0, -0.5, 0.0]
+
+
+def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text("client,seconds\n0,1\n1,1\n2,1\n3,2.5\n")
+    options: dict[str, Any] = {
+        "round_deadline": 1.5, "late": "next", "time_scenario": f"trace:{tmp_path / 'times.csv'}",
+        "fedamp_sigma": 1.0, "proximal_mu": 0.0,
+    }  # fmt: skip
+    states: list[dict[str, Any]] = []
+    on, second, strategy = grid(), grid(), FedAMP(**options)
+    strategy.observer = lambda progress: states.append(deepcopy(strategy.state()))
+    whole = start(strategy, on, rounds=5)
+    sent = {
+        int(on.nodes[m.metadata.dst_node_id].context.node_config["partition-id"]): m for m in on.requests()
+    }
+    assert 0 < on.asked().count(3) < on.asked().count(0)
+    for i, message in sent.items():  # the last that each worked on
+        u = message.content.array_records["arrays"]["w"].numpy().astype(float)
+        assert strategy.vectors("models").get(i) == pytest.approx(u - 0.5 * (u - MIDDLES[i]), abs=1e-6)
+    for state in states[1:4]:
+        again = FedAMP(**options)
+        again.restore(deepcopy(state))
+        resumed = start(again, second, rounds=5)
+        assert resumed.arrays["w"].numpy().tobytes() == whole.arrays["w"].numpy().tobytes()
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mifa", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "yogi", "server_lr": 0.1}),
     ("feddyn", {"round_deadline": 0.5, "late": "next"}),
     ("ditto", {"participation": "uniform", "fraction_train": 0.4}),
+    ("ditto", {"round_deadline": 0.5}),
+    ("fedamp", {"round_deadline": 0.5, "late": "next"}),
     ("fedamp", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "adam", "server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),

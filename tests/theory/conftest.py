@@ -108,6 +108,51 @@ def drive() -> Drive:
     return run
 
 
+@pytest.fixture(scope="session")
+def aggregate() -> Callable[..., tuple[np.ndarray, int]]:
+    """Run an asynchronous scheme: every aggregation n adds Σ d_i Δ_i of who[n], each from the model it was last sent.
+
+    Returns θ^{n,k}, shape (N, K, R, D), and the largest staleness.
+    """
+
+    def run(
+        problem: Quadratics,
+        start: Sequence[float],
+        who: Sequence[Sequence[int]],
+        d: Sequence[float],
+        lr: float,
+        steps: int,
+        rng: np.random.Generator,
+        *,
+        server_lr: float = 1.0,
+        sigma2: float = 0.0,
+        repeats: int = 1,
+    ) -> tuple[np.ndarray, int]:
+        theta = np.tile(np.asarray(start, dtype=float), (repeats, 1))
+        everyone = range(problem.num_clients)
+        sent, version = dict.fromkeys(everyone, theta), dict.fromkeys(everyone, 0)
+        delay, inner, D = 0, [], problem.num_parameters
+        for n, clients in enumerate(who):
+            virtual = [theta]
+            local = {i: sent[i] for i in clients}
+            for _ in range(steps):
+                total = np.zeros_like(theta)
+                for i in clients:
+                    gradient = problem.curvatures[i] * (local[i] - problem.centres[i])
+                    gradient = gradient + np.sqrt(sigma2 / D) * rng.normal(size=gradient.shape)
+                    local[i] = local[i] - lr * gradient
+                    total += d[i] * gradient
+                virtual.append(virtual[-1] - server_lr * lr * total)
+            inner.append(virtual[:-1])
+            theta = virtual[-1]
+            for i in clients:
+                delay = max(delay, n - version[i])
+                sent[i], version[i] = theta, n + 1
+        return np.array(inner), delay
+
+    return run
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)

@@ -1,5 +1,7 @@
 """Fraboni et al.: terms and windows by hand, and async FedAvg and FedFix below theorem 1 in its proof's numbers."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,8 +104,8 @@ def schedule(times: np.ndarray, count: int, interval: float | None) -> list[list
     seed=st.integers(0, 10**6),
 )
 def test_async_and_fedfix_stay_below(
-    num_clients: int, K: int, share: float, server_lr: float, interval: float | None, heterogeneity: float,
-    sigma2: float, seed: int,
+    aggregate: Callable, num_clients: int, K: int, share: float, server_lr: float, interval: float | None,
+    heterogeneity: float, sigma2: float, seed: int,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     times = rng.uniform(0.2, 1.0, num_clients)
@@ -116,27 +118,9 @@ def test_async_and_fedfix_stay_below(
     start, N, repeats = np.array([3.0, -3.0]), len(who), 100 if sigma2 else 1
 
     def run(lr: float) -> tuple[np.ndarray, int]:
-        """Return θ^{n,k}, shape (N, K, R, D), and the largest staleness."""
-        theta = np.tile(start, (repeats, 1))
-        sent, version = dict.fromkeys(range(num_clients), theta), dict.fromkeys(range(num_clients), 0)
-        delay, inner = 0, []
-        for n, clients in enumerate(who):
-            virtual = [theta]
-            local = {i: sent[i] for i in clients}
-            for _ in range(K):
-                total = np.zeros_like(theta)
-                for i in clients:
-                    gradient = problem.curvatures[i] * (local[i] - problem.centres[i])
-                    gradient = gradient + np.sqrt(sigma2 / 2) * rng.normal(size=gradient.shape)
-                    local[i] = local[i] - lr * gradient
-                    total += d[i] * gradient
-                virtual.append(virtual[-1] - server_lr * lr * total)
-            inner.append(virtual[:-1])
-            theta = virtual[-1]
-            for i in clients:
-                delay = max(delay, n - version[i])
-                sent[i], version[i] = theta, n + 1
-        return np.array(inner), delay
+        return aggregate(
+            problem, start, who, d, lr, K, rng, server_lr=server_lr, sigma2=sigma2, repeats=repeats
+        )  # fmt: skip
 
     q = np.array([[d[i] if i in clients else 0.0 for i in range(num_clients)] for clients in who])  # q_i(n)
     weight = float(q.sum(axis=1).max())

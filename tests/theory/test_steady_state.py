@@ -12,6 +12,7 @@ from research.theory.constants import AssumptionError, StepSizeError
 from research.theory.steady_state import (
     Agents,
     LeastMeanSquares,
+    inverse_steps,
     limit_point,
     mean_square_bound,
     sample_mean_variance,
@@ -179,3 +180,48 @@ def test_the_exact_floor_tends_to_the_small_step_floor() -> None:
         assert (ratios[0] - 1) == pytest.approx(2 * (ratios[1] - 1), rel=0.3)
         # Theorem 5.1's level is above, by a factor of 8 and more for white data.
         assert steady_state(problem.agents(), 1e-4) > 7.9 * problem.floor(1e-4)
+
+
+# ---- E_k drawn anew every round ---------------------------------------------------------------------------------
+
+
+def drawn(sample_size: int = 2) -> LeastMeanSquares:
+    return replace(example(sample_size), local_steps=np.array([[1, 4], [2, 3], [5, 1], [2, 2]]))
+
+
+def test_a_drawn_number_of_steps_by_hand() -> None:
+    # One agent, D = 1, r = 1, B = 1, s = ½, μ = .2, E in {1, 2}. E = 1: m = .2: c = 1 − .4 + .04·3 = .72, n = .04·½;
+    # E = 2: m = .1: 1 − .2 + .01·3 = .83, c = .6889, n = .01·½·(1 + .83); floor = mean n / (1 − mean c)
+    one = LeastMeanSquares(
+        np.zeros((1, 1)), np.ones(1), np.array([0.5]), np.array([[1, 2]]), np.array([1]), 1
+    )
+    assert one.floor(0.2) == pytest.approx((0.02 + 0.00915) / 2 / (1 - (0.72 + 0.6889) / 2))
+    # What is drawn from equal numbers is fixed.
+    same = replace(example(), local_steps=np.repeat(example().local_steps[:, None], 3, axis=1))
+    for step in (0.01, 0.2):
+        assert same.floor(step) == pytest.approx(example().floor(step), rel=1e-12)
+        assert same.small_step_floor(step) == pytest.approx(example().small_step_floor(step), rel=1e-12)
+    # β_fed² and σ_fed² take the mean of 1/E_k: (1 + ¼)/2.
+    assert inverse_steps([[1, 4], [2, 2]]) == pytest.approx([0.625, 0.5])
+    both = replace(AGENTS, local_steps=np.array([[1.0, 4.0], [2.0, 2.0]]), sample_size=2)
+    assert both.beta_fed2 == pytest.approx((2 * 0.625 + 4 * 0.5) / 4)
+
+
+@pytest.mark.parametrize("sample_size", [1, 3])
+def test_with_drawn_steps_the_measured_floor_is_the_predicted_one(sample_size: int) -> None:
+    problem, step, repeats = drawn(sample_size), 0.1, 1500
+    means = problem.simulate(step, 90, np.random.default_rng(8), repeats=repeats)[-20:].mean(axis=0)
+    error = means.std() / np.sqrt(repeats)
+    assert abs(means.mean() - problem.floor(step)) < 4 * error
+    # Fixed numbers with the same mean, or with the same mean inverse, have another floor.
+    for steps in (problem.local_steps.mean(axis=1).astype(int), np.array([2, 2, 2, 2])):
+        assert abs(means.mean() - replace(problem, local_steps=steps).floor(step)) > 4 * error
+
+
+def test_with_drawn_steps_the_small_step_floor_is_the_limit() -> None:
+    for sample_size in (1, 4):
+        ratios = [
+            drawn(sample_size).floor(mu) / drawn(sample_size).small_step_floor(mu) for mu in (0.02, 1e-4)
+        ]
+        assert ratios[1] == pytest.approx(1, abs=2e-3)
+        assert abs(ratios[0] - 1) > abs(ratios[1] - 1)

@@ -34,7 +34,7 @@ ROUNDED = (
 
 
 def is_rounded(key: str) -> bool:
-    return key in ROUNDED or key.startswith("client-")
+    return key in ROUNDED or key.startswith(("client-", "personal-"))
 
 
 @pytest.fixture
@@ -80,6 +80,8 @@ def events(path: Path) -> list[dict[str, Any]]:
         # Rounded, unlike the rest about clients.
         line["client-losses"] = line["clients"].pop("loss")
         line["client-accuracies"] = line["clients"].pop("accuracy")
+        for name in [name for name in line["clients"] if name.startswith("personal-")]:
+            line[f"{name}-by-client"] = line["clients"].pop(name)
     return lines
 
 
@@ -137,8 +139,8 @@ def test_every_strategy_equals_the_sequential_engine(
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fedavg", "spectral", "feddyn", "async-fedavg"]
-)  # feddyn: α and a constant
+    "strategy", ["fedavg", "spectral", "feddyn", "ditto", "async-fedavg"]
+)  # feddyn: α and a constant; ditto: a pull to another model than its first
 @pytest.mark.parametrize("way", ["dual", "vmapped", "single"])
 def test_every_way_of_training_equals_the_sequential_engine(
     strategy: str, way: str, small: Configure
@@ -174,6 +176,8 @@ def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Conf
         {"step_heterogeneity": "range:1-3", "normalize_steps": True},
         {"batch_size": 0, "lr_schedule": "inverse-sqrt", "lr": 0.5},
         {"participation": "md", "fraction_train": 0.6},  # a client may be drawn more than once
+        {"round_deadline": 0.5, "late": "next"},
+        {"over_select": 0.5, "participation": "md", "fraction_train": 0.6, "round_deadline": 0.7},
         {"dataset": "synthetic", "partitioner": "natural", "model": "perceptron", "batch_size": 0},
         {"test_on": "unseen-clients", "record_divergence": True},
         {"normalize": "standardize", "strategy": "async-fedavg", "lr": 0.02},

@@ -1,0 +1,65 @@
+"""Rounds that close early on real SuperNodes, of which one is slow: nobody waits for it, and no work is lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.report.tasks import read_tasks
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MakeTrial = Callable[..., Any]
+
+# Longer than a device's first task takes, with all that it imports, on a machine that others use too.
+ENOUGH = 120.0
+
+
+def outcomes(path: Path, client: int) -> list[str]:
+    """Return what became of a client's tasks, in order."""
+    rows = read_tasks(path).to_pylist()
+    return [row["outcome"] for row in rows if row["client"] == client]
+
+
+def complete(trial: Any, rounds: int) -> None:
+    assert trial.summary["status"] == "finished", trial.output
+    assert [line["aggregation"] for line in trial.metrics] == list(range(rounds + 1))
+
+
+def test_a_device_that_hangs_is_late_once_and_not_asked_again(make_trial: MakeTrial) -> None:
+    trial = make_trial({}, {"fault": "hangs"})
+    trial.begin({"num-server-rounds": 3, "round-deadline": ENOUGH, "round-timeout": 3600.0})
+    trial.end(600)
+    complete(trial, 3)
+    lines = trial.metrics[1:]
+    assert [line["participants"] for line in lines] == [1, 1, 1]
+    assert [line["late-updates"] for line in lines] == [1, 0, 0]
+    assert outcomes(trial.path, 1) == ["late"]
+    assert outcomes(trial.path, 0) == ["accepted"] * 3
+    summary = trial.summary
+    assert (summary["tasks-late"], summary["tasks-dropped"], summary["failures"]) == (1, 1, 0)
+    assert summary["bytes-wasted"] > 0
+
+
+def test_late_work_of_a_device_counts_in_a_later_round(make_trial: MakeTrial, tmp_path: Path) -> None:
+    trial, rounds = make_trial({}, {}, {"fault": f"waits-for:{tmp_path / 'go-on'}"}), 7
+    # Two of three count, so that no round waits for a deadline.
+    trial.begin({
+        "num-server-rounds": rounds, "participation": "uniform", "fraction-train": 0.67, "over-select": 0.5,
+        "late": "next", "round-timeout": 3600.0, "client-weights": "uniform",
+    })  # fmt: skip
+    trial.wait_for_aggregation(2)
+    (tmp_path / "go-on").touch()
+    trial.end(600)
+    complete(trial, rounds)
+    lines = trial.metrics[1:]
+    assert lines[0]["late-updates"] == 1
+    assert [line["participants"] - line["earlier-updates"] for line in lines] == [2] * rounds
+    first = next(line for line in lines if line["earlier-updates"])
+    # It was sent the first model, and counts once.
+    assert first["staleness-max"] == first["aggregation"] - 1 >= 2
+    assert outcomes(trial.path, 2)[0] == "accepted"
+    assert "late" not in outcomes(trial.path, 2)
+    assert trial.summary["tasks-dropped"] == 0
+    assert trial.summary["failures"] == 0

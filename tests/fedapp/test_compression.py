@@ -1,0 +1,198 @@
+"""Compressed updates in the app: what leaves a client, alike on the engines, and a run that is resumed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from fedapp import client_app, server
+from fedapp.client.privacy import NO_UPDATE
+from fedapp.config import ConfigError, RunConfig
+from fedapp.engine.sequential import SequentialGrid
+from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.training.trainer import Trainer
+from strategies import messages
+from strategies.arrays import Layout
+from strategies.compression import is_compressed, size_of
+from strategies.left_out import LEFT_OUT
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+CLIENTS = 4
+NAMES = ["fp16", "int8", "topk:0.05", "qsgd:4"]
+Go = Callable[..., Path]
+
+
+def grid_of(engine: str) -> SequentialGrid:
+    if engine == "sequential":
+        return SequentialGrid(client_app.app, CLIENTS)
+    return VectorizedGrid(client_app.app, CLIENTS, Trainer(None, 2))
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Go:
+    """Run the app in this process; return the run's folder."""
+
+    def run(
+        name: str, engine: str = "sequential", grid: Any = None, stop_after: int = 99, **values: Any
+    ) -> Path:
+        given = {key.replace("_", "-"): value for key, value in values.items()}
+        if "resume" not in given:
+            given = {"model": "logistic", "num-server-rounds": 4, "l2": 1e-3, "run-name": name, **given}
+            given["results-dir"] = str(tmp_path)
+        experiment = server.prepare(RunConfig.load(given), CLIENTS)
+        metrics = tmp_path / name / "metrics.jsonl"
+
+        def stopped() -> bool:
+            return metrics.exists() and len(metrics.read_text().splitlines()) > stop_after
+
+        return server.run(grid or grid_of(engine), experiment, stopped).path
+
+    return run
+
+
+def model_of(path: Path) -> Any:
+    model = safetensors.numpy.load_file(path / "model.safetensors")
+    return np.concatenate([model[name].ravel() for name in sorted(model)]).astype(np.float64)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "async-fedavg"])
+@pytest.mark.parametrize("compression", NAMES)
+def test_the_vectorized_engine_gives_the_sequential_one_s_model(
+    go: Go, compression: str, strategy: str
+) -> None:
+    # Rounding decides where two values are as large, or one lies between two levels: an entry of a client's update
+    # may be there on one engine and left out for the next on the other.
+    options = {"strategy": strategy, "compression": compression, "eval_every": 1}
+    one, other = (go(engine, engine, **options) for engine in ("sequential", "vectorized"))
+    distance = np.linalg.norm(model_of(one) - model_of(other)) / np.linalg.norm(model_of(one))
+    assert distance < 2e-3
+    told = [[line.get(messages.BYTES_UP) for line in lines_of(path)] for path in (one, other)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("compression", [*NAMES, "none"])
+def test_the_bytes_of_a_round_are_those_foretold(go: Go, compression: str) -> None:
+    lines = lines_of(go("run", compression=compression, num_server_rounds=2))
+    layout = Layout(("1.weight", "1.bias"), ((10, 64), (10,)), (np.dtype(np.float32),) * 2)
+    up, down = CLIENTS * size_of(layout, compression), CLIENTS * size_of(layout)
+    assert [line[messages.BYTES_UP] for line in lines[1:]] == [up, 2 * up]
+    assert [line[messages.BYTES_DOWN] for line in lines[1:]] == [down, 2 * down]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    "values",
+    [{"compression": "topk:0.05", "participation": "uniform", "fraction_train": 0.5},
+     {"compression": "int8", "strategy": "fedbuff", "buffer_size": 2, "eval_every": 1},
+     {"compression": "topk:0.05", "strategy": "ditto", "participation": "uniform", "fraction_train": 0.5}],
+    ids=["fedavg", "fedbuff", "ditto"],
+)  # fmt: skip
+def test_a_resumed_run_equals_one_that_went_through(go: Go, engine: str, values: dict[str, Any]) -> None:
+    common = {**values, "num_server_rounds": 7, "checkpoint_every": 1}
+    whole = go("whole", engine, **common)
+    part = go("part", engine, stop_after=3, **common)
+    assert len(lines_of(part)) == 4
+    (left_out,) = (part / "checkpoint").glob("*/left-out.npy")
+    assert np.load(left_out).any()
+    again = go("again", engine, resume=str(part))
+    if (engine, values.get("strategy")) == ("vectorized", "fedbuff"):  # tasks meet in other batches
+        assert model_of(again) == pytest.approx(model_of(whole), abs=1e-4)
+        return
+    assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert lines_of(again)[-1] == lines_of(whole)[-1]
+
+
+# Privacy ---------------------------------------------------------------------------------------------------------
+
+
+def test_with_local_privacy_what_is_compressed_has_its_noise(go: Go) -> None:
+    # What the code means and what it leaves out add up to what local privacy lets go, to the last round.
+    class Watching(SequentialGrid):
+        replies: dict[int, list[Any]]
+
+        def _work(self, message: Any) -> Any:
+            reply = super()._work(message)
+            if message.metadata.message_type == messages.TRAIN:
+                self.replies.setdefault(message.metadata.dst_node_id, []).append((message, reply))
+            return reply
+
+    private = {"dp": "local", "dp_clipping_norm": 0.5, "dp_noise_multiplier": 0.2, "num_server_rounds": 1}
+    plain, coded = Watching(client_app.app, CLIENTS), Watching(client_app.app, CLIENTS)
+    plain.replies, coded.replies = {}, {}
+    go("plain", grid=plain, **private)
+    go("coded", grid=coded, compression="topk:0.1", **private)
+    for node, context in coded.contexts.items():
+        ((request, reply),), ((_, whole),) = coded.replies[node], plain.replies[node]
+        record, released = messages.arrays_of(reply), messages.arrays_of(whole)
+        assert record is not None
+        assert released is not None
+        assert is_compressed(record)
+        layout = Layout.of(messages.arrays_of(request))  # type: ignore[arg-type]
+        private_update = layout.to_vector(released) - layout.to_vector(messages.arrays_of(request))  # type: ignore[arg-type]
+        left_out = context.state[LEFT_OUT]["since"].numpy()  # type: ignore[index]
+        sent = private_update - left_out
+        assert np.count_nonzero(np.abs(sent) > 1e-6) == 65  # a tenth of 650
+        kept = np.sort(np.abs(private_update))[-65:]
+        assert np.sort(np.abs(sent[np.abs(sent) > 1e-6])) == pytest.approx(kept, rel=1e-5)
+    assert NO_UPDATE not in [
+        reply.error.code for ((_, reply),) in coded.replies.values() if reply.has_error()
+    ]
+
+
+def test_central_privacy_goes_with_it_and_the_model_stays_near(go: Go) -> None:
+    private = {
+        "dp": "central",
+        "dp_clipping_norm": 0.1,
+        "dp_noise_multiplier": 1e-6,
+        "client_weights": "uniform",
+    }
+    path = go("run", compression="qsgd:1", num_server_rounds=3, init="zeros", **private)
+    # Three rounds, of which none moves the model further than S, however long coarse codes make updates.
+    assert np.linalg.norm(model_of(path)) <= 3 * 0.1 + 1e-4
+    assert np.linalg.norm(model_of(path)) > 0.01
+
+
+# Models with more than weights -----------------------------------------------------------------------------------
+
+
+class Normalising(torch.nn.Sequential):
+    """A model with running statistics and counts."""
+
+    def __init__(self, inputs: int = 64, outputs: int = 10) -> None:
+        super().__init__(
+            torch.nn.Flatten(), torch.nn.Linear(inputs, 12), torch.nn.BatchNorm1d(12), torch.nn.ReLU(),
+            torch.nn.Linear(12, outputs),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_running_statistics_are_averaged_as_without(go: Go, engine: str) -> None:
+    values = {"model": f"{__name__}:Normalising", "num_server_rounds": 1, "batch_size": 16}
+    plain, coded = (
+        safetensors.numpy.load_file(go(name, engine, compression=compression, **values) / "model.safetensors")
+        for name, compression in (("plain", "none"), ("coded", "topk:0.05"))
+    )
+    for name, array in plain.items():
+        same = array.tobytes() == coded[name].tobytes()
+        assert same == (".running_" in name or "num_batches" in name)
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["topk:2", "topk:0", "qsgd:0", "qsgd:17", "topk:e"])
+def test_a_code_that_is_none_is_one_line_before_a_client_starts(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        server.prepare(RunConfig.load({"compression": value}), CLIENTS)
+    allowed = "none, fp16, int8, topk:F with F in (0, 1], or qsgd:BITS with BITS 1 to 16"
+    assert str(caught.value) == f"compression = {value!r}: allowed are {allowed}"
