@@ -18,6 +18,7 @@ from fedapp.config.options import read_options
 from fedapp.data import DataError
 from fedapp.deploy.cli import app as deploy_app
 from fedapp.federation.graph import graph_arrays
+from fedapp.maps.command import map_command
 from fedapp.sweeps.command import sweep
 from fedapp.sweeps.looking import compare_command, list_command
 from strategies import graph
@@ -31,6 +32,7 @@ app.command("sweep")(sweep)
 app.command("list")(list_command)
 app.command("runs", hidden=True)(list_command)  # what it was called
 app.command("compare")(compare_command)
+app.command("map")(map_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -150,7 +150,7 @@ class SweepPlan(Grid):
         return found
 
 
-AnyPlan = TypeVar("AnyPlan", bound=Grid)
+AnyPlan = TypeVar("AnyPlan", bound=Strict)
 
 
 def read_file(path: Path, kind: type[AnyPlan]) -> AnyPlan:

@@ -53,13 +53,14 @@ def run_missing(
     minutes: float = math.inf,
     only: str = "*",
     console: Console | None = None,
+    workers: ProcessPoolExecutor | None = None,
 ) -> dict[str, str]:
-    """Run what has no finished run yet, with a bar over the grid and the time left.
+    """Run what has no finished run yet, with a bar and the time left.
 
     Parameters
     ----------
     planned : sequence of PlannedRun
-        Points of the grid that are the same run are run once.
+        Those that are the same run are run once.
     folder : Path
         Holds a folder for each run, by `PlannedRun.name`.
     engine : str
@@ -72,6 +73,8 @@ def run_missing(
         No run is started after that.
     only : str
         Shell pattern; no run with another name is started.
+    workers : ProcessPoolExecutor, optional
+        Of `worker_pool`, and stay; by default they are started, and end with the runs.
 
     Returns
     -------
@@ -93,11 +96,8 @@ def run_missing(
     with _only_one(folder), _bar(console or Console(), len(wanted)) as advance:
         advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
-        outcomes = (
-            _outcomes(missing, folder, engine, jobs, end)
-            if jobs
-            else _made_here(missing, folder, engine, end)
-        )
+        here = _made_here(missing, folder, engine, end)
+        outcomes = _outcomes(missing, folder, engine, jobs, end, workers) if jobs else here
         for name, reason in outcomes if minutes else ():
             if reason:
                 failures[name] = reason
@@ -218,11 +218,16 @@ def _nothing_displayed() -> contextlib.AbstractContextManager[object]:
 
 
 def _outcomes(
-    missing: Mapping[str, PlannedRun], folder: Path, engine: str, jobs: int, end: float
+    missing: Mapping[str, PlannedRun],
+    folder: Path,
+    engine: str,
+    jobs: int,
+    end: float,
+    staying: ProcessPoolExecutor | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each run that is done, and why it failed."""
     waiting = iter(missing.items())
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker) as workers:
+    with worker_pool(jobs) if staying is None else contextlib.nullcontext(staying) as workers:
         under_way: dict[Future[str], str] = {}
         while True:
             # Handed out one by one: what a pool has taken it can't give back when the time is over.
@@ -239,6 +244,11 @@ def _outcomes(
                         "a worker process was killed, perhaps for want of memory; the same command goes on from "
                         "here, with fewer --jobs if need be"
                     ) from None
+
+
+def worker_pool(jobs: int) -> ProcessPoolExecutor:
+    """Return worker processes of one thread each, for several calls of `run_missing`."""
+    return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
 
 
 def _begin_worker() -> None:

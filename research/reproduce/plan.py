@@ -194,8 +194,8 @@ def folder_of_plans() -> Path:
 
 
 def plan_names() -> Iterator[str]:
-    """Yield the names of all experiments, in order."""
-    return (path.stem for path in sorted(folder_of_plans().glob("*.toml")))
+    """Yield the names of all experiments, in order; a map (`fedapp.maps`) is none."""
+    return (path.stem for path in sorted(folder_of_plans().glob("*.toml")) if not _is_map(path))
 
 
 def read_plan(name: str) -> Plan:
@@ -209,4 +209,11 @@ def read_plan(name: str) -> Plan:
     path = Path(name).expanduser() if name.endswith(".toml") else folder_of_plans() / f"{name}.toml"
     if not path.is_file():
         raise ConfigError(f"NAME = {name!r}: allowed are {', '.join(plan_names())}, or a TOML file")
+    if _is_map(path):
+        raise ConfigError(f"NAME = {name!r}: is a map, for fedapp map; allowed are {', '.join(plan_names())}")
     return read_file(path, Plan)
+
+
+def _is_map(path: Path) -> bool:
+    """Tell whether a file has a map's table of methods, which no experiment has."""
+    return "\n[methods." in path.read_text("utf-8", errors="replace")

@@ -40,6 +40,7 @@ NOT_RUN = {
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     ("docs/deploy.md", "needs the server"): 2,  # (tests/deploy/test_registration.py, test_through_proxy.py)
     ("docs/deploy.md", "needs minutes for each"): 1,  # (make test-all)
+    ("docs/map.md", "needs hours, and data"): 1,  # (tests/maps, in little)
     (
         "docs/personal.md",
         "needs a client of your own",

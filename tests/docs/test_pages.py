@@ -53,7 +53,7 @@ OTHERS = {
 @pytest.mark.parametrize("page", GUIDES)
 def test_every_key_that_is_set_exists(page):
     shown = set(re.findall(r"(?<![\w-])([a-z0-9]+(?:-[a-z0-9]+)+)(?: = |=)", text_of(page)))
-    assert shown <= set(defaults()) | OTHERS | {"num-clients", "tuning-seeds"}
+    assert shown <= set(defaults()) | OTHERS | {"num-clients", "tuning-seeds", "same-upwards"}
 
 
 def test_the_table_of_methods_is_the_registrys():

@@ -11,11 +11,12 @@ from research.reproduce.store import FILE, MOST_BYTES
 from research.reproduce.summary import NAME, PAPERS, papers, table
 
 RESULTS = folder_of_plans() / "results"
-FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+ALL = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+FOLDERS = [path for path in ALL if not (path / "map.csv").exists()]  # a map: tests/maps/test_committed_map.py
 
 
 def test_every_result_has_its_curves():
-    assert [folder.name for folder in FOLDERS if not (folder / FILE).exists()] == []
+    assert [folder.name for folder in ALL if not (folder / FILE).exists()] == []
     assert [path for path in RESULTS.glob(f"*/{FILE}") if path.stat().st_size > MOST_BYTES] == []
 
 

@@ -138,6 +138,10 @@ def test_the_command_lists_experiments_and_names_what_is_wrong(tmp_path):
     unknown = CliRunner().invoke(app, ["reproduce", "004", "--out", str(tmp_path)])
     assert unknown.exit_code == 1
     assert "NAME = '004': allowed are 000-femnist" in str(unknown.exception) + unknown.output
+    assert "\nmap " not in listed.output
+    a_map = CliRunner().invoke(app, ["reproduce", "map", "--out", str(tmp_path)])
+    assert a_map.exit_code == 1
+    assert a_map.output.startswith("error: NAME = 'map': is a map, for fedapp map; allowed are 000-femnist")
     engine = CliRunner().invoke(app, ["reproduce", "compare", "--engine", "ray"])
     assert engine.exit_code == 1
 
