@@ -95,7 +95,7 @@ class EarlyClosing(RoundScheme):
     @property
     def keeps_on_clients(self) -> bool:
         """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
-        return self.personal or getattr(self.config, "compression", "none") != "none"
+        return self.personal or self.config.compression != "none"
 
     # ---- Who is asked ----------------------------------------------------------------------------------------
 
