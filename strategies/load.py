@@ -37,7 +37,7 @@ class Loads:
         ] = {}  # of its work that the client was asked for, where that is less than all
 
     def note(self, client: int, down: int, part: float = 1.0) -> None:
-        """Note the bytes that a client's task is sent, model and what goes beside it, and the part of its work."""
+        """Note the bytes that a client is sent, the model and what goes beside it, and the part of its work."""
         self._beside = max(self._beside, down - self.model)
         self._down[client] = down
         self._parts.pop(client, None)
