@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from benchmarks.job import Job, Log, accuracy, load_rows
 from fedapp.models import build_model
-from strategies import streams
 from strategies.time_scenario import TimeScenario
 
 State = dict[str, Tensor]
@@ -34,12 +33,12 @@ class Loop:
         shape = tuple(self.x.shape[1:])
         self.model = build_model(job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed)
         self.bounds = np.linspace(0, len(self.x), job.num_clients + 1).round().astype(int)
-        self.rng = streams.generator(job.seed, "bare-batches")
+        self.rng = job.stream_of_batches()
         self.log = Log()
 
     def run_rounds(self) -> Log:
         """FedAvg."""
-        job, rng = self.job, streams.generator(self.job.seed, "bare-participants")
+        job, rng = self.job, self.job.stream_of_participants()
         state = copy_of(self.model)
         self.log.mark()
         for number in range(1, job.rounds + 1):

@@ -8,7 +8,6 @@ from torch import nn
 
 from benchmarks.job import Job, Log, load_rows
 from fedapp.models import build_model
-from strategies import streams
 
 Integers = NDArray[np.int64]
 
@@ -33,11 +32,11 @@ class HandWritten(ABC):
         self.model: nn.Module = build_model(
             job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed
         )
-        self.rng = streams.generator(job.seed, "bare-batches")
+        self.rng = job.stream_of_batches()
 
     def run(self) -> Log:
         """FedAvg."""
-        job, rng, log = self.job, streams.generator(self.job.seed, "bare-participants"), Log()
+        job, rng, log = self.job, self.job.stream_of_participants(), Log()
         log.mark()
         for number in range(1, job.rounds + 1):
             chosen = np.sort(rng.choice(job.num_clients, job.participants, replace=False))

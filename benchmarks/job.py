@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from strategies import streams
+
 
 @dataclass(frozen=True)
 class Job:
@@ -57,6 +59,14 @@ class Job:
     def write(self, path: Path) -> None:
         """Write as JSON."""
         path.write_text(json.dumps(asdict(self)), "utf-8")
+
+    def stream_of_batches(self) -> np.random.Generator:
+        """Return what loops that are written by hand draw batches from."""
+        return streams.generator(self.seed, "bare-batches")
+
+    def stream_of_participants(self) -> np.random.Generator:
+        """Return what they draw participants from."""
+        return streams.generator(self.seed, "bare-participants")
 
     def evaluates(self, aggregation: int) -> bool:
         """Say whether the model after so many aggregations is evaluated."""

@@ -55,8 +55,12 @@ In both loops. A contribution has ``client``, ``update`` Δ_i, ``base`` (the mod
     def aggregate(self, model, contributions, weights):         # or the whole step
         return model + sum(d * c.update for d, c in zip(weights, contributions))
 
-``by_weights = True`` says that an ``aggregate`` of its own counts clients by those weights, and ``self.minimised()``
-has E[d_i] of all. With ``messages.PATH`` in ``local_rule`` clients tell how far their steps went (``local_path``).
+    def personal_model(self, client):                # with `personal = True`: what it scores beside the global model
+        return self.vectors("models").get(client.index)
+
+A companion under the model's own name is sent in its place. ``by_weights = True`` says that an ``aggregate`` of its
+own counts clients by those weights, and ``self.minimised()`` has E[d_i] of all. With ``messages.PATH`` in
+``local_rule`` clients tell how far their steps went (``local_path``).
 
 In rounds::
 

@@ -95,7 +95,7 @@ class EarlyClosing(RoundScheme):
     @property
     def keeps_on_clients(self) -> bool:
         """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
-        return self.personal or getattr(self.config, "compression", "none") != "none"
+        return self.personal or self.config.compression != "none"
 
     # ---- Who is asked ----------------------------------------------------------------------------------------
 
@@ -129,7 +129,11 @@ class EarlyClosing(RoundScheme):
         if not free or (not own and fixed & late and not fixed & {client.index for client in free}):
             by_replies = any(task.weight is None for task in self.late_work.tasks.values())
             return [], None if by_replies else []
-        return self.select(free, streams.generator(self.config.seed, "participants", server_round))
+        return self.select(free, self._lots(server_round))
+
+    def _lots(self, server_round: int) -> np.random.Generator:
+        """Return the stream that a round's participants are drawn from."""
+        return streams.generator(self.config.seed, "participants", server_round)
 
     def _early(
         self, participants: Sequence[Client], weights: Sequence[float] | None, server_round: int
@@ -225,8 +229,7 @@ class EarlyClosing(RoundScheme):
             if not {client.index for client in free} & set(scheme.fixed):
                 return Draw((), ())
             scheme = self._participation_among(free)
-        rng = streams.generator(self.config.seed, "participants", server_round)
-        return scheme.draw(p, rng, self._number_to_draw())
+        return scheme.draw(p, self._lots(server_round), self._number_to_draw())
 
     @property
     def _tells_shares(self) -> bool:

@@ -37,6 +37,7 @@ from strategies.config import StrategyConfig, SynchronousConfig
 from strategies.roster import Client
 from strategies.rounds import SynchronousStrategy
 from strategies.untrained import Untrained
+from strategies.weights import Weights
 
 MODELS = "models"  # the w_i
 
@@ -110,8 +111,10 @@ class FedAMP(SynchronousStrategy):
     config: FedAMPConfig
     personal: ClassVar[bool] = True
     streams: ClassVar[bool] = False
+    by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
     past_the_sum: ClassVar[str] = "each client is sent a mean of the others' models"
     _starts: dict[int, Vector]  # u_i of the round's participants
+    _shares: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:
         """Tell clients μ; they add the pull μ (w − u_i) to each gradient."""
@@ -158,11 +161,25 @@ class FedAMP(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Note w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
+        self._worth, self._shares = {}, self.importance()
+        for index, share in self._shares.items():
+            self.accounts[index].weight += share
         for contribution in contributions:
             own = contribution.model
             if contribution.untrained is not None:
                 own[self._untrained_at] = contribution.untrained
-            self._look_at(contribution.update)
             self._models.put(contribution.client.index, own)
-        mean = self._models.weighted_sum(self.importance())
-        return self._moved(model, self.direction(mean - model))
+        return super().aggregate(model, contributions, weights)
+
+    def direction(self, total: Vector) -> Vector:
+        """Return Σ p_i w_i − W over all clients that are there, (D,), in place of the round's sum."""
+        return np.asarray(self._models.weighted_sum(self._shares) - self.model)
+
+    def _expected_weights(self, p: Weights) -> Weights:
+        """Return p_i (n,): who takes part changes w_i, not how much it counts."""
+        return p
+
+    @property
+    def _tells_shares(self) -> bool:
+        """Whether d_i says how much a client counts: p_i does, also where rounds close early."""
+        return False

@@ -13,7 +13,6 @@ from fedapp.client.local_data import local_data
 from fedapp.client.request import integer, read_config, sent_model
 from fedapp.client.training import (
     StateOf,
-    Streams,
     TensorsOf,
     augmentation_of,
     batches_of,
@@ -23,15 +22,13 @@ from fedapp.client.training import (
     parts_of,
     rule_of,
 )
+from fedapp.training.draws import FINE_TUNING, PERSONAL
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from strategies import messages
 from strategies.arrays import pack
-
-PERSONAL = Streams("personal-batches", "personal-augmentation", "personal-randomness")
-FINE_TUNING = Streams("fine-tuning-batches", "fine-tuning-augmentation", "fine-tuning-randomness")
 
 
 def personal_task(message: Message, context: Context, task: LocalTask) -> LocalTask | None:
@@ -58,7 +55,7 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
         constant=None,
         anchor=task.start,
         augmentation=augmentation_of(config, batches, client, number, PERSONAL),
-        randomness=PERSONAL.randomness,
+        draws=PERSONAL,
     )
 
 
@@ -106,5 +103,5 @@ def fine_tuning_task(
         optimizer=optimizer_of(config.optimizer, config.optimizer_options),
         ids=(config.seed, client, number),
         augmentation=augmentation_of(config, batches, client, number, FINE_TUNING),
-        randomness=FINE_TUNING.randomness,
+        draws=FINE_TUNING,
     )

@@ -1,7 +1,6 @@
 """A training request as a task for ``fedapp.training``, and its answer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
@@ -18,7 +17,8 @@ from fedapp.client.request import integer, read_config, sent_model
 from fedapp.config import RunConfig
 from fedapp.training import work
 from fedapp.training.augment import Augmentation
-from fedapp.training.batches import Batches, plan_batches, task_rng
+from fedapp.training.batches import Batches, plan_batches
+from fedapp.training.draws import SENT, Draws
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import SGD, optimizer_of
@@ -36,17 +36,6 @@ TensorsOf = Callable[[RunConfig, LocalData, torch.device], ClientTensors]
 TestsOf = Callable[[RunConfig, LocalData, torch.device], tuple[Tensor, Tensor]]
 StateOf = Callable[[ArrayRecord, torch.device], dict[str, Tensor]]
 
-
-@dataclass(frozen=True)
-class Streams:
-    """The purposes of a task's random streams."""
-
-    batches: str = "batches"
-    augmentation: str = "augmentation"
-    randomness: str = "local-randomness"
-
-
-SENT = Streams()  # of the task whose result is sent
 
 _tensors = federation.TensorCache()
 
@@ -132,7 +121,7 @@ def batches_of(
     rows: int,
     client: int,
     task: int,
-    streams: Streams = SENT,
+    draws: Draws = SENT,
     *,
     epochs: int = 0,
     part: float = 1.0,
@@ -142,18 +131,16 @@ def batches_of(
     if not epochs:
         usual = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
         epochs, steps = (work.in_part(each, part) for each in usual)
-    rng = task_rng(config.seed, client, task, streams.batches)
+    rng = draws.batches(config.seed, client, task)
     return plan_batches(rows, batch_size=config.batch_size, epochs=epochs, steps=steps, rng=rng)
 
 
 def augmentation_of(
-    config: RunConfig, batches: Batches, client: int, task: int, streams: Streams = SENT
+    config: RunConfig, batches: Batches, client: int, task: int, draws: Draws = SENT
 ) -> Augmentation | None:
     """Draw what becomes of the images of a task's batches."""
     ids = config.seed, client, task
-    return Augmentation.drawn(
-        config.augment, len(batches), batches.indices.shape[1], *ids, streams.augmentation
-    )
+    return Augmentation.drawn(config.augment, len(batches), batches.indices.shape[1], *ids, draws)
 
 
 def rule_of(config: RunConfig, alpha: float = 0.0, beta: float = 1.0) -> LocalRule:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strategies import streams
+from fedapp.training.draws import SENT, Draws
 
 BORDER = 4
 """Pixels that an image is padded with on each side before a part of its own size is cut out."""
@@ -44,12 +44,12 @@ class Augmentation:
         seed: int,
         client: int,
         task: int,
-        purpose: str = "augmentation",
+        draws: Draws = SENT,
     ) -> "Augmentation | None":
         """Draw for so many steps of so many examples, of a purpose's stream; None where ``name`` is none."""
         if name == "none":
             return None
-        rng = streams.generator(seed, purpose, client, task)
+        rng = draws.augmentation(seed, client, task)
         flips = rng.random((steps, width)) < 0.5
         shifts = rng.integers(0, 2 * BORDER + 1, (steps, width, 2))
         if "flip" not in name:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strategies import streams
+from fedapp.training.draws import SENT
 
 # Rows of a batch: an index into the client's data, or everything; and the mask of a padded batch.
 Batch = tuple[Tensor | slice, Tensor | None]
@@ -86,6 +86,6 @@ def plan_batches(
     return Batches(indices.reshape(-1, width), sizes.ravel(), num_examples)
 
 
-def task_rng(seed: int, client: int, task: int, purpose: str = "batches") -> np.random.Generator:
+def task_rng(seed: int, client: int, task: int) -> np.random.Generator:
     """Return the random stream of a client's task: the same whichever engine or worker runs it."""
-    return streams.generator(seed, purpose, client, task)
+    return SENT.batches(seed, client, task)

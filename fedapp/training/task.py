@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from fedapp.training.augment import Augmentation
 from fedapp.training.batches import Batches
+from fedapp.training.draws import SENT, Draws
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.optimizer import SGD, LocalOptimizer
 from fedapp.training.rule import LocalRule
 from fedapp.training.vectors import Parameters
-from strategies import streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class LocalTask:
         What becomes of the images that each step reads.
     anchor : dict of str to Tensor, optional
         What ``rule.alpha`` pulls towards, where that isn't ``start``.
-    randomness : str
-        The purpose of the stream that the model's own random numbers come from.
+    draws : Draws
+        The streams that its random numbers come from.
     """
 
     model: nn.Module
@@ -71,7 +71,7 @@ class LocalTask:
     ids: tuple[int, int, int] = (0, 0, 0)
     augmentation: Augmentation | None = None
     anchor: Parameters | None = None
-    randomness: str = "local-randomness"
+    draws: Draws = SENT
 
     def __post_init__(self) -> None:
         self.rule.check(self.neighbours)
@@ -80,7 +80,7 @@ class LocalTask:
     def noise(self) -> int:
         """Return the seed of the random numbers that the model draws in training."""
         seed, client, task = self.ids
-        return streams.whole_number(seed, self.randomness, client, task)
+        return self.draws.randomness(seed, client, task)
 
     @property
     def pulled_to(self) -> Parameters:

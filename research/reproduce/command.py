@@ -204,7 +204,8 @@ def _plan_and_folder(name: str, out: Path, quick: bool) -> tuple[Plan, Path]:
 
 def show_list(console: Console) -> None:
     """Print every experiment: its name, title and claims."""
+    width = max(map(len, plan_names()))
     for name in plan_names():
         plan = read_plan(name)
         claims = f" [{', '.join(plan.claims)}]" if plan.claims else ""
-        console.print(f"{name:<16} {plan.title}{claims}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name:<{width}} {plan.title}{claims}", markup=False, highlight=False, soft_wrap=True)

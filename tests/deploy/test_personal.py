@@ -16,7 +16,7 @@ from fedapp.report.clients import last_clients
 from strategies.flower_internals import context_from_bytes
 from tests.end_to_end.test_personal_reference import LR, Problem
 
-ROUNDS, STEPS, SECONDS = 10, 3, 400.0
+ROUNDS, STEPS, SECONDS = 7, 3, 800.0
 
 # λ = 0: what a client keeps is then the work of its own tasks alone, whatever became of the global model meanwhile.
 CONFIG = {
@@ -35,7 +35,7 @@ def wait_until(condition: Callable[[], bool], log: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("no_figures")
 def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(
     tmp_path_factory: pytest.TempPathFactory, repository: Path

@@ -26,7 +26,7 @@ def fedprox_runs(
 ) -> list[Run]:
     """Make runs of 40 rounds that end at a loss, and swing about it; the accuracy is one less the loss."""
     runs = []
-    for seed in (2, 3, 4):
+    for seed in (2, 4, 5):
         for case in CASES:
             for mu in (0.0, 1.0):
                 losses = level(case, mu, seed) + swing(case, mu) * np.resize([1.0, -1.0], 40)
@@ -77,7 +77,7 @@ def test_fedprox_the_other_way(tmp_path: Path) -> None:
 
 def test_fedprox_seeds_that_disagree(tmp_path: Path) -> None:
     def level(case: str, mu: float, seed: int) -> float:
-        return 0.5 + 0.2 * ("dropped" in case) * (seed - 3) + 0.1 * mu * (seed - 3) * (case == "iid")
+        return 0.5 + 0.2 * ("dropped" in case) * (seed - 4) + 0.1 * mu * (seed - 4) * (case == "iid")
 
     report = fedprox.synthetic(results_of(fedprox_runs(level, unlike)), FEDPROX, tmp_path)
     for claim in ("fedprox-1-partial", "fedprox-1-proximal", "fedprox-1-accuracy", "fedprox-2-iid"):
@@ -86,7 +86,7 @@ def test_fedprox_seeds_that_disagree(tmp_path: Path) -> None:
 
 def test_fedprox_lacks_what_it_lacks(tmp_path: Path) -> None:
     runs = fedprox_runs(as_published, unlike)
-    lacking = [run for run in runs if run["case"] == "iid" and run["proximal-mu"] == 1.0 and run["seed"] == 3]
+    lacking = [run for run in runs if run["case"] == "iid" and run["proximal-mu"] == 1.0 and run["seed"] == 4]
     there = [run for run in runs if run not in lacking]
     report = fedprox.synthetic(results_of(there, lack=lacking), FEDPROX, tmp_path)
     assert {v.claim for v in report.verdicts if v.outcome == "not run"} == {"fedprox-2-iid"}
@@ -100,7 +100,7 @@ SCAFFOLD = read_plan("scaffold-similarity")
 def scaffold_runs(taken: Callable[[str, int, str], int | None]) -> list[Run]:
     """Make runs of 30 rounds that reach the target after so many, or never."""
     runs = []
-    for seed in (1, 2, 3):
+    for seed in (1, 2, 4):
         for alike in SCAFFOLD.labels("similarity"):
             for epochs in SCAFFOLD.labels("local-epochs"):
                 for method in SCAFFOLD.labels("method"):
@@ -187,7 +187,7 @@ def fedbuff_runs(taken: Callable[[str, str, int], int | None]) -> list[Run]:
             }
             config = {key.replace("-", "_"): value for key, value in case.items() if key != "label"}
             labels = {"seed": seed, "lr": lr, "case": label}
-            runs.append(make_run(labels, metrics, num_clients=1000, **config))
+            runs.append(make_run(labels, metrics, num_clients=1000, lr=lr, **config))
     return runs
 
 

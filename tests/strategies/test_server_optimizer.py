@@ -251,7 +251,7 @@ def test_no_optimizer_is_without_effect_on_any_strategy(
 # ---- FedExP ------------------------------------------------------------------------------------------------
 
 # Strategies whose round moves the model by Σ d_i × updates.
-SUMS = ("fedavg", "fedprox", "spectral", "fednova", "scaffold")
+SUMS = ("fedavg", "fedprox", "spectral", "fednova", "scaffold", "ditto")
 
 
 def test_the_less_updates_agree_the_further_they_go_by_hand(go_fedexp: Callable[..., Any]) -> None:
