@@ -16,7 +16,7 @@ from strategies.time_scenario import TimeScenario
 from tests.strategies.event_reference import simulate
 
 Make = Callable[..., Any]
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P = np.array(SIZES) / 10

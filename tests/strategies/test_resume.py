@@ -18,7 +18,7 @@ from strategies.server_optimizer import FEDEXP, OPTIMIZERS
 
 Make = Callable[..., Any]
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4)
 ROUNDS = 9

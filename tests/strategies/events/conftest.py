@@ -24,7 +24,7 @@ def start(train_config: Make, model: Model) -> Start:
         steps: int = 1,
         lr: float = 0.5,
         clock: Any = None,
-        limit: float = 20.0,
+        limit: float = 240.0,
         timeout: float = 10.0,
         evaluate: Callable[[int, ArrayRecord], MetricRecord] | None = None,
         observe: Callable[[Progress], None] | None = None,

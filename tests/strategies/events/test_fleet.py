@@ -25,7 +25,7 @@ from tests.strategies.events.runs import (
     text_of,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 # Speeds in examples a second and links, so that clients of 1, 2, 3 and 4 examples take about a second; the model is
 # one float64 with its header, BYTES long.
@@ -187,7 +187,7 @@ def test_clients_that_never_stay_for_a_task_end_the_run_with_a_reason(
     (tmp_path / "there.csv").write_text("0,0,0.5,1\n1,0.5,1,1\n2,0,0.3,1\n")
     with pytest.raises(RunError, match="no client is there for as long as its task takes"):
         start(
-            scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 5, time_scenario="F0", limit=30.0,
+            scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 5, time_scenario="F0", limit=240,
             availability=f"trace:{tmp_path / 'there.csv'}",
         )  # fmt: skip
 
@@ -230,7 +230,7 @@ def test_by_the_law_weights_are_unbiased_and_what_is_observed_comes_near_that(
     federation: Make, start: Start, fleet: dict[str, str], scheme: str
 ) -> None:
     options: dict[str, Any] = {**fleet, "eval_every": 900, "arrival_weight_bound": 0.0}
-    law = start(scheme, federation([0.0] * 4, SIZES), 900, lr=0.001, limit=40.0, **options)
+    law = start(scheme, federation([0.0] * 4, SIZES), 900, lr=0.001, limit=240, **options)
     last = law.seen[-1].clients
     assert last["expected-share"] == pytest.approx(P.tolist(), rel=1e-9)
     assert last["observed-share"] == pytest.approx(P.tolist(), rel=0.08)
@@ -239,7 +239,7 @@ def test_by_the_law_weights_are_unbiased_and_what_is_observed_comes_near_that(
         federation([0.0] * 4, SIZES),
         900,
         lr=0.001,
-        limit=40.0,
+        limit=240,
         aggregation_weights="observed",
         **options,
     )
@@ -254,7 +254,7 @@ def test_with_the_same_weight_for_all_who_is_seldom_there_counts_less_and_that_i
     federation: Make, start: Start, fleet: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = start(
-        "async", federation([0.0] * 4, SIZES), 900, lr=0.001, limit=40.0, aggregation_weights="identical",
+        "async", federation([0.0] * 4, SIZES), 900, lr=0.001, limit=240, aggregation_weights="identical",
         eval_every=900, **fleet,
     )  # fmt: skip
     last = run.seen[-1]
@@ -298,7 +298,7 @@ def test_rounds_tell_the_share_that_clients_have_over_a_period(
 def test_a_thousand_devices_come_to_the_same_bits_twice(federation: Make, start: Start, scheme: str) -> None:
     centres = np.linspace(-3, 3, 1000).tolist()
     options: dict[str, Any] = {
-        "time_scenario": "lognormal:0.8,2", "availability": "diurnal:0.3,40", "seed": 5, "lr": 0.01, "limit": 50.0,
+        "time_scenario": "lognormal:0.8,2", "availability": "diurnal:0.3,40", "seed": 5, "lr": 0.01, "limit": 240,
         "eval_every": 1000, "task_failure": 0.05,
     } | ({"concurrency": 100, "aggregation_weights": "identical"} if scheme != "fedavg" else
          {"participation": "uniform", "fraction_train": 0.1})  # fmt: skip

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from strategies import Progress, messages
 from tests.strategies.events.runs import KINDS, Make, Model, Start, losses
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_every_diagnostic_of_a_small_run_by_hand(federation: Make, start: Start, model: Model) -> None:

@@ -26,7 +26,7 @@ from tests.strategies.events.runs import (
     replay,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 FEDFIX_F80 = [  # Δt = .5 s = 7.5; 0 and 1 answer within one interval, 2 and 3 within two; 3@15 is just in time
     (7.5, {0: 0, 1: 0}), (15, {0: 0, 1: 0, 2: 1, 3: 1}), (22.5, {0: 0, 1: 0}), (30, {0: 0, 1: 0, 2: 1, 3: 1}),

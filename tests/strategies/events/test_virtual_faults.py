@@ -8,7 +8,7 @@ from flwr.app import Message
 from strategies import RunError, messages
 from tests.strategies.events.runs import BAD, KINDS, Make, Start, bits, losses, text_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("fault", [*BAD, "unavailable", "unstorable", "drop"])
@@ -93,7 +93,7 @@ def test_fedbuff_does_not_wait_for_a_dropped_client(federation: Make, start: Sta
     """m = C: two contributions wait in the buffer when the third client is dropped."""
     grid = federation()
     grid.spoil(2, fault) if fault in BAD else grid.lose(2, fault)
-    run = start("fedbuff", grid, 6, lr=0.1, buffer_size=3, limit=3.0)
+    run = start("fedbuff", grid, 6, lr=0.1, buffer_size=3, limit=30, timeout=3600.0)
     # Misses at 1, 2, 3 s; then 0 and 1 by themselves, at 3 s, 3.6 s, …
     assert [p.time for p in run.seen[1:]] == pytest.approx([3.0, 3.6, 4.2, 4.8, 5.4, 6.0])
     assert run.seen[-1].clients["participation"] == [6, 6, 0]
@@ -108,7 +108,7 @@ def test_when_all_clients_fail_for_good_the_run_ends_with_an_error_that_says_so(
     for client in range(3):
         grid.spoil(client, "raise")
     with pytest.raises(RuntimeError, match="no client is left"):
-        start(scheme, grid, 50, limit=3.0)
+        start(scheme, grid, 50, limit=30, timeout=3600.0)
 
 
 @pytest.mark.parametrize("scheme", KINDS)
@@ -118,7 +118,7 @@ def test_a_time_budget_ends_a_run_whose_clients_all_fail(federation: Make, start
         grid.spoil(client, "raise")
     # Two misses each at most of the slow: not all dropped.
     with pytest.raises(RunError, match=r"^no client's work was accepted in"):
-        start(scheme, grid, 3, limit=3.0, time_budget=2.5)
+        start(scheme, grid, 3, limit=30, timeout=3600.0, time_budget=2.5)
 
 
 def test_after_a_fault_the_losses_are_weighed_by_the_same_p_as_all_else(
