@@ -30,6 +30,8 @@ class Account:
     bytes: int = 0  # of its valid replies' arrays
     lost: int = 0
     weight: float = 0.0  # Σ d_i of what counted, in rounds
+    seconds: float = 0.0  # of the run's clock that its tasks took
+    wasted: float = 0.0  # of these, of tasks that came to nothing
 
     def note(self, outcome: str, *, clipped: bool = False, num_bytes: int = 0) -> None:
         """Count how a task ended, one of ``OUTCOMES``."""
@@ -43,6 +45,21 @@ class Accounts:
 
     def __init__(self) -> None:
         self._accounts: dict[int, Account] = {}
+        self._seconds = self._wasted = 0.0
+
+    def took(self, index: int, seconds: float, outcome: str) -> None:
+        """Note how long a client's task took, by the run's clock, and what became of it."""
+        account, wasted = self[index], 0.0 if outcome == ACCEPTED else seconds
+        account.seconds += seconds
+        account.wasted += wasted
+        self._seconds += seconds
+        self._wasted += wasted
+
+    def costs(self) -> dict[str, float]:
+        """Return what all tasks together took; {} before the first has ended."""
+        if not self._accounts:
+            return {}
+        return {messages.DEVICE_SECONDS: self._seconds, messages.WASTED_SECONDS: self._wasted}
 
     def __getitem__(self, index: int) -> Account:
         return self._accounts.setdefault(index, Account())
@@ -58,7 +75,7 @@ class Accounts:
         columns = {
             field.name: [float(getattr(account, field.name)) for account in accounts]
             for field in fields(Account)
-            if field.name != "weight"
+            if field.name not in ("weight", "seconds", "wasted")
         }
         # As the asynchronous strategies call what counted.
         return {"participation": columns.pop(ACCEPTED), **columns}
@@ -84,10 +101,13 @@ class Accounts:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, in which there may be none."""
         kept = state.get("accounts", ())
+        kinds = [type(value) for value in vars(Account()).values()]
         if isinstance(kept, np.ndarray):
-            self._accounts = {}
-            for index, *counts, weight in kept.tolist():
-                self._accounts[int(index)] = account = Account(*map(int, counts))
-                account.weight = weight
+            self._accounts = {
+                int(index): Account(*(kind(value) for kind, value in zip(kinds, values, strict=False)))
+                for index, *values in kept.tolist()
+            }
         else:  # of an earlier version
             self._accounts = {int(index): Account(**account) for index, account in kept}
+        self._seconds = sum(account.seconds for account in self._accounts.values())
+        self._wasted = sum(account.wasted for account in self._accounts.values())

@@ -219,7 +219,7 @@ class FederatedStrategy(Lifecycle):
         if weighed and (type(self).aggregate is FederatedStrategy.aggregate or self.by_weights):
             told["observed-share"] = fairness.shares(self.accounts.column("weight", size))
         counted = self.accounts.column(ACCEPTED, size)
-        return {"participation": counted, **told, "bytes": self.accounts.column("bytes", size)}
+        return {"participation": counted, **told, **self._costs_of_clients(size)}
 
     def minimised(self) -> dict[int, float]:
         """Return E[d_i] of the clients that count now, by index: p_i, or what a scheme has in its place."""

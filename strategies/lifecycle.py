@@ -81,7 +81,7 @@ class Lifecycle(Reporting):
         self._said: set[str] = set()
         self._why = ""  # the last reason against a client's work
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
-        self.timeline = Timeline()
+        self.timeline = Timeline(lambda *task: self.accounts.took(*task))
         self.left_out = LeftOut(self.config.compression)
         self.reset()
 

@@ -92,6 +92,11 @@ LOST_TASKS: Final = "lost-tasks"  # of the failures, those whose clients went aw
 LATE_UPDATES: Final = "late-updates"  # of a round that closes early: those that weren't there when it did
 DROPPED_UPDATES: Final = "dropped-updates"  # … and never count
 EARLIER_UPDATES: Final = "earlier-updates"  # late ones of earlier rounds that count in this one
+DEVICE_SECONDS: Final = (
+    "device-seconds"  # of the run's clock that clients' tasks took, those under way left out
+)
+WASTED_SECONDS: Final = "wasted-seconds"  # of these, of tasks that came to nothing
+JOULES: Final = "joules"  # that they took, where a device profile has watts
 BYTES_WASTED: Final = "bytes-wasted"  # sent for updates that were dropped, and by them
 EVALUATED: Final = (
     "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one

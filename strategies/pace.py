@@ -117,6 +117,10 @@ class Pace(ABC):
         """Return the seconds of the run's clock."""
         return self.clock.now()
 
+    def watts(self, number: int) -> list[float] | None:
+        """Return what so many clients' devices take while they have a task, by index; None if nobody says."""
+        return None
+
     def begin(self) -> None:
         """Count intervals and the budget from now."""
         self.began = self.origin = self.clock.now()

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.strategies")
 
-_NOT_LOGGED = (messages.BYTES_DOWN, messages.BYTES_UP, messages.BYTES_KEPT)
+_NOT_LOGGED = (
+    messages.BYTES_DOWN, messages.BYTES_UP, messages.BYTES_KEPT, messages.DEVICE_SECONDS, messages.WASTED_SECONDS,
+)  # fmt: skip
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -193,7 +195,7 @@ class Reporting(Strategy):
         evaluate: bool,
         clients: Mapping[str, list[float]] | None = None,
     ) -> None:
-        collected: dict[str, Any] = dict(metrics)
+        collected: dict[str, Any] = {**metrics, **self.accounts.costs()}
         if kept := self.bytes_kept():
             collected[messages.BYTES_KEPT] = kept
         if evaluate:
@@ -216,6 +218,8 @@ class Reporting(Strategy):
                 clients = {**self.accounts.columns(size), **clients}
             elif not self.pace.always:
                 clients = {**clients, messages.LOST: self.accounts.column(messages.LOST, size)}
+            if messages.JOULES in clients:
+                collected[messages.JOULES] = sum(clients[messages.JOULES])
             clients = {**fairness.columns(by_client, size), **clients}
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
         if self.observer is None:
@@ -223,6 +227,18 @@ class Reporting(Strategy):
         else:
             now, names = self.pace.now(), self.roster.names
             self.observer(Progress(aggregation, now, result.arrays, scalars, evaluate, clients or {}, names))
+
+    def _costs_of_clients(self, size: int) -> dict[str, list[float]]:
+        """Return what each client's tasks took, by index: bytes, seconds, and energy where watts are known."""
+        seconds = self.accounts.column("seconds", size)
+        costs = {
+            "bytes": self.accounts.column("bytes", size),
+            messages.DEVICE_SECONDS: seconds,
+            messages.WASTED_SECONDS: self.accounts.column("wasted", size),
+        }
+        if (watts := self.pace.watts(size)) is not None:
+            costs[messages.JOULES] = [each * power for each, power in zip(seconds, watts, strict=True)]
+        return costs
 
     def _log_line(self, aggregation: int, metrics: Mapping[str, float]) -> None:
         """Say how a run goes that nobody watches; one without rounds at most once a second."""

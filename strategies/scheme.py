@@ -331,7 +331,7 @@ class Scheme(FederatedStrategy):
             "importance": [standing.importance.get(index, 0.0) for index in indices],
             "expected-share": [q.get(index, 0.0) for index in indices],
             "observed-share": [m.weight / given if m and given else 0.0 for m in members],
-            "bytes": self.accounts.column("bytes", len(members)),
+            **self._costs_of_clients(len(members)),
         }
 
     def weights_distance(self) -> float:

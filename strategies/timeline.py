@@ -1,6 +1,7 @@
 """When each task of a client began and ended, under any strategy, until somebody takes that down."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from strategies import messages
@@ -41,14 +42,20 @@ class _Open:
 class Timeline:
     """The tasks of a run's clients; a client has one at a time.
 
+    Parameters
+    ----------
+    took : callable, optional
+        Told of each task that ends: the client, the seconds of the run's clock, and what became of it.
+
     Attributes
     ----------
     watch : Clock
         Real seconds; another one may be put in its place before the run begins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, took: Callable[[int, float, str], None] | None = None) -> None:
         self.watch: Clock = WallClock()
+        self._took = took
         self._open: dict[int, _Open] = {}
         self._ended: deque[TaskSpan] = deque(maxlen=MOST)
 
@@ -75,7 +82,9 @@ class Timeline:
         self.arrived(client, now)
         task = self._open.pop(client, None)
         if task is not None:
-            self._ended.append(_span(client, task, outcome))
+            self._ended.append(span := _span(client, task, outcome))
+            if self._took is not None:
+                self._took(client, span.ended - span.began, outcome)
 
     def take(self) -> list[TaskSpan]:
         """Return the tasks that ended since this was last asked, in that order, and keep them no longer."""

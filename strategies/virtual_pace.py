@@ -73,6 +73,16 @@ class VirtualPace(Pace):
         """Whether the scenario says what devices can do."""
         return is_profile(self.scenario)
 
+    def watts(self, number: int) -> list[float] | None:
+        """Return those of the device profile, where all in it have some."""
+        if not self.weighs or not self._clients:
+            return None
+        profile = self._scenario().devices
+        assert profile is not None
+        found = [profile.device(self._places.get(index, index)).watts for index in range(number)]
+        known = [watts for watts in found if watts is not None]
+        return known if len(known) == number else None
+
     def enrol(self, clients: Sequence[Client]) -> None:
         """Take note of the clients, until the first of their times is asked for."""
         if self._law is None:

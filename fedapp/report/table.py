@@ -111,7 +111,10 @@ def _caption(summary: Record) -> str:
     work += [f"wall time {totals['wall-seconds']:,.1f} s"] if "wall-seconds" in totals else []
     sent = {way: totals[f"bytes-{way}"] for way in ("up", "down") if f"bytes-{way}" in totals}
     result = [f"{way} {decimal(int(count))}" for way, count in sent.items()]
-    return "\n".join(", ".join(line) for line in (work, result) if line)
+    took, wasted = (totals.get(f"{name}-seconds", 0.0) for name in ("device", "wasted"))
+    tasks = [f"clients' tasks {took:,.0f} s"] if took else []
+    tasks += [f"{wasted / took:.0%} of it for nothing"] if took and wasted else []
+    return "\n".join(", ".join(line) for line in (work, result, tasks) if line)
 
 
 def _cell(value: object, digits: int) -> str:

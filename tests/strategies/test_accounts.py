@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strategies import AsyncFedAvg, FedAvg, FedBuff, messages
@@ -73,11 +74,21 @@ def test_failed_and_refused_are_told_apart(kind: Any, options: Any, faulty: int,
     accounts = {index: vars(account) for index, account in strategy.accounts.items()}
     assert accounts[0].pop("bytes") == told[-1].clients["bytes"][0] > 0
     accounts[0].pop("weight")
-    nothing = vars(Account())
+    # Task times are (.2, .6, 1) in F80, and all 1 in F0; what failed or was refused took its time for nothing.
+    times = (1.0, 1.0, 1.0) if options else (0.2, 0.6, 1.0)
+    took = [(account.pop("seconds"), account.pop("wasted")) for account in accounts.values()]
+    assert np.array(took) == pytest.approx(
+        np.array([[4 * times[0], 0], [faulty * times[1]] * 2, [faulty * times[2]] * 2])
+    )
+    last = told[-1].clients
+    assert last["device-seconds"] == [seconds for seconds, _ in took]
+    assert last["wasted-seconds"] == [wasted for _, wasted in took]
+    assert told[-1].metrics["device-seconds"] == pytest.approx(sum(last["device-seconds"]))
+    assert told[-1].metrics["wasted-seconds"] == pytest.approx(sum(last["wasted-seconds"]))
+    nothing = {name: value for name, value in vars(Account()).items() if name not in ("seconds", "wasted")}
     assert {**accounts[0], "tasks": 0, "bytes": 0, "weight": 0.0} == {**nothing, "accepted": 4}
     assert accounts[1] == {**nothing, "tasks": faulty, "failed": faulty}
     assert accounts[2] == {**nothing, "tasks": faulty, "refused": faulty}
-    last = told[-1].clients
     assert (last["participation"], last["failed"], last["refused"]) == (
         [4, 0, 0],
         [0, faulty, 0],
@@ -144,8 +155,11 @@ def test_a_resumed_run_counts_on(kind: Any, federation: Make, model: Make, train
     before = sum(account.accepted for _, account in kept.items())
     again = go(5, states[-1])
     assert sum(account.accepted for _, account in again.accounts.items()) > before > 0
+    # Seconds are real here, and go on, too.
+    assert again.accounts.costs()["device-seconds"] > kept.costs()["device-seconds"] > 0
     # A new run begins with none.
-    assert go(2).accounts.state()["accounts"].tolist() == go(2).accounts.state()["accounts"].tolist()
+    counts = [go(2).accounts.state()["accounts"][:, :-2].tolist() for _ in range(2)]
+    assert counts[0] == counts[1]
 
 
 def test_a_round_that_is_cut_off_leaves_no_trace(federation: Make, model: Make, train_config: Make) -> None:

@@ -20,6 +20,7 @@ def test_every_diagnostic_of_a_small_run_by_hand(federation: Make, start: Start,
     four, last = run.seen[4], run.seen[6]
     assert set(four.clients) == {
         "participation", "weight", "task-time", "importance", "expected-share", "observed-share", "loss", "bytes",
+        "device-seconds", "wasted-seconds",
     }  # fmt: skip
     assert four.clients["loss"] == [8, 4, 0]
     assert four.clients["participation"] == [3, 1, 0]
