@@ -7,7 +7,15 @@ from typing import Any
 from fedapp.config.values import ConfigError, Value, path_of
 
 # A resumed run may differ in these from what it was: they don't change what is computed.
-FREE = ("checkpoint-every", "min-clients", "round-timeout", "log-format", "metrics-port", "metrics-host")
+FREE = (
+    "checkpoint-every",
+    "min-clients",
+    "round-timeout",
+    "log-format",
+    "figures",
+    "metrics-port",
+    "metrics-host",
+)
 
 
 def read_run(path: str) -> tuple[dict[str, Value], int]:

@@ -45,6 +45,9 @@ class RunKeys(Keys):
             "else last"
         ),
     ]
+    figures: Annotated[
+        Flag, key("draw the run's figures when it ends; without, `fedapp report` shows its curves as well")
+    ]
     seed: Annotated[Count, key("fixes every random number of the run")]
     eval_every: Annotated[
         Counting,

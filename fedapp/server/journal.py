@@ -95,7 +95,7 @@ class Journal(Observer):
         self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.pace.now())])
         self._tasks.publish(last=True)
         self._clients.publish(last=True)
-        if (self.directory.path / "model.safetensors").exists():
+        if self.experiment.config.figures and (self.directory.path / "model.safetensors").exists():
             from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
 
             draw_curves(self.directory.path, type(self.experiment.config).defaults())

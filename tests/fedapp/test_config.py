@@ -81,6 +81,7 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
         "one of auto, always, last, never", ["", "sometimes", True], ["auto", "always", "last", "never"],
     ),
     "client-evaluation": ("true or false", NO_FLAG, [True, False]),
+    "figures": ("true or false", NO_FLAG, [True, False]),
     "proximal-mu": (NON_NEGATIVE, NO_NON_NEGATIVE, [0, 0.0, 10]),
     "perturbation-beta": ("a number in [0, 1]", NO_UNIT, [0, 0.5, 1]),
     "message-floor": ("a number in (0, 1)", [0, 1, 1.0, *NO_UNIT], [1e-300, 0.5]),

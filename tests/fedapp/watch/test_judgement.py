@@ -96,6 +96,19 @@ def test_the_exit_code_and_the_status_say_so(
     assert (tmp_path / "run" / "curves.png").is_file()
 
 
+def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wanted in ("true", "false"):
+        given = f"num-server-rounds=1 figures={wanted} results-dir={tmp_path} run-name={wanted}"
+        assert run(parser_of(None, "").parse_args(["--engine", "vectorized", "-c", given])) == 0
+    drawn = {path.name for path in (tmp_path / "true").glob("*.png")}
+    assert drawn == {"curves.png", "partition.png"}
+    assert list((tmp_path / "false").glob("*.png")) == []
+    out = capsys.readouterr().out
+    assert str(tmp_path / "true" / "curves.png") in out
+    assert str(tmp_path / "false" / "model.safetensors") in out
+    assert str(tmp_path / "false" / "curves.png") not in out
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff"])
 def test_every_strategy_learns_as_it_comes(strategy: str, tmp_path: Path, no_figures: None) -> None:
     config = RunConfig.load({"strategy": strategy, "results-dir": str(tmp_path), "run-name": "run"})
