@@ -98,15 +98,15 @@ def test_the_exit_code_and_the_status_say_so(
 
 def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wanted in ("true", "false"):
-        given = f"num-server-rounds=1 figures={wanted} results-dir={tmp_path} run-name={wanted}"
+        given = f"num-server-rounds=1 figures={wanted} results-dir={tmp_path} run-name=with-{wanted}"
         assert run(parser_of(None, "").parse_args(["--engine", "vectorized", "-c", given])) == 0
-    drawn = {path.name for path in (tmp_path / "true").glob("*.png")}
+    drawn = {path.name for path in (tmp_path / "with-true").glob("*.png")}
     assert drawn == {"curves.png", "partition.png"}
-    assert list((tmp_path / "false").glob("*.png")) == []
+    assert list((tmp_path / "with-false").glob("*.png")) == []
     out = capsys.readouterr().out
-    assert str(tmp_path / "true" / "curves.png") in out
-    assert str(tmp_path / "false" / "model.safetensors") in out
-    assert str(tmp_path / "false" / "curves.png") not in out
+    assert str(tmp_path / "with-true" / "curves.png") in out
+    assert str(tmp_path / "with-false" / "model.safetensors") in out
+    assert str(tmp_path / "with-false" / "curves.png") not in out
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff"])
