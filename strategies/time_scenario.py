@@ -8,7 +8,6 @@ from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from strategies import streams
 from strategies.device_profile import ALLOWED as PROFILES
@@ -117,6 +116,8 @@ class TimeScenario:
         if self.law == "exponential":
             return np.asarray(-mean * np.log1p(-levels))
         if self.law:
+            from scipy.special import ndtri  # slow to import, and devices import this module
+
             return np.asarray(mean * _WIDTH * ndtri((1 + levels) / 2))
         return np.array([mean])
 
