@@ -96,7 +96,8 @@ class Accounts:
     def state(self) -> dict[str, Any]:
         """Return the accounts as an array, a row for each client that has one."""
         rows = [(index, *vars(account).values()) for index, account in self.items()]
-        return {"accounts": np.array(rows, dtype=np.float64).reshape(-1, 1 + len(fields(Account)))}
+        accounts = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(fields(Account)))
+        return {"accounts": accounts, "account-totals": [self._seconds, self._wasted]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, in which there may be none."""
@@ -109,5 +110,5 @@ class Accounts:
             }
         else:  # of an earlier version
             self._accounts = {int(index): Account(**account) for index, account in kept}
-        self._seconds = sum(account.seconds for account in self._accounts.values())
-        self._wasted = sum(account.wasted for account in self._accounts.values())
+        # Not the sums of the clients': added up in another order they differ in the last bit.
+        self._seconds, self._wasted = state.get("account-totals", (0.0, 0.0))
