@@ -28,8 +28,8 @@ class Account:
     discarded: int = 0
     clipped: int = 0
     bytes: int = 0  # of its valid replies' arrays
-    lost: int = 0
     weight: float = 0.0  # Σ d_i of what counted, in rounds
+    lost: int = 0
     seconds: float = 0.0  # of the run's clock that its tasks took
     wasted: float = 0.0  # of these, of tasks that came to nothing
 

@@ -75,7 +75,7 @@ class VirtualPace(Pace):
 
     def watts(self, number: int) -> list[float] | None:
         """Return those of the device profile, where all in it have some."""
-        if not self.weighs or not self._clients:
+        if not self.weighs or (self._law is None and not self._clients):
             return None
         profile = self._scenario().devices
         assert profile is not None

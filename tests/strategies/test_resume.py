@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,21 @@ def test_resumed_after_any_aggregation_it_is_the_same_run(go: Go, name: str, opt
         rest = go(name, state=part.states[k], **options)
         assert part.reports + rest.reports == whole.reports
         assert rest.final == whole.final
+
+
+@pytest.mark.parametrize("name", ["fedavg", "async-fedavg"])
+def test_the_energy_of_devices_goes_on(go: Go, tmp_path: Path, name: str) -> None:
+    rows = "".join(f"{i},{10 + i},1e6,1e6,0.1,{1 + i}\n" for i in range(len(CENTRES)))
+    profile = tmp_path / "devices.csv"
+    profile.write_text(f"client,speed,down,up,latency,watts\n{rows}")
+    options = {"time_scenario": f"profile:{profile}", "server_lr": 0.1}
+    whole, part = go(name, **options), go(name, cut=4, **options)
+    rest = go(name, state=part.states[4], **options)
+    assert part.reports + rest.reports == whole.reports
+    for *_, clients, _ in (report for report in rest.reports if report[4]):
+        seconds = clients["device-seconds"]
+        assert clients["joules"] == [each * (1 + i) for i, each in enumerate(seconds)]
+    assert rest.reports[-1][2]["joules"] == sum(rest.reports[-1][4]["joules"]) > 0
 
 
 def test_every_strategy_is_in_the_table() -> None:
