@@ -147,7 +147,7 @@ class Round:
         ]
         now = pace.now()
         for client in self.clients:
-            timeline.begin(client.index, now, pace.foretold(client, self.number))
+            timeline.begin(client.index, now, pace.foretold(client, self.number), pace.parts(client))
             if pace.loses(client, self.number):
                 self.lost.add(client.index)
 
