@@ -27,7 +27,7 @@ COLORS = {RECEIVING: "#56B4E9", WORKING: "#0072B2", SENDING: "#44AA99", AWAY: "#
 # What became of a task: its colour, and the mark at its end.
 OUTCOMES = {
     "accepted": ("#333333", "|"), "late": ("#E69F00", ">"), "lost": ("#D55E00", "X"), "failed": ("#CC79A7", "s"),
-    "refused": ("#882255", "D"), "discarded": ("#999933", "v"), "under way": ("#333333", "4"),
+    "refused": ("#882255", "D"), "discarded": ("#999933", "v"), "under way": ("#332288", "4"),
 }  # fmt: skip
 _MEANING = {"accepted": "used", "discarded": "discarded (too old)"}
 
@@ -36,8 +36,10 @@ _WIDTH = 900  # pixels, about, of an axis
 _NARROWEST, _USUAL = 8, 20  # pixels of the median task: below the first a stretch of time is drawn where it has these
 
 
-def draw_timeline(run_dir: Path, since: float | None = None, until: float | None = None) -> Path | None:
-    """Draw what a run's clients did when into ``timeline.png``, 1200 pixels wide; None if no task is on record.
+def draw_timeline(
+    run_dir: Path, since: float | None = None, until: float | None = None, out: Path | None = None
+) -> Path | None:
+    """Draw what a run's clients did when, 1200 pixels wide; None if no task is on record.
 
     Above is the share of the clients in each state over the whole run. Below up to 60 clients have a row each, with a
     mark at the end of each task, in the last stretch of time in which tasks are wide enough to be seen; more clients
@@ -50,6 +52,8 @@ def draw_timeline(run_dir: Path, since: float | None = None, until: float | None
         Holds ``tasks.parquet`` and, where it is known who was away, ``away.parquet``.
     since, until
         Seconds of the run's clock between which clients are drawn.
+    out
+        The figure's file; by default the run's ``timeline.png``.
 
     Raises
     ------
@@ -81,7 +85,7 @@ def draw_timeline(run_dir: Path, since: float | None = None, until: float | None
     stretch = " (the time between the dotted lines above)" * (shown is not activity)
     _label_time(rows, shown, stretch)
     _legend(figure, activity, shown, share)
-    return save(figure, run_dir / FIGURE)
+    return save(figure, out or run_dir / FIGURE)
 
 
 def _shown(activity: Activity, since: float | None, until: float | None) -> Activity:
@@ -91,8 +95,8 @@ def _shown(activity: Activity, since: float | None, until: float | None) -> Acti
         last = activity.end if until is None else until
         if not max(first, activity.start) < min(last, activity.end):
             raise ValueError(
-                f"since = {first:g}, until = {last:g}: the run is on record from {activity.start:g} to "
-                f"{activity.end:g} s, and since must be below until"
+                f"since = {first:g}, until = {last:g}: since must be below until, and the run is on record from "
+                f"{activity.start:g} to {activity.end:g} s"
             )
         return activity.within(first, last)
     span = activity.end - activity.start
