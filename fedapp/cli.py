@@ -129,13 +129,15 @@ def report_command(
 @app.command("timeline")
 def timeline_command(
     run: Annotated[Path, typer.Argument(help="folder of a run, also of an earlier version")],
-    since: Annotated[float | None, typer.Option(help="seconds of the run's clock from which clients are drawn")] = None,
+    since: Annotated[
+        float | None, typer.Option(help="seconds of the run's clock from which clients are drawn")
+    ] = None,
     until: Annotated[float | None, typer.Option(help="… and up to which")] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="the figure's file; timeline.png of the run by default")
     ] = None,
 ) -> None:
-    """What each client did when: receiving, working, sending, waiting, away, and how its tasks ended (docs/report.md)."""
+    """What each client of a run did when, and how its tasks ended, as timeline.png (docs/report.md)."""
     from fedapp.report.gantt import draw_timeline  # matplotlib is slow to import
 
     if not (run / "config.toml").is_file():

@@ -1,4 +1,4 @@
-"""When each task of a client began and ended, and its parts, under any strategy, until somebody takes that down."""
+"""When each task of a client began and ended, and its parts, by any strategy, until somebody takes that down."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _ROUNDING = 1e-6  # seconds
 
 
 class Parts(NamedTuple):
-    """Seconds that a task's model is on its way to the client, that the client works, and that its reply is on the way."""
+    """Seconds of a task: its model is on its way to the client, the client works, its reply is on the way."""
 
     receiving: float
     working: float
@@ -27,9 +27,9 @@ class Parts(NamedTuple):
 class TaskSpan(NamedTuple):
     """A task of a client: seconds of the run's clock and of the machine's, and what became of it.
 
-    ``outcome`` is one of ``strategies.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the clock's seconds the model
-    was on its way for ``receiving``, and the reply for ``sending``; the client worked for the rest. None: nobody can
-    tell them apart.
+    ``outcome`` is one of ``strategies.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the clock's seconds the
+    model was on its way for ``receiving``, and the reply for ``sending``; the client worked for the rest. None:
+    nobody can tell them apart.
     """
 
     client: int
@@ -78,9 +78,7 @@ class Timeline:
         self._open.clear()
         self._ended.clear()
 
-    def begin(
-        self, client: int, began: float, ends: float | None = None, parts: Parts | None = None
-    ) -> None:
+    def begin(self, client: int, began: float, ends: float | None = None, parts: Parts | None = None) -> None:
         """Note that a client was handed a task at a time of the clock.
 
         ``ends``: when it ends; ``parts``: what its time consists of, all of it; if that is known.
@@ -135,5 +133,7 @@ def _span(client: int, task: _Open, ended: float, wall_ended: float, outcome: st
 def _on_the_way(parts: Parts, seconds: float) -> tuple[float, float]:
     """Return the seconds of receiving and sending in those that a task took, which may be cut off in any part."""
     rest = seconds - parts.receiving - parts.working
-    whole = rest > parts.sending - _ROUNDING  # so that the same task has the same parts, however late the clock is
+    whole = (
+        rest > parts.sending - _ROUNDING
+    )  # so that the same task has the same parts, however late the clock is
     return min(parts.receiving, seconds), parts.sending if whole else max(rest, 0.0)

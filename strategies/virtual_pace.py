@@ -121,7 +121,9 @@ class VirtualPace(Pace):
     def parts(self, client: Client) -> Parts | None:
         """Look at its device, where the scenario says what devices can do."""
         devices = self._scenario().devices
-        return None if devices is None else devices.device(self._place(client)).parts(self.loads.of_last(client))
+        return (
+            None if devices is None else devices.device(self._place(client)).parts(self.loads.of_last(client))
+        )
 
     @property
     def comes_and_goes(self) -> bool:

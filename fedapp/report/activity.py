@@ -122,10 +122,10 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
     away = None if real else read_away(run_dir)
     everybody = np.arange(0 if real else int(config.get("num-clients", 0)))
     clients = np.unique(np.concatenate([everybody, columns["client"], [] if away is None else away.client]))
-    clients, wall = clients.astype(np.int64), wall or real
-    away = None if wall else away
-    parts = not wall and bool(np.isfinite(columns["receiving"]).any())
-    ways = [np.nan_to_num(columns[name]) if parts else np.zeros(len(table)) for name in (RECEIVING, SENDING)]
+    wall, away = wall or real, None if wall else away
+    parts = not wall and bool(np.isfinite(columns[RECEIVING]).any())
+    if not parts:
+        columns |= {RECEIVING: np.zeros(len(table)), SENDING: np.zeros(len(table))}
     first = int(columns["number"][0])
     # From when on all is on record; and not up to the end of late work, if nobody waited for it.
     in_time = ended[columns["outcome"] != LATE] if (columns["outcome"] != LATE).any() else ended
@@ -135,17 +135,25 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
         end = max(end, as_number(last.get("time", 0.0)))
     if away is not None:
         start, end = max(start, away.since), min(end, away.until)
-    at = (np.searchsorted(clients, each) for each in (columns["client"], [] if away is None else away.client))
-    place, away_place = (each.astype(np.int64) for each in at)
     nothing = np.zeros(0)
+    absent = (nothing.astype(np.int32), nothing, nothing) if away is None else away[:3]
     return Activity(
-        clients, place, began, ended, *ways, columns["outcome"],
-        (away_place, nothing, nothing) if away is None else (away_place, away.began, away.ended),
-        min(start, end), end, wall, parts,
+        clients=clients.astype(np.int64),
+        place=np.searchsorted(clients, columns["client"]).astype(np.int64),
+        began=began,
+        ended=ended,
+        receiving=np.nan_to_num(columns[RECEIVING]),
+        sending=np.nan_to_num(columns[SENDING]),
+        outcome=columns["outcome"],
+        away=(np.searchsorted(clients, absent[0]).astype(np.int64), absent[1], absent[2]),
+        start=min(start, end),
+        end=end,
+        wall=wall,
+        parts=parts,
         absences=not wall and (away is not None or config.get("availability", "always") == "always"),
         first=first,
         config=config,
-    )  # fmt: skip
+    )
 
 
 def _outside(spans: Spans, others: Spans) -> Spans:

@@ -36,22 +36,22 @@ def last_away(away: AwayFn, until: float) -> Away:
     """Return when clients weren't there up to now: of more than ``MOST`` times those of the last stretch of time."""
     since = 0.0
     while True:
-        columns = array("i"), array("d"), array("d")
+        clients, begins, ends = array("i"), array("d"), array("d")
         asked, most = 0, MOST
         for client, stretches in away(since, until):
             asked += 1
             most = max(MOST, asked)  # each may have one, however short the time is
             for began, ended in islice(stretches, most + 1):
-                for column, value in zip(columns, (client, began, ended), strict=True):
-                    column.append(value)  # type: ignore[arg-type]
-            if len(columns[0]) > most:
+                clients.append(client)
+                begins.append(began)
+                ends.append(ended)
+            if len(clients) > most:
                 break
         else:
-            clients, began_at, ended_at = (np.array(column) for column in columns)
-            return Away(clients.astype(np.int32), began_at, ended_at, since, until)
+            return Away(np.array(clients, np.int32), np.array(begins), np.array(ends), since, until)
         # Somewhat less than there is room for, as seen so far.
-        clients_there = sum(1 for _ in away(until, until))
-        since = until - 0.8 * (until - since) * (most / len(columns[0])) * asked / clients_there
+        share = asked / sum(1 for _ in away(until, until))
+        since = until - 0.8 * (until - since) * share * most / len(clients)
 
 
 def write_away(run_dir: Path, away: Away) -> None:
@@ -74,5 +74,5 @@ def read_away(run_dir: Path) -> Away | None:
         return None
     table = parquet.read_table(path)
     told = table.schema.metadata
-    columns = (table[name].to_numpy() for name in _COLUMNS)
-    return Away(*columns, float(told[b"since"]), float(told[b"until"]))
+    client, began, ended = (table[name].to_numpy() for name in _COLUMNS)
+    return Away(client, began, ended, float(told[b"since"]), float(told[b"until"]))

@@ -31,9 +31,17 @@ OUTCOMES = {
 }  # fmt: skip
 _MEANING = {"accepted": "used", "discarded": "discarded (too old)"}
 
-_BINS, _COARSE, _LINES, _GROUPS = 400, 80, 300, 40  # columns of pictures, lines, groups of what became of tasks
+_BINS, _COARSE, _LINES, _GROUPS = (
+    400,
+    80,
+    300,
+    40,
+)  # columns of pictures, lines, groups of what became of tasks
 _WIDTH = 900  # pixels, about, of an axis
-_NARROWEST, _USUAL = 8, 20  # pixels of the median task: below the first a stretch of time is drawn where it has these
+_NARROWEST, _USUAL = (
+    8,
+    20,
+)  # pixels of the median task: below the first a stretch of time is drawn where it has these
 
 
 def draw_timeline(
@@ -113,14 +121,16 @@ def _draw_rows(axes: Axes, activity: Activity) -> None:
     for state in (AWAY, RECEIVING, WORKING, SENDING):
         place, began, ended = activity.spans(state)
         there = ended > began
-        hatch = {"hatch": "////", "ec": "white", "lw": 0} if state == AWAY else {"lw": 0}
-        axes.add_collection(
-            PolyCollection(
-                _boxes(place[there], began[there], ended[there]), closed=True, fc=COLORS[state], **hatch
-            )
-        )
+        bars = PolyCollection(list(_boxes(place[there], began[there], ended[there])), fc=COLORS[state], lw=0)
+        if state == AWAY:
+            bars.set(hatch="////", ec="white")
+        axes.add_collection(bars)
     for outcome, (color, mark) in OUTCOMES.items():
-        own = (activity.outcome == outcome) & (activity.ended <= activity.end) & (activity.ended >= activity.start)
+        own = (
+            (activity.outcome == outcome)
+            & (activity.ended <= activity.end)
+            & (activity.ended >= activity.start)
+        )
         if not own.any():  # a line of nothing would take room in the figure's corner
             continue
         size = {"accepted": min(300 / number, 10), "under way": 6}.get(outcome, 5)
@@ -207,24 +217,36 @@ def _edges(activity: Activity) -> Array:
 
 def _label_time(axes: Axes, activity: Activity, more: str) -> None:
     span = activity.end - activity.start
-    unit, seconds = ("s", 1.0) if span < 10_000 else ("h", 3600.0) if span < 400 * 3600 else ("days", 86_400.0)
+    unit, seconds = (
+        ("s", 1.0) if span < 10_000 else ("h", 3600.0) if span < 400 * 3600 else ("days", 86_400.0)
+    )
     axes.set_xlim(activity.start, activity.end if span > 0 else activity.start + 1)
     axes.set_xlabel(f"{'time' if activity.wall else 'virtual time'}, {unit}{more}", fontsize=9)
     low, high = activity.start / seconds, activity.end / seconds
-    axes.set_xticks([at * seconds for at in MaxNLocator(8, steps=STEPS).tick_values(low, high) if low <= at <= high])
+    axes.set_xticks(
+        [at * seconds for at in MaxNLocator(8, steps=STEPS).tick_values(low, high) if low <= at <= high]
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at / seconds:g}"))
 
 
 def _title(activity: Activity, run_dir: Path) -> str:
     config = activity.config
     told = [str(config.get("strategy", run_dir.name)), f"{len(activity.clients):,} clients"]
-    usual = {"availability": "always", "round-deadline": 0.0, "over-select": 0.0, "concurrency": 0, "task-failure": 0.0}
+    usual = {
+        "availability": "always",
+        "round-deadline": 0.0,
+        "over-select": 0.0,
+        "concurrency": 0,
+        "task-failure": 0.0,
+    }
     keys = [key for key in ("time-scenario", *usual) if key in config and config[key] != usual.get(key)]
     told += [f"{key} {config[key]}" for key in keys if not activity.wall or key == "round-deadline"]
     text = ", ".join(each.replace(" ", "\N{NO-BREAK SPACE}") for each in told)
     lines = wrap(text, 85, break_on_hyphens=False)
     if activity.start > 0 and not activity.wall:
-        lines.append(f"from {activity.start:,.6g} s on: the last tasks, and times away, of a run are on record")
+        lines.append(
+            f"from {activity.start:,.6g} s on: the last tasks, and times away, of a run are on record"
+        )
     return "\n".join(lines)
 
 
@@ -243,12 +265,11 @@ def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[
     there: Mapping[str, bool] = {
         RECEIVING: activity.parts, SENDING: activity.parts, AWAY: bool(len(activity.away[0]))
     }  # fmt: skip
-    hatch = {AWAY: {"hatch": "////", "ec": "white", "lw": 0}} if len(activity.clients) <= ROWS else {}
-    handles: list[Any] = [
-        Patch(fc=COLORS[state], label=f"{names[state]}: {share[state].mean():.1%}", **hatch.get(state, {}))
-        for state in STATES
-        if there.get(state, True)
-    ]
+    handles: list[Any] = []
+    for state in (state for state in STATES if there.get(state, True)):
+        handles.append(Patch(fc=COLORS[state], label=f"{names[state]}: {share[state].mean():.1%}", lw=0))
+        if state == AWAY and len(activity.clients) <= ROWS:
+            handles[-1].set(hatch="////", ec="white")
     outcomes: Sequence[str] = [outcome for outcome in OUTCOMES if (shown.outcome == outcome).any()]
     for outcome in outcomes:
         color, mark = OUTCOMES[outcome]

@@ -106,7 +106,6 @@ class Journal(Observer):
         self._write_away()
         if self.experiment.config.figures and (self.directory.path / "model.safetensors").exists():
             from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
-
             from fedapp.report.gantt import draw_timeline
 
             draw_curves(self.directory.path, type(self.experiment.config).defaults())

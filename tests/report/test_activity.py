@@ -1,4 +1,4 @@
-"""What each client did when: parts of tasks and absences by hand, also after a resume, and in runs of earlier versions."""
+"""What each client did when: parts of tasks and absences by hand, after a resume, and of earlier versions."""
 
 import csv
 import json
@@ -27,7 +27,13 @@ CLIENTS, STEPS = 5, 3
 SPEEDS, DOWN, UP, LATENCY = [900.0, 2100.0, 400.0, 1300.0, 700.0], 3e5, 1e5, 0.05
 PERIOD = 9.7
 STRETCHES = [[(0.0, 5.1)], [(1.3, 9.1)], [(0.0, PERIOD)], [(0.0, 2.9), (4.1, 8.3)], [(3.7, 9.3)]]
-GONE = [[(5.1, PERIOD)], [(0.0, 1.3), (9.1, PERIOD)], [], [(2.9, 4.1), (8.3, PERIOD)], [(0.0, 3.7), (9.3, PERIOD)]]
+GONE = [
+    [(5.1, PERIOD)],
+    [(0.0, 1.3), (9.1, PERIOD)],
+    [],
+    [(2.9, 4.1), (8.3, PERIOD)],
+    [(0.0, 3.7), (9.3, PERIOD)],
+]
 DEADLINE = {"round-deadline": 1.2, "late": "next"}
 ASYNC = {"strategy": "async-fedavg", "aggregation-weights": "observed"}
 
@@ -52,7 +58,9 @@ def go(tmp_path: Path) -> Go:
         given = {**fixed, **presence, **values, "run-name": name, "num-server-rounds": rounds}
         if resume is not None:
             given = {"resume": str(resume), "num-server-rounds": rounds}
-        return server.run(make_grid("vectorized", CLIENTS, 1), server.prepare(RunConfig.load(given), CLIENTS)).path
+        return server.run(
+            make_grid("vectorized", CLIENTS, 1), server.prepare(RunConfig.load(given), CLIENTS)
+        ).path
 
     return run
 
@@ -78,7 +86,10 @@ def test_the_parts_of_a_task_add_up_to_its_time(go: Go) -> None:
     rows = columns(run, "client", "began", "ended", "receiving", "sending")
     assert len(rows) == 3 * CLIENTS
     for client, began, ended, receiving, sending in rows:
-        assert (receiving, sending) == (by_hand[client][0], by_hand[client][2])  # to the last bit, at any time
+        assert (receiving, sending) == (
+            by_hand[client][0],
+            by_hand[client][2],
+        )  # to the last bit, at any time
         assert ended - began == pytest.approx(sum(by_hand[client]), rel=1e-12)
     found = read_activity(run)
     assert found is not None
@@ -161,7 +172,13 @@ def test_where_nobody_comes_and_goes_no_file_says_so_and_whole_task_times_have_n
 
 def test_parts_that_a_task_is_cut_off_in() -> None:
     parts = Parts(1.0, 2.0, 4.0)
-    for ends, expected in ((0.5, (0.5, 0)), (2.5, (1, 0)), (5.0, (1, 2)), (7.0, (1, 4)), (7.0 - 1e-9, (1, 4))):
+    for ends, expected in (
+        (0.5, (0.5, 0)),
+        (2.5, (1, 0)),
+        (5.0, (1, 2)),
+        (7.0, (1, 4)),
+        (7.0 - 1e-9, (1, 4)),
+    ):
         timeline_ = Timeline()
         timeline_.begin(0, 10.0, 10.0 + ends, parts)
         assert timeline_.parts(0) == parts
@@ -233,10 +250,18 @@ def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path: Path) -> 
 
 
 def test_shares_of_time_by_hand(tmp_path: Path) -> None:
-    write_away(tmp_path, away.Away(np.array([0, 1], np.int32), np.array([2.0, 0.0]), np.array([6.0, 10.0]), 0.0, 10.0))
+    write_away(
+        tmp_path,
+        away.Away(np.array([0, 1], np.int32), np.array([2.0, 0.0]), np.array([6.0, 10.0]), 0.0, 10.0),
+    )
     file = TasksFile(tmp_path)
     # Client 0 goes while it works, and ends what it began (``bernoulli``); client 1 never comes.
-    file.add([TaskSpan(0, 1.0, 4.0, 0.0, 1.0, "accepted", 0.5, 1.0), TaskSpan(0, 8.0, 10.0, 1.0, 2.0, "accepted", 2.0, 0)])
+    file.add(
+        [
+            TaskSpan(0, 1.0, 4.0, 0.0, 1.0, "accepted", 0.5, 1.0),
+            TaskSpan(0, 8.0, 10.0, 1.0, 2.0, "accepted", 2.0, 0),
+        ]
+    )
     file.publish(last=True)
     found = read_activity(tmp_path)
     assert found is not None

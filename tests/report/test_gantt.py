@@ -31,7 +31,9 @@ def written(
     (folder / "config.toml").write_text(
         f'strategy = "fedavg"\nnum-clients = {clients}\navailability = "{"diurnal:0.8,50" if gone else "always"}"\n'
     )
-    (folder / "metrics.jsonl").write_text(f'{{"aggregation": {rounds}, "time": {10.0 * rounds}, "clock": "{clock}"}}\n')
+    (folder / "metrics.jsonl").write_text(
+        f'{{"aggregation": {rounds}, "time": {10.0 * rounds}, "clock": "{clock}"}}\n'
+    )
     file, takes = TasksFile(folder), np.linspace(2, 8, clients)
     ways = (0.5, 1.0) if parts else (None, None)
     for began in 10.0 * np.arange(rounds - gone):
@@ -82,9 +84,7 @@ def test_what_is_not_known_is_not_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clients", [10, 100])
 @pytest.mark.parametrize("outcome", sorted(set(OUTCOMES) - {"accepted"}))
 def test_how_a_task_ends_is_marked(tmp_path: Path, clients: int, outcome: str) -> None:
-    drawn = [
-        draw_timeline(written(tmp_path / name, clients, outcome=name)) for name in ("accepted", outcome)
-    ]
+    drawn = [draw_timeline(written(tmp_path / name, clients, outcome=name)) for name in ("accepted", outcome)]
     assert all(drawn)
     plain, marked = (np.asarray(Image.open(path).convert("RGB")).astype(int) for path in drawn if path)
     color = 255 * np.array(to_rgb(OUTCOMES[outcome][0]))
@@ -92,7 +92,9 @@ def test_how_a_task_ends_is_marked(tmp_path: Path, clients: int, outcome: str) -
     assert inside[1] > inside[0]
 
 
-def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
     long = draw_timeline(written(tmp_path / "long", 10, rounds=400))
     assert long is not None
     assert seen(long)["away"] > 5000  # in the rows: above, the last round is too narrow to be seen

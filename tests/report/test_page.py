@@ -381,7 +381,9 @@ def test_the_parts_of_tasks_and_absences_are_drawn(browser: Any, tmp_path: Path)
 
 def test_of_many_clients_a_state_is_chosen(browser: Any, tmp_path: Path) -> None:
     page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "many", 1000), 1000)))
-    mean = "(z => z.reduce((a, b) => a + b) / z.length)(document.querySelector('#tasks .plot').data[0].z.flat())"
+    mean = (
+        "(z => z.reduce((a, b) => a + b) / z.length)(document.querySelector('#tasks .plot').data[0].z.flat())"
+    )
     found = {}
     for state in page.locator("select[name=state] option").all_inner_texts():
         page.select_option("select[name=state]", state)

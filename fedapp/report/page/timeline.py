@@ -1,4 +1,4 @@
-"""When clients worked, waited and were away: every task as a bar, or of many clients the share of time in each state."""
+"""When clients worked, waited and were away: every task as a bar, or of many clients shares of time."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,12 @@ def _bars(by_clock: dict[str, Activity], kept: slice) -> dict[str, Any]:
     """Return the last tasks of few clients by what became of them, and when these weren't there."""
     activity, wall = by_clock["time"], by_clock["wall-seconds"]
     client = activity.clients[activity.place[kept]]
-    times = {"began": activity.began, "ended": activity.ended, "wall-began": wall.began, "wall-ended": wall.ended}
+    times = {
+        "began": activity.began,
+        "ended": activity.ended,
+        "wall-began": wall.began,
+        "wall-ended": wall.ended,
+    }
     if activity.parts:
         times |= {RECEIVING: activity.receiving, SENDING: activity.sending}
     spans, outcomes = {}, activity.outcome[kept]
@@ -75,7 +80,10 @@ def _fleet(activity: Activity, side: int) -> dict[str, Any]:
         return {}
     edges = np.linspace(activity.start, activity.end, side + 1)
     shares = activity.shares(np.zeros(len(activity.clients), np.int64), edges)
-    return {"at": _short((edges[1:] + edges[:-1]) / 2), **{s: _short(shares[s][0], 3) for s in _told(activity)}}
+    return {
+        "at": _short((edges[1:] + edges[:-1]) / 2),
+        **{s: _short(shares[s][0], 3) for s in _told(activity)},
+    }
 
 
 def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
@@ -90,7 +98,9 @@ def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
     those = np.bincount(line_of, weights=had, minlength=lines)
     shares: dict[str, Any] = {
         "clients": sizes.tolist(),
-        "mean": [float(f"{t / n:.6g}") if n else None for t, n in zip(total.tolist(), those.tolist(), strict=True)],
+        "mean": [
+            float(f"{t / n:.6g}") if n else None for t, n in zip(total.tolist(), those.tolist(), strict=True)
+        ],
     }
     for clock, each in by_clock.items():
         if not each.end > each.start:
