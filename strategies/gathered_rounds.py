@@ -19,7 +19,7 @@ from strategies.chain import Check, Clip, Contribution, Link, Noise, UnweighedEr
 from strategies.config import SynchronousConfig
 from strategies.errors import RunError
 from strategies.exchange import in_order
-from strategies.metrics import MetricsMean, told
+from strategies.metrics import MetricsMean
 from strategies.roster import Client
 from strategies.round import Round
 from strategies.safeguards import bounded
@@ -222,7 +222,7 @@ class GatheredRounds(TimedRounds):
             {client.index: client for client in current.clients},
         )
         self._asked = {task.node_id: task.client for task in request.tasks}
-        tasks, key = iter(request.tasks), self.flower.weighted_by_key
+        tasks = iter(request.tasks)
         try:
             for block in grid.sums(request):
                 kept = []
@@ -235,7 +235,7 @@ class GatheredRounds(TimedRounds):
                         continue
                     kept.append(task.weight)
                     current.count(task.client, size, bounded=summand.bounded)
-                    current.metrics.add_values(task.weight, told([summand.metrics], key))
+                    current.metrics.add_values(task.weight, summand.metrics)
                 gathered.add_block(self._look_at(block.total), block.squares, kept)
                 if self._cut_off():
                     return

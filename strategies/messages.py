@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
@@ -215,10 +215,10 @@ def weight_of(metrics: MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
     return value
 
 
-def values_of(metrics: Mapping[str, Any]) -> dict[str, float | list[float]]:
+def values_of(metrics: MetricRecord) -> dict[str, float | list[float]]:
     """Return a reply's metrics, but those with names that nobody would choose, or too long; at most 100."""
     return {
-        key: value
+        key: value  # type: ignore[misc]
         for key, value in itertools.islice(metrics.items(), MOST_METRICS)
         if len(key) <= LONGEST_NAME
         and key.isprintable()

@@ -1,7 +1,6 @@
 """What clients' metrics are together: a weighted mean of each, or what a function of the user's makes of them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
@@ -59,7 +58,7 @@ class MetricsMean:
         }
 
 
-def told(records: Iterable[Mapping[str, Any]], key: str) -> Values:
+def told(records: Iterable[MetricRecord], key: str) -> Values:
     """Return the metrics of a reply that are told: not the one by which it is weighed."""
     values = {name: value for record in records for name, value in messages.values_of(record).items()}
     return {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}

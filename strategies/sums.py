@@ -72,7 +72,7 @@ class Summand:
     Attributes
     ----------
     metrics : mapping of str to float
-        What the client tells.
+        What the client tells that is averaged over clients, by d_i.
     reason : str
         Why its update isn't in the sum; "": it is.
     outcome : str

@@ -46,8 +46,6 @@ class SimulationConfig(Keys):
         What one client gets: 0.1 GPUs packs ten clients on a GPU.
     init_args_num_cpus, init_args_num_gpus : int, optional
         What Ray believes the machine has; default: what it has.
-    init_args_address : str
-        A Ray cluster to run on, such as ``auto`` or ``HOST:6379``; "": one of this machine, for the run.
     init_args_logging_level, init_args_log_to_driver, verbose : str, bool, bool
         Ray's and Flower's own logs.
     workers : int
@@ -60,7 +58,6 @@ class SimulationConfig(Keys):
     client_resources_num_gpus: NonNegative = 0.0
     init_args_num_cpus: Annotated[int | None, Field(description="a whole number >= 1", ge=1)] = None
     init_args_num_gpus: Annotated[int | None, Field(description="a whole number >= 0", ge=0)] = None
-    init_args_address: Text = ""
     init_args_logging_level: Text = "error"
     init_args_log_to_driver: Flag = False
     verbose: Flag = False
@@ -69,7 +66,6 @@ class SimulationConfig(Keys):
     def backend(self) -> dict[str, Any]:
         """Return the config of Flower's Ray backend."""
         init_args = {
-            "address": self.init_args_address or None,
             "num_cpus": self.init_args_num_cpus,
             "num_gpus": self.init_args_num_gpus,
             "logging_level": self.init_args_logging_level,

@@ -165,7 +165,7 @@ class _Block:
                 found[place] = trained, harmless, number, loss
         total, memory, squares = np.zeros(len(self.shared.base)), np.zeros(len(self.shared.base)), 0.0
         request, base = self.shared.request, self.shared.base
-        for i, (place, task) in enumerate(built):
+        for i, (place, _) in enumerate(built):
             trained, harmless, number, loss = found[i]
             weight, longer = self.asked[place].weight, False
             try:
@@ -180,12 +180,7 @@ class _Block:
                 update = trained.update(number, base, memory)
             squares += weight * square_of(update) if request.squares else 0.0
             total += np.multiply(weight, update, out=memory)
-            told = {
-                messages.NUM_EXAMPLES: task.batches.num_examples,
-                messages.NUM_STEPS: len(task.batches),
-                messages.TRAIN_LOSS: loss,
-            }
-            self.summands[place] = Summand(told, bounded=longer)
+            self.summands[place] = Summand({messages.TRAIN_LOSS: loss}, bounded=longer)
         return BlockSum(total, squares, [summand for summand in self.summands if summand is not None])
 
     def _built(self) -> Iterator[tuple[int, LocalTask]]:

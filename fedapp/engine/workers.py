@@ -43,7 +43,7 @@ AT_ONCE = 2
 PATIENCE = 300.0
 
 
-class Worker:
+class RayWorker:
     """The actor: the vectorized engine for the blocks that it is sent."""
 
     def __init__(self, num_clients: int, threads: int, way: Way | None) -> None:
@@ -80,7 +80,7 @@ class _Seat:
 
 @dataclass(frozen=True)
 class Unit:
-    """A block for a worker: its first client's node, the method of ``Worker``, and its arguments."""
+    """A block for a worker: its first client's node, the method of ``RayWorker``, and its arguments."""
 
     node_id: int
     method: str
@@ -223,7 +223,7 @@ class WorkersGrid(VectorizedGrid):
 
 @contextmanager
 def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Iterator[WorkersGrid]:
-    """Start workers on Ray, in a cluster that is there or one of this machine, and end them.
+    """Start workers on Ray, in the cluster of ``RAY_ADDRESS`` or one of this machine, and end them.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Ite
     try:
         cpus, gpus = simulation.client_resources_num_cpus, simulation.client_resources_num_gpus
         _check_room(simulation)
-        actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+        actor = ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
         workers = Workers(
             lambda: actor.remote(simulation.num_supernodes, cpus, way),
             simulation.workers,

@@ -23,6 +23,9 @@ from fedapp.federation.loaded import (
 # Prepared inputs kept per process (bytes); clients used longest ago go first.
 TENSOR_BUDGET = 1 << 30
 
+# Bytes of inputs that are prepared at once.
+AT_ONCE = 64 << 20
+
 
 def training_tensors(
     config: RunConfig, num_clients: int, device: torch.device, moments: Moments | None = None
@@ -97,6 +100,12 @@ def to_tensors(
 
     Targets are int64 labels (n,), or float32 numbers (n, M).
     """
-    inputs = dataset.inputs(rows, normalize)
     labels = torch.tensor(dataset.y[rows])  # a copy: the map is read-only
-    return torch.tensor(inputs).to(device), labels.to(device)
+    one = dataset.inputs(rows[:1], normalize)
+    # torch's own memory is aligned alike in every process, and sums depend on alignment.
+    inputs = torch.empty((len(rows), *one.shape[1:]), dtype=torch.from_numpy(one).dtype, device=device)
+    step = max(AT_ONCE // max(one.nbytes, 1), 1)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        inputs[part] = torch.from_numpy(dataset.inputs(rows[part], normalize))
+    return inputs, labels.to(device)

@@ -106,22 +106,20 @@ class Trainer:
         By the tasks alone and their order: what is stacked with what decides the last bits of a sum.
         """
         group = range(len(tasks)) if group is None else group
-        ways = {i: self._way(tasks[i]) for i in group}
+        ways: dict[tuple[object, ...], Way] = {}  # of tasks that differ in nothing that it follows from
         first: dict[tuple[object, ...], int] = {}
-
-        def kind(i: int) -> tuple[object, ...]:
-            task = tasks[i]
+        keys: dict[int, tuple[int, ...]] = {}
+        for i in group:
+            task, batches = tasks[i], tasks[i].batches
             plain = task.constant is None, task.augmentation is None, task.anchor is None
-            return id(task.model), task.rule, task.loss, task.optimizer, *plain, id(task.x), ways[i]
-
-        def shape(i: int) -> tuple[int, ...]:
-            batches = tasks[i].batches
-            return -len(batches), -batches.indices.shape[1]
-
-        kinds = {i: first.setdefault(kind(i), i) for i in group}
-        for _, alike in groupby(sorted(group, key=lambda i: (kinds[i], shape(i))), key=kinds.__getitem__):
-            positions = list(alike)
-            way = ways[positions[0]]
+            kind = id(task.model), task.rule, task.loss, task.optimizer, *plain, id(task.x)
+            shape = -len(batches), -batches.indices.shape[1]
+            same = kind, shape, batches.num_examples, batches.whole
+            if same not in ways:
+                ways[same] = self._way(task)
+            keys[i] = first.setdefault((kind, ways[same]), i), *shape
+        for number, alike in groupby(sorted(group, key=keys.__getitem__), key=lambda i: keys[i][0]):
+            positions, way = list(alike), self._way(tasks[number])
             if way in ("single", "dual"):
                 yield from ((way, [i]) for i in positions)
                 continue

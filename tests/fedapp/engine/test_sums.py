@@ -224,7 +224,9 @@ def test_blocks_have_every_task_once_and_are_of_one_size(number: int, size: int)
 
 @given(
     st.lists(
-        st.one_of(st.none(), st.tuples(st.floats(0, 1), st.integers(-1000, 1000))), min_size=1, max_size=300
+        st.one_of(st.none(), st.tuples(st.floats(0.001, 1), st.integers(-1000, 1000))),
+        min_size=1,
+        max_size=300,
     )
 )
 def test_a_sum_of_blocks_is_the_sum_of_its_parts(given: list[tuple[float, int] | None]) -> None:

@@ -165,7 +165,7 @@ def test_more_than_ray_has_room_for_is_refused_at_once(run: Run) -> None:
 def test_what_a_task_raises_is_raised_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def __init__(self, *arguments: Any) -> None:
-            """Take what a Worker takes."""
+            """Take what a RayWorker takes."""
 
         def place(self) -> str:
             return ""
@@ -173,7 +173,7 @@ def test_what_a_task_raises_is_raised_here(run: Run, monkeypatch: pytest.MonkeyP
         def sums(self, *arguments: Any) -> None:
             raise ZeroDivisionError("as a worker's own")
 
-    monkeypatch.setattr(workers, "Worker", Broken)
+    monkeypatch.setattr(workers, "RayWorker", Broken)
     with pytest.raises(ZeroDivisionError, match="as a worker's own"):
         run(1)
 
@@ -195,7 +195,8 @@ def test_a_machine_that_is_lost_in_a_round_changes_nothing(run: Run, monkeypatch
                 super()._take(*arguments)
 
         monkeypatch.setattr(workers, "Workers", Losing)
-        path = run(4, {"init-args-address": cluster.address}, **values)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        path = run(4, **values)
         assert len(others) == 2
         assert_same(path, alone)
     finally:
