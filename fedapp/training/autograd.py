@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from fedapp.training.augment import augmented
 from fedapp.training.batches import Batch
+from fedapp.training.dense import has_fused
+from fedapp.training.factors import Factors
 from fedapp.training.losses import Loss
+from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.rule import Anchors, LocalRule, step
 from fedapp.training.task import LocalTask
@@ -33,7 +36,7 @@ class BatchLoss(Protocol):
     def __call__(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor: ...
 
 
-Gradient = Callable[[BatchLoss, Parameters, Tensor, Tensor, Tensor | None], tuple[Parameters, Tensor]]
+Gradient = Callable[[BatchLoss, Parameters, Tensor, Tensor, Tensor | None], tuple[Tensors, Tensor]]
 
 
 def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
@@ -50,20 +53,28 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
 
 def plain_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Parameters, Tensor]:
+) -> tuple[Tensors, Tensor]:
     """Gradient and value by torch.autograd: the fastest for one client."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     value = loss(leaves, x, y, mask)
     gradients = torch.autograd.grad(value, list(leaves.values()))
-    return dict(zip(leaves, gradients, strict=True)), value.detach()
+    return Tensors(dict(zip(leaves, gradients, strict=True))), value.detach()
+
+
+def factored_gradient(
+    factors: Factors, loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
+) -> tuple[Tensors, Tensor]:
+    """As ``plain_gradient``, with the large matrices of dense layers as products."""
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    return factors.gradient(lambda: loss(leaves, x, y, mask), leaves)
 
 
 def functional_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Parameters, Tensor]:
+) -> tuple[Tensors, Tensor]:
     """Gradient and value by torch.func: works under vmap over clients."""
     gradients, value = torch.func.grad_and_value(loss)(parameters, x, y, mask)
-    return gradients, value
+    return Tensors(gradients), value
 
 
 def train(
@@ -103,7 +114,7 @@ def train(
     neighbours, constant : dict of str to Tensor, optional
         u, the neighbour average, without which ``rule.beta`` < 1 is a ValueError; h, added to every gradient.
     gradient : Gradient
-        ``plain_gradient``, or ``functional_gradient`` under vmap.
+        ``plain_gradient``, ``factored_gradient``, or ``functional_gradient`` under vmap.
     move : callable, optional
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
@@ -139,14 +150,17 @@ def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:
 def _gradient(
     gradient: Gradient, loss: BatchLoss, x: Tensor, y: Tensor, mask: Tensor | None, point: Tensors
 ) -> tuple[Tensors, Tensor]:
-    g, value = gradient(loss, point.named, x, y, mask)
-    return Tensors(g), value
+    return gradient(loss, point.named, x, y, mask)
 
 
 def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     """Train one client; return its parameters and its buffers, and its loss averaged over the steps."""
+    keep_freed()
     trainee = _own_copy(task.model)
     fixed = {name: value.clone() for name, value in task.fixed.items()}
+    move = task.optimizer.begin()
+    # Products do where no gradient is needed as a whole.
+    products = move is None and has_fused(task.rule)
     drawn = draws_globally(task.model, trainee, {**fixed, **task.start}, task.x[task.rows])
     if trainee.drops:
         trainee.begin(task.noise)
@@ -162,7 +176,8 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
             anchor=task.anchor,
             neighbours=task.neighbours,
             constant=task.constant,
-            move=task.optimizer.begin(),
+            gradient=partial(factored_gradient, trainee.factors) if products else plain_gradient,
+            move=move,
             changes=_changes(task),
         )
     return w | fixed, loss

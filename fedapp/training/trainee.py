@@ -7,6 +7,7 @@ one core.
 """
 
 import copy
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedapp.training.factors import Factors
 from fedapp.training.vectors import Parameters
 
 # Dropout of single values, and of whole channels.
@@ -58,6 +60,8 @@ class Trainee:
         self._generators: dict[torch.device, torch.Generator] = {}  # noqa: TID251
         self._seed = 0
         self.drops = _seed_dropout(self.module, self)
+        self.factors = Factors(self.module)
+        _pool_first(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
                 layer.register_forward_pre_hook(_alone_as_judged)
@@ -92,6 +96,21 @@ def _seed_dropout(module: nn.Module, trainee: Trainee) -> bool:
         else:
             found |= _seed_dropout(layer, trainee)
     return found
+
+
+def _pool_first(module: nn.Module) -> None:
+    """Swap (ReLU, MaxPool2d) in a chain of layers: the same bits from fewer values.
+
+    A Sequential within a module of the user's own stays as it is: its parts may be read one by one.
+    """
+    if type(module) is not nn.Sequential:
+        return
+    for first, second in itertools.pairwise(module._modules):
+        one, other = module._modules[first], module._modules[second]
+        if type(one) is nn.ReLU and type(other) is nn.MaxPool2d and not other.return_indices:
+            module._modules[first], module._modules[second] = other, one
+    for layer in module:
+        _pool_first(layer)
 
 
 def _alone_as_judged(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

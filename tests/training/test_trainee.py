@@ -166,3 +166,43 @@ def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
 )
 def test_what_vmap_would_change_is_trained_singly(make: Callable[[], nn.Module], batched: bool) -> None:
     assert can("vmapped", task_of(make().eval())) == batched
+
+
+# What a trainee's layers are --------------------------------------------------------------------------------------
+
+
+class Parts(nn.Module):
+    """Reads a chain's parts one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.chain[0](x)
+        return outputs
+
+
+def test_pooling_before_a_relu_changes_no_bit() -> None:
+    chain = nn.Sequential(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.ReLU(), nn.MaxPool2d(3, 1, padding=1))
+    trainee = Trainee(chain)
+    assert [type(layer) for layer in trainee.module.modules()] == [
+        nn.Sequential, nn.Sequential, nn.MaxPool2d, nn.ReLU, nn.MaxPool2d, nn.ReLU
+    ]  # fmt: skip
+    x = torch.randn(50, 3, 8, 8).round(decimals=1)  # ties, too
+    x[0, 0, 0, 0] = float("nan")
+    found = []
+    for module in (chain, trainee.module):
+        inputs = x.clone().requires_grad_()
+        outputs = module(inputs)
+        (g,) = torch.autograd.grad(
+            (outputs * torch.arange(outputs.numel()).view(outputs.shape)).sum(), inputs
+        )
+        found.append((outputs.detach().numpy().tobytes(), g.numpy().tobytes()))
+    assert found[0] == found[1]
+
+
+def test_a_chain_within_a_users_module_stays() -> None:
+    module = Parts()
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(Trainee(module).module(x), module(x))
