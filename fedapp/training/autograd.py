@@ -23,7 +23,13 @@ from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.rule import Anchors, LocalRule, step
 from fedapp.training.task import LocalTask
-from fedapp.training.trainee import Trainee, draws_globally, global_stream
+from fedapp.training.trainee import (
+    Trainee,
+    by_channel,
+    draws_globally,
+    global_stream,
+    takes_by_channel,
+)
 from fedapp.training.vectors import Parameters, Stack, Tensors
 
 # Which images of a batch are mirrored (B,), and where they are cut out (B, 2).
@@ -161,14 +167,16 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     move = task.optimizer.begin()
     # Products do where no gradient is needed as a whole.
     products = move is None and has_fused(task.rule)
-    drawn = draws_globally(task.model, trainee, {**fixed, **task.start}, task.x[task.rows])
+    state, x = {**fixed, **task.start}, task.x[task.rows]
+    drawn = draws_globally(task.model, trainee, state, x)
+    laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else _as_it_is
     if trainee.drops:
         trainee.begin(task.noise)
-    with global_stream(task.noise, task.x.device) if drawn else nullcontext():
+    with global_stream(task.noise, task.x.device) if drawn else nullcontext(), trainee.alone():
         w, loss = train(
             batch_loss(trainee, task.loss, fixed),
-            {name: _by_channel(value) for name, value in task.start.items()},
-            _by_channel(task.x[task.rows]),
+            {name: laid_out(value) for name, value in task.start.items()},
+            laid_out(x),
             task.y[task.rows],
             task.batches.ragged(task.x.device),
             task.lr,
@@ -196,9 +204,8 @@ def _changes(task: LocalTask) -> list[Change] | None:
     ]
 
 
-def _by_channel(value: Tensor) -> Tensor:
-    """Lay images and the weights of convolutions out as their kernels are fastest with."""
-    return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
 
 
 _copies = threading.local()

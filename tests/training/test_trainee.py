@@ -18,6 +18,7 @@ from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import Dropout, Trainee
 from fedapp.training.trainer import Trainer, train_one
+from tests.training.cases import reference
 
 
 class Noisy(nn.Module):
@@ -206,3 +207,34 @@ def test_a_chain_within_a_users_module_stays() -> None:
     module = Parts()
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(Trainee(module).module(x), module(x))
+
+
+class Viewed(nn.Module):
+    """Takes images apart with ``view``, as Flower's quickstart does, which asks for one layout in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 4 * 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.max_pool2d(torch.relu(self.first(x)), 2)
+        outputs: torch.Tensor = self.output(x.view(-1, 4 * 4 * 4))
+        return outputs
+
+
+@pytest.mark.parametrize("worth", [0.0, 1e9], ids=["by its transform", "directly"])
+def test_a_module_that_wants_its_images_in_one_piece_is_trained(
+    worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.training.fourier.WORTH", worth)
+    torch.manual_seed(0)
+    task = replace(
+        task_of(Viewed()),
+        x=torch.randn(7, 3, 8, 8),
+        y=torch.tensor([0, 1, 2, 0, 1, 2, 0]),
+    )
+    trained, loss = train_one(task)
+    expected, expected_loss = reference(task)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(trained[name], value.numpy(), rtol=1e-4, atol=1e-5)
