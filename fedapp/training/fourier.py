@@ -31,7 +31,7 @@ WORTH = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class Transform:
     """Matrices to a spectrum and back, for images of one size; the ways of outputs are transposes of such."""
 
     rows: Tensor
@@ -39,7 +39,7 @@ class Way:
     columns_of_real: Tensor
 
 
-class Grid:
+class Transforms:
     """The transforms of a convolution with stride 1.
 
     Parameters
@@ -93,7 +93,7 @@ class Grid:
         spectrum = np.exp(2j * np.pi * angle).reshape(self.frequencies, -1)
         return np.concatenate([spectrum.real, spectrum.imag])
 
-    def spectrum(self, images: Tensor, way: Way) -> Tensor:
+    def spectrum(self, images: Tensor, way: Transform) -> Tensor:
         """Return the spectrum (frequency, 3 B, C) of images (B, C, H, W): −im, re and im of each image.
 
         The first two thirds are i times the last two.
@@ -108,7 +108,7 @@ class Grid:
         _multiply(way.columns, pairs, found[:split].view(len(pairs), -1, batch * channels))
         return found
 
-    def images(self, spectrum: Tensor, way: Way, size: Pair, layout: torch.memory_format) -> Tensor:
+    def images(self, spectrum: Tensor, way: Transform, size: Pair, layout: torch.memory_format) -> Tensor:
         """Return images (B, C, H, W) from a spectrum (frequency, 2 B, C): re and im of each."""
         _, twice, channels = spectrum.shape
         count, (height, width) = twice // 2 * channels, size
@@ -134,7 +134,7 @@ class Grid:
         return found.contiguous(memory_format=torch.channels_last)
 
 
-grid_of = lru_cache(maxsize=32)(Grid)
+transforms_of = lru_cache(maxsize=32)(Transforms)
 
 
 def _outputs(size: Pair, kernel: Pair, padding: Pair) -> Pair:
@@ -155,17 +155,17 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.tensor(np.ascontiguousarray(array), dtype=torch.float32)
 
 
-def _turned(way: tuple[np.ndarray, ...]) -> Way:
+def _turned(way: tuple[np.ndarray, ...]) -> Transform:
     """Return a way to a spectrum that says −im, re, im."""
     rows, *columns = way
     turned = [np.concatenate([-each[:, 1:], each], 1).reshape(-1, each.shape[2]) for each in columns]
-    return Way(_tensor(rows), *map(_tensor, turned))
+    return Transform(_tensor(rows), *map(_tensor, turned))
 
 
-def _back(way: tuple[np.ndarray, ...]) -> Way:
+def _back(way: tuple[np.ndarray, ...]) -> Transform:
     """Return the transpose of a way."""
     rows, *columns = way
-    return Way(_tensor(rows.T), *(_tensor(each.reshape(-1, each.shape[2]).T) for each in columns))
+    return Transform(_tensor(rows.T), *(_tensor(each.reshape(-1, each.shape[2]).T) for each in columns))
 
 
 def _multiply(matrix: Tensor, stack: Tensor, out: Tensor) -> None:
@@ -177,35 +177,35 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Tensor:
-        grid = grid_of(tuple(x.shape[2:]), tuple(weight.shape[2:]), padding)
-        batch, (n, m) = len(x), grid.periods
-        inputs, kernels = grid.spectrum(x, grid.of_inputs), grid.kernels(weight)
+        transforms = transforms_of(tuple(x.shape[2:]), tuple(weight.shape[2:]), padding)
+        batch, (n, m) = len(x), transforms.periods
+        inputs, kernels = transforms.spectrum(x, transforms.of_inputs), transforms.kernels(weight)
         outputs = torch.bmm(inputs[:, batch:], kernels[0].mT)
         outputs.baddbmm_(inputs[:, : 2 * batch], kernels[1].mT)
         # A constant has the frequency 0 alone.
-        outputs[grid.complex_rows, :batch] += n * m * bias
+        outputs[transforms.complex_rows, :batch] += n * m * bias
         ctx.save_for_backward(x, weight, inputs, kernels)
-        ctx.grid, ctx.padding, ctx.layout = grid, padding, _layout(x, weight)
-        return grid.images(outputs, grid.to_outputs, grid.outputs, ctx.layout)
+        ctx.transforms, ctx.padding, ctx.layout = transforms, padding, _layout(x, weight)
+        return transforms.images(outputs, transforms.to_outputs, transforms.outputs, ctx.layout)
 
     @staticmethod
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inputs, kernels = ctx.saved_tensors
-        grid, batch = ctx.grid, len(x)
+        transforms, batch = ctx.transforms, len(x)
         if torch.is_grad_enabled():  # a gradient that is part of the loss: its own is taken by PyTorch's
             wanted = list(ctx.needs_input_grad[:3])
             return *_direct_gradients(error, x, weight, ctx.padding, wanted), None
-        errors = grid.spectrum(error, grid.of_outputs)
+        errors = transforms.spectrum(error, transforms.of_outputs)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
             below = torch.bmm(errors[:, batch:], kernels[0])
             below.baddbmm_(errors[:, : 2 * batch], kernels[1], alpha=-1)
-            of_x = grid.images(below, grid.to_inputs, grid.size, ctx.layout)
+            of_x = transforms.images(below, transforms.to_inputs, transforms.size, ctx.layout)
         if ctx.needs_input_grad[1]:
             products = torch.empty_like(kernels)
             torch.bmm(errors[:, batch:].mT, inputs[:, batch:], out=products[0])
             torch.bmm(errors[:, : 2 * batch].mT, inputs[:, batch:], out=products[1])
-            of_weight = grid.weight(products)
+            of_weight = transforms.weight(products)
         return of_x, of_weight, error.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None
 
 
