@@ -16,11 +16,20 @@ from torch import Tensor, nn
 
 from fedapp.training.augment import augmented
 from fedapp.training.batches import Batch
+from fedapp.training.dense import has_fused
+from fedapp.training.factors import Factors
 from fedapp.training.losses import Loss
+from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.rule import Anchors, LocalRule, step
 from fedapp.training.task import LocalTask
-from fedapp.training.trainee import Trainee, draws_globally, global_stream
+from fedapp.training.trainee import (
+    Trainee,
+    by_channel,
+    draws_globally,
+    global_stream,
+    takes_by_channel,
+)
 from fedapp.training.vectors import Parameters, Stack, Tensors
 
 # Which images of a batch are mirrored (B,), and where they are cut out (B, 2).
@@ -33,7 +42,7 @@ class BatchLoss(Protocol):
     def __call__(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor: ...
 
 
-Gradient = Callable[[BatchLoss, Parameters, Tensor, Tensor, Tensor | None], tuple[Parameters, Tensor]]
+Gradient = Callable[[BatchLoss, Parameters, Tensor, Tensor, Tensor | None], tuple[Tensors, Tensor]]
 
 
 def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
@@ -50,20 +59,28 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
 
 def plain_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Parameters, Tensor]:
+) -> tuple[Tensors, Tensor]:
     """Gradient and value by torch.autograd: the fastest for one client."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     value = loss(leaves, x, y, mask)
     gradients = torch.autograd.grad(value, list(leaves.values()))
-    return dict(zip(leaves, gradients, strict=True)), value.detach()
+    return Tensors(dict(zip(leaves, gradients, strict=True))), value.detach()
+
+
+def factored_gradient(
+    factors: Factors, loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
+) -> tuple[Tensors, Tensor]:
+    """As ``plain_gradient``, with the large matrices of dense layers as products."""
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    return factors.gradient(lambda: loss(leaves, x, y, mask), leaves)
 
 
 def functional_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Parameters, Tensor]:
+) -> tuple[Tensors, Tensor]:
     """Gradient and value by torch.func: works under vmap over clients."""
     gradients, value = torch.func.grad_and_value(loss)(parameters, x, y, mask)
-    return gradients, value
+    return Tensors(gradients), value
 
 
 def train(
@@ -103,7 +120,7 @@ def train(
     neighbours, constant : dict of str to Tensor, optional
         u, the neighbour average, without which ``rule.beta`` < 1 is a ValueError; h, added to every gradient.
     gradient : Gradient
-        ``plain_gradient``, or ``functional_gradient`` under vmap.
+        ``plain_gradient``, ``factored_gradient``, or ``functional_gradient`` under vmap.
     move : callable, optional
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
@@ -139,22 +156,27 @@ def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:
 def _gradient(
     gradient: Gradient, loss: BatchLoss, x: Tensor, y: Tensor, mask: Tensor | None, point: Tensors
 ) -> tuple[Tensors, Tensor]:
-    g, value = gradient(loss, point.named, x, y, mask)
-    return Tensors(g), value
+    return gradient(loss, point.named, x, y, mask)
 
 
 def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     """Train one client; return its parameters and its buffers, and its loss averaged over the steps."""
+    keep_freed()
     trainee = _own_copy(task.model)
     fixed = {name: value.clone() for name, value in task.fixed.items()}
-    drawn = draws_globally(task.model, trainee, {**fixed, **task.start}, task.x[task.rows])
+    move = task.optimizer.begin()
+    # Products do where no gradient is needed as a whole.
+    products = move is None and has_fused(task.rule)
+    state, x = {**fixed, **task.start}, task.x[task.rows]
+    drawn = draws_globally(task.model, trainee, state, x)
+    laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else _as_it_is
     if trainee.drops:
         trainee.begin(task.noise)
-    with global_stream(task.noise, task.x.device) if drawn else nullcontext():
+    with global_stream(task.noise, task.x.device) if drawn else nullcontext(), trainee.alone():
         w, loss = train(
             batch_loss(trainee, task.loss, fixed),
-            {name: _by_channel(value) for name, value in task.start.items()},
-            _by_channel(task.x[task.rows]),
+            {name: laid_out(value) for name, value in task.start.items()},
+            laid_out(x),
             task.y[task.rows],
             task.batches.ragged(task.x.device),
             task.lr,
@@ -162,7 +184,8 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
             anchor=task.anchor,
             neighbours=task.neighbours,
             constant=task.constant,
-            move=task.optimizer.begin(),
+            gradient=partial(factored_gradient, trainee.factors) if products else plain_gradient,
+            move=move,
             changes=_changes(task),
         )
     return w | fixed, loss
@@ -181,9 +204,8 @@ def _changes(task: LocalTask) -> list[Change] | None:
     ]
 
 
-def _by_channel(value: Tensor) -> Tensor:
-    """Lay images and the weights of convolutions out as their kernels are fastest with."""
-    return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
 
 
 _copies = threading.local()

@@ -7,15 +7,19 @@ one core.
 """
 
 import copy
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedapp.training.factors import Factors
+from fedapp.training.fourier import convolution, has_fourier
 from fedapp.training.vectors import Parameters
 
 # Dropout of single values, and of whole channels.
@@ -58,9 +62,28 @@ class Trainee:
         self._generators: dict[torch.device, torch.Generator] = {}  # noqa: TID251
         self._seed = 0
         self.drops = _seed_dropout(self.module, self)
+        self.factors = Factors(self.module)
+        self._alone = False
+        for layer in self.module.modules():
+            if has_fourier(layer):
+                layer.forward = partial(self._convolved, layer)  # type: ignore[arg-type]
+        _pool_first(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
                 layer.register_forward_pre_hook(_alone_as_judged)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Train one client: convolutions may go the way that is the faster for it, which ``vmap`` can't."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    def _convolved(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        outputs = convolution(layer, x) if self._alone else None
+        return type(layer).forward(layer, x) if outputs is None else outputs
 
     def begin(self, seed: int) -> None:
         """Begin a task: what it draws follows from its seed."""
@@ -92,6 +115,21 @@ def _seed_dropout(module: nn.Module, trainee: Trainee) -> bool:
         else:
             found |= _seed_dropout(layer, trainee)
     return found
+
+
+def _pool_first(module: nn.Module) -> None:
+    """Swap (ReLU, MaxPool2d) in a chain of layers: the same bits from fewer values.
+
+    A Sequential within a module of the user's own stays as it is: its parts may be read one by one.
+    """
+    if type(module) is not nn.Sequential:
+        return
+    for first, second in itertools.pairwise(module._modules):
+        one, other = module._modules[first], module._modules[second]
+        if type(one) is nn.ReLU and type(other) is nn.MaxPool2d and not other.return_indices:
+            module._modules[first], module._modules[second] = other, one
+    for layer in module:
+        _pool_first(layer)
 
 
 def _alone_as_judged(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -129,3 +167,28 @@ def draws_globally(model: nn.Module, trainee: Trainee, state: Mapping[str, Tenso
 def _stream_state(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def by_channel(value: Tensor) -> Tensor:
+    """Lay images and the weights of convolutions out as their kernels are fastest with."""
+    return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+
+_by_channel: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
+
+
+def takes_by_channel(model: nn.Module, trainee: Trainee, state: Mapping[str, Tensor], x: Tensor) -> bool:
+    """Tell whether a module bears images laid out by channel, as ``x.view(B, -1)`` after a convolution doesn't.
+
+    Tried once on two rows of ``x``.
+    """
+    if model not in _by_channel:
+        rows = by_channel(x[torch.zeros(2, dtype=torch.int64, device=x.device)])
+        copies = {name: by_channel(value).clone() for name, value in state.items()}
+        try:
+            with global_stream(0, x.device), torch.no_grad():
+                trainee(copies, rows)
+            _by_channel[model] = True
+        except RuntimeError:  # if it is another one, it is raised in training, too
+            _by_channel[model] = False
+    return _by_channel[model]

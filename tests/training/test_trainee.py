@@ -18,6 +18,7 @@ from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import Dropout, Trainee
 from fedapp.training.trainer import Trainer, train_one
+from tests.training.cases import reference
 
 
 class Noisy(nn.Module):
@@ -166,3 +167,74 @@ def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
 )
 def test_what_vmap_would_change_is_trained_singly(make: Callable[[], nn.Module], batched: bool) -> None:
     assert can("vmapped", task_of(make().eval())) == batched
+
+
+# What a trainee's layers are --------------------------------------------------------------------------------------
+
+
+class Parts(nn.Module):
+    """Reads a chain's parts one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.chain[0](x)
+        return outputs
+
+
+def test_pooling_before_a_relu_changes_no_bit() -> None:
+    chain = nn.Sequential(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.ReLU(), nn.MaxPool2d(3, 1, padding=1))
+    trainee = Trainee(chain)
+    assert [type(layer) for layer in trainee.module.modules()] == [
+        nn.Sequential, nn.Sequential, nn.MaxPool2d, nn.ReLU, nn.MaxPool2d, nn.ReLU
+    ]  # fmt: skip
+    x = torch.randn(50, 3, 8, 8).round(decimals=1)  # ties, too
+    x[0, 0, 0, 0] = float("nan")
+    found = []
+    for module in (chain, trainee.module):
+        inputs = x.clone().requires_grad_()
+        outputs = module(inputs)
+        (g,) = torch.autograd.grad(
+            (outputs * torch.arange(outputs.numel()).view(outputs.shape)).sum(), inputs
+        )
+        found.append((outputs.detach().numpy().tobytes(), g.numpy().tobytes()))
+    assert found[0] == found[1]
+
+
+def test_a_chain_within_a_users_module_stays() -> None:
+    module = Parts()
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(Trainee(module).module(x), module(x))
+
+
+class Viewed(nn.Module):
+    """Takes images apart with ``view``, as Flower's quickstart does, which asks for one layout in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 4 * 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.max_pool2d(torch.relu(self.first(x)), 2)
+        outputs: torch.Tensor = self.output(x.view(-1, 4 * 4 * 4))
+        return outputs
+
+
+@pytest.mark.parametrize("worth", [0.0, 1e9], ids=["by its transform", "directly"])
+def test_a_module_that_wants_its_images_in_one_piece_is_trained(
+    worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.training.fourier.WORTH", worth)
+    torch.manual_seed(0)
+    task = replace(
+        task_of(Viewed()),
+        x=torch.randn(7, 3, 8, 8),
+        y=torch.tensor([0, 1, 2, 0, 1, 2, 0]),
+    )
+    trained, loss = train_one(task)
+    expected, expected_loss = reference(task)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(trained[name], value.numpy(), rtol=1e-4, atol=1e-5)
