@@ -187,6 +187,8 @@ class AsynchronousStrategy(HandingOut):
             self._held.append((task, local, reply))
             ledger.wait(member, 1)
             self._release()
+            if self._held:
+                self._offer([])  # its place, where there are places
         else:
             self._take_in(task, local, reply)
 
@@ -215,7 +217,7 @@ class AsynchronousStrategy(HandingOut):
         self._check_applied(contribution, task.companions)
         if member.client.num_examples is None:
             member.client = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
-            ledger.standing = None
+            ledger.resized()
         accepted = self.accept(contribution)
         outcome = ACCEPTED if accepted else messages.TOO_OLD
         size = contribution.num_bytes
@@ -274,6 +276,8 @@ class AsynchronousStrategy(HandingOut):
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
         if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):
             self._aggregate()  # the others don't wait for it
+        elif self.aggregations < self.total:
+            self._offer([])
 
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
@@ -285,8 +289,7 @@ class AsynchronousStrategy(HandingOut):
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
         apart = Untrained(self._untrained_at)
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
-            member.contributions += 1
-            member.weight += weight
+            ledger.count(member, weight)
             apart.add(weight, contribution.untrained)
         moved = self._sound(self.aggregate(self.model, contributions, weights))
         apart.put_into(moved, min(1.0, apart.weight * self.untrained_lr()), self.model)

@@ -320,7 +320,9 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
 
     class Watched(kind):  # type: ignore[misc]
         def choose(self, free: Any) -> Any:
-            expected = [m.client.index for m in self.ledger.idle if self.works_on or not m.waiting]
+            again = [m for m in self.ledger.members.values() if m.dropped and m.again and m.there]
+            free = [*self.ledger.idle, *(m for m in again if not self.ledger.busy(m))]
+            expected = sorted(m.client.index for m in free if self.works_on or not m.waiting)
             assert self.ledger.free == expected
             there = {i for i in self.ledger.members if self.pace.there(self.ledger.members[i].client)}
             assert set(expected) <= there
@@ -340,6 +342,7 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
     strategy.start(grid, model(1.0), num_rounds=60, timeout=10.0, train_config=train_config(1, 0.01))
     assert strategy.aggregations == 60
     assert sum(draws) > 60
+    assert strategy.ledger.members[7].tasks > 3  # it was dropped, and is asked again
     assert strategy.ledger.handed_out == sum(m.tasks for m in strategy.ledger.members.values())
 
 
