@@ -1,8 +1,8 @@
 """How often clients have contributed, kept up while a run goes on: P_i of one client in a few steps, of however many.
 
-P_i, the aggregations from one contribution of client i to the next, is as observed since the client is there or, where
-that is less, together with one contribution at the mean period of all, A / K: a newcomer's first is worth no more than
-one of those like it.
+P_i, the aggregations from one contribution of client i to the next, is as observed since the client is there or,
+where that is less, together with one contribution at the mean period of all, A / K: a newcomer's first is worth no
+more than one of those like it.
 
     P_i = min(a_i / max(c_i, 1), (a_i + A / K) / (c_i + 1)),    A = Σ a_j,    K = max(Σ c_j, 1)
 
