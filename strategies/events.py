@@ -46,6 +46,7 @@ log = logging.getLogger("flwr.strategies")
 MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done
+NO_MODEL = "the run is over, at %g s, before its first model was made: %d contributions wait for it"
 LOSES = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
@@ -115,6 +116,8 @@ class AsynchronousStrategy(HandingOut):
         events = self.pace.events(self.ledger, self._mail, self.interval)
         while self.aggregations < num_rounds and not self.stopped():
             if (event := next(events, None)) is None:
+                if not self.aggregations and not self.stopped():
+                    log.warning(NO_MODEL, self.pace.now(), len(self.ledger.buffer))
                 break
             self._handle(event)
         self._over = True

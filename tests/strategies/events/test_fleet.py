@@ -391,3 +391,55 @@ def test_an_app_that_tells_no_sizes_has_no_task_times(
             timeout=5.0,
             train_config=train_config(1, 0.1),
         )
+
+
+# ---- Rounds that close early, of those that are there ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "md"])
+@pytest.mark.parametrize("options", [{"over_select": 0.5}, {"round_deadline": 0.8}], ids=str)
+def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
+    federation: Make, model: Any, train_config: Make, scheme: str, options: dict[str, float]
+) -> None:
+    told = []
+
+    class Watched(FedAvg):
+        def _early(self, participants: Any, weights: Any, server_round: int) -> Any:
+            early = super()._early(participants, weights, server_round)
+            there = sum(self.pace.there(client) for client in self.clients)
+            told.append((there, self._number_to_draw(), early.needed, len(participants)))
+            return early
+
+    clients, fraction = 60, 0.2
+    strategy = Watched(
+        participation=scheme, fraction_train=fraction, time_scenario="lognormal:0.3,10", seed=5,
+        availability="diurnal:0.5,6,0.1", fraction_evaluate=0.0, client_weights="uniform", **options,
+    )  # fmt: skip
+    strategy.start(
+        federation([0.0] * clients, [2] * clients), model(1.0), num_rounds=40, timeout=10.0,
+        train_config=train_config(1, 0.01),
+    )  # fmt: skip
+    assert len({there for there, *_ in told}) > 10
+    assert min(there for there, *_ in told) < 12
+    for there, drawn, needed, asked in told:
+        wanted = max(1, round(fraction * there))
+        over = options.get("over_select", 0.0)
+        assert drawn == int(np.ceil((1 + over) * wanted - 1e-9))
+        assert needed == (wanted if over else np.inf)
+        assert asked <= drawn
+
+
+def test_what_such_rounds_minimise_is_foreseen_by_those_that_are_there(
+    federation: Make, model: Any, train_config: Make
+) -> None:
+    seen: list[Any] = []
+    strategy = FedAvg(
+        participation="uniform", fraction_train=0.4, over_select=0.5, time_scenario="lognormal:0.5,10", seed=3,
+        availability="diurnal:0.6,5", fraction_evaluate=0.0, client_weights="uniform", observer=seen.append,
+    )  # fmt: skip
+    strategy.start(
+        federation([0.0] * 8, [2] * 8), model(1.0), num_rounds=600, timeout=10.0, train_config=train_config(1, 1e-4)
+    )  # fmt: skip
+    last = seen[-1].clients
+    assert last["expected-share"] == pytest.approx(last["observed-share"], abs=0.02)
+    assert max(last["expected-share"]) > 1.3 * min(last["expected-share"])
