@@ -72,9 +72,8 @@ def test_one_config_runs_under_every_strategy_twice_to_the_same_bits(tmp_path, s
 
 
 # A few rounds, or aggregations, of few at a time: what Ray needs for a task is many times what the task does.
-FEW = {
-    **FLEET, "fraction-train": 0.02, "concurrency": 20, "num-server-rounds": 3, "figures": False,
-}  # fmt: skip
+ROUNDS = {"participation": "uniform", "fraction-train": 0.02, "num-server-rounds": 3}
+ARRIVALS = {"concurrency": 20, "num-server-rounds": 20}
 ALL = {"mifa": {**FAST["mifa"], "participation": "full", "fraction-train": 1.0, "num-server-rounds": 7}}
 
 
@@ -82,8 +81,8 @@ ALL = {"mifa": {**FAST["mifa"], "participation": "full", "fraction-train": 1.0, 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("strategy", REGISTRY)
 def test_ray_has_the_bits_of_the_sequential_engine_with_1000_devices(simulate, strategy):
-    rounds = {} if issubclass(REGISTRY[strategy], AsynchronousStrategy) else {"participation": "uniform"}
-    config = {**FEW, **rounds, "strategy": strategy, **ALL.get(strategy, {})}
+    few = ARRIVALS if issubclass(REGISTRY[strategy], AsynchronousStrategy) else ROUNDS
+    config = {**FLEET, **few, "figures": False, "strategy": strategy, **ALL.get(strategy, {})}
     runs = [
         simulate(config, engine=engine, federation="num-supernodes=1000") for engine in ("sequential", "ray")
     ]
