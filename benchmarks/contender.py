@@ -9,7 +9,7 @@ from benchmarks.job import Job
 
 
 def main(kind: str, job_path: str, log_path: str) -> None:
-    """Run a job the way ``kind`` says: bare, stock, vmap, jax, or an engine of this app; write its log."""
+    """Run a job the way ``kind`` says: bare, stock, vmap, batched, jax, or an engine of this app; write its log."""
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
     if kind == "bare":
@@ -24,6 +24,10 @@ def main(kind: str, job_path: str, log_path: str) -> None:
         from benchmarks import vmap_loop
 
         log = vmap_loop.run(job)
+    elif kind == "batched":
+        from benchmarks import batched_loop
+
+        log = batched_loop.run(job)
     elif kind == "jax":
         from benchmarks import jax_loop
 

@@ -24,6 +24,7 @@ COLORS = {
     "vectorized": "#0072B2",
     "vmap": "#D55E00",
     "jax": "#CC79A7",
+    "batched": "#F0E442",
 }
 
 

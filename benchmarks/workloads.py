@@ -21,6 +21,7 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "vectorized": ("vectorized", 1, "fedapp, vectorized"),
     "vmap": ("vmap", 2, "vmap, by hand"),
     "jax": ("jax", 2, "JAX, by hand"),
+    "batched": ("batched", 2, "batched, by hand"),
 }
 # What those are written in that need more than this project does.
 PACKAGES = {"jax": "jax"}
@@ -105,7 +106,17 @@ WORKLOADS = {
         ),
         Workload("W2", "MLP 784-128-10, 100 of 100 clients", "images", "mlp", 100, 100, 64, 0.1, 8),
         Workload(
-            "W3", "CNN, 10 of 100 clients", "images", "cnn", 100, 10, 64, 0.1, 6, repeats=2, without=("jax",)
+            "W3",
+            "CNN, 10 of 100 clients",
+            "images",
+            "cnn",
+            100,
+            10,
+            64,
+            0.1,
+            6,
+            repeats=2,
+            without=("jax", "batched"),
         ),
         Workload(
             "W4",
@@ -121,7 +132,7 @@ WORKLOADS = {
             repeats=1,
             warmup=1000,  # on average one answer of each client
             server_lr=0.01,
-            without=("stock", "vmap", "jax"),  # they have no asynchronous strategy
+            without=("stock", "vmap", "jax", "batched"),  # they have no asynchronous strategy
         ),
     )
 }

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Kr
 from strategies import messages
 from strategies.arrays import Vector
 from strategies.chatter import without_chatter
+from strategies.sums import block_size
 
 MEAN = "mean"
 _UPDATE = "update"
@@ -49,32 +50,63 @@ def least_updates(rule: str, faulty: int) -> int:
     return 1 if rule == MEAN else _RULES[rule].least(faulty)
 
 
+def square_of(update: Vector) -> float:
+    """Return ‖Δ_i‖² of an update (D,)."""
+    return float(np.einsum("i,i->", update, update))
+
+
 class WeightedSum:
     """Σ d_i Δ_i of the updates that are valid, with the weight of the others shared over them.
+
+    Added up block by block (strategies/sums.py), as where the sums of blocks come from elsewhere.
 
     Parameters
     ----------
     size : int
-        D. One vector of that size is all that is kept.
+        D. Two vectors of that size are all that is kept.
+    number : int
+        How many updates are asked for, which the size of a block follows from; each is added or skipped.
     squares : bool
         Add up Σ d_i ‖Δ_i‖² as well.
     """
 
-    def __init__(self, size: int, *, squares: bool = False) -> None:
+    def __init__(self, size: int, number: int = 1, *, squares: bool = False) -> None:
         self.total = np.zeros(size)
         self.squares = 0.0
         self.kept: list[float] = []
         self._squares = squares
+        self._block, self._left = np.zeros(size), block_size(number, size)
+        self._block_squares, self._step = 0.0, self._left
 
     def add(self, weight: float, update: Vector) -> None:
         """Take in d_i and Δ_i (D,)."""
-        self.total += weight * update
+        self._block += weight * update
         self.kept.append(weight)
         if self._squares:
-            self.squares += weight * float(np.einsum("i,i->", update, update))
+            self._block_squares += weight * square_of(update)
+        self.skip()
+
+    def skip(self) -> None:
+        """Pass over one whose update doesn't count."""
+        self._left -= 1
+        if not self._left:
+            self._end_block()
+
+    def add_block(self, total: Vector, squares: float, kept: Sequence[float]) -> None:
+        """Take in a block's Σ d_i Δ_i (D,) and Σ d_i ‖Δ_i‖², with the d_i in it."""
+        self.total += total
+        self.squares += squares
+        self.kept += kept
+
+    def _end_block(self) -> None:
+        self.total += self._block
+        self.squares += self._block_squares
+        self._block[:] = 0.0
+        self._block_squares, self._left = 0.0, self._step
 
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the sum (D,), given the d_i of all, or None if nothing counts."""
+        self._end_block()
         return self.total * self._share(weights) if sum(self.kept) > 0 else None
 
     def mean_square(self, weights: Sequence[float]) -> float:
@@ -109,6 +141,9 @@ class RobustRule(WeightedSum):
         """Keep Δ_i (D,)."""
         self.updates.append(update)
 
+    def skip(self) -> None:
+        """Do nothing: the rule knows no order."""
+
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the rule's Δ (D,), or None if there are too few updates to bear f faulty ones."""
         if len(self.updates) < least_updates(self.rule, self.faulty):
@@ -119,9 +154,9 @@ class RobustRule(WeightedSum):
         return None if arrays is None else np.asarray(arrays[_UPDATE].numpy(), dtype=np.float64)
 
 
-def gathering(rule: str, faulty: int, size: int, *, squares: bool = False) -> WeightedSum:
-    """Return what takes in the updates (D,) of a round under one of ``RULES``; D is ``size``."""
-    return WeightedSum(size, squares=squares) if rule == MEAN else RobustRule(rule, faulty)
+def gathering(rule: str, faulty: int, size: int, number: int, *, squares: bool = False) -> WeightedSum:
+    """Return what takes in so many updates (D,) of a round under one of ``RULES``; D is ``size``."""
+    return WeightedSum(size, number, squares=squares) if rule == MEAN else RobustRule(rule, faulty)
 
 
 def _reply(update: Vector) -> Message:

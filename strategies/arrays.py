@@ -52,9 +52,14 @@ class Layout:
         )
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of values of each array."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
     def size(self) -> int:
         """D, the number of values."""
-        return sum(prod(shape) for shape in self.shapes)
+        return sum(self.sizes)
 
     @cached_property
     def num_bytes(self) -> int:
@@ -130,10 +135,19 @@ def check_values(vector: Vector) -> None:
     # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
     # whose threads wait for each other where clients keep every core busy.
     square = float(np.einsum("i,i->", vector, vector))
-    if not square <= LARGEST_SQUARE:
-        if not np.isfinite(vector).all():
-            raise ArraysMismatchError(f"its arrays hold values that {NOT_FINITE} (NaN or infinity)")
-        raise ArraysMismatchError(f"its arrays' norm is {square**0.5:.1e}, whose square overflows float32")
+    if not square <= LARGEST_SQUARE and (why := wrong_with(square, finite=bool(np.isfinite(vector).all()))):
+        raise ArraysMismatchError(why)
+
+
+def wrong_with(square: float, *, finite: bool) -> str:
+    """Return what is wrong with a model by the square of its norm, and whether it is finite; "": nothing."""
+    if not finite:
+        return f"its arrays hold values that {NOT_FINITE} (NaN or infinity)"
+    return (
+        ""
+        if square <= LARGEST_SQUARE
+        else f"its arrays' norm is {square**0.5:.1e}, whose square overflows float32"
+    )
 
 
 def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:

@@ -160,11 +160,13 @@ class FederatedStrategy(Lifecycle):
 
         By default the server optimizer's step by the ``direction`` of Σ d_i × what ``counted`` returns.
         """
-        total = WeightedSum(len(model), squares=self.optimizer.reads_squares)
+        total = WeightedSum(len(model), len(weights), squares=self.optimizer.reads_squares)
         for weight, contribution in zip(weights, contributions, strict=True):
             moves = self._look_at(self.counted(contribution))
             total.add(weight, bounded(weight, moves, self.config.update_norm_bound))
-        return self._moved(model, self.direction(total.total), total.squares)
+        gathered = total.result(weights)
+        update = np.zeros(len(model)) if gathered is None else gathered
+        return self._moved(model, self.direction(update), total.squares)
 
     def own_lr(self) -> float:
         """Return η_g where the config leaves it to the method."""

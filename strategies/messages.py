@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
@@ -164,8 +164,13 @@ def reason_of(reply: Message) -> str:
     """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
     if reply.error.code == MESSAGE_UNAVAILABLE:  # its time to live is over
         return NO_REPLY
-    lines = (reply.error.reason or "").strip().splitlines()
-    return clean(lines[-1]) if lines else f"error code {reply.error.code}"
+    return last_line(reply.error.reason or "") or f"error code {reply.error.code}"
+
+
+def last_line(reason: str) -> str:
+    """Return the last line of a reason, as it may be written."""
+    lines = reason.strip().splitlines()
+    return clean(lines[-1]) if lines else ""
 
 
 def fault_of(reply: Message | None) -> str:
@@ -210,10 +215,10 @@ def weight_of(metrics: MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
     return value
 
 
-def values_of(metrics: MetricRecord) -> dict[str, float | list[float]]:
+def values_of(metrics: Mapping[str, Any]) -> dict[str, float | list[float]]:
     """Return a reply's metrics, but those with names that nobody would choose, or too long; at most 100."""
     return {
-        key: value  # type: ignore[misc]
+        key: value
         for key, value in itertools.islice(metrics.items(), MOST_METRICS)
         if len(key) <= LONGEST_NAME
         and key.isprintable()

@@ -1,6 +1,7 @@
 """What clients' metrics are together: a weighted mean of each, or what a function of the user's makes of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
@@ -36,8 +37,11 @@ class MetricsMean:
         if self.function is not None:
             self.contents.append(content)
             return
-        records = [record for record in content.values() if isinstance(record, MetricRecord)]
-        for name, value in told(records, self.key).items():
+        self.add_values(weight, told([r for r in content.values() if isinstance(r, MetricRecord)], self.key))
+
+    def add_values(self, weight: float, values: Mapping[str, float | list[float]]) -> None:
+        """Take in what a client with weight d_i tells, by name."""
+        for name, value in values.items():
             if (sums := _added(self._sums.get(name), weight, value)) is not None:
                 self._sums[name] = sums
                 self._totals[name] = self._totals.get(name, 0.0) + weight
@@ -55,7 +59,7 @@ class MetricsMean:
         }
 
 
-def told(records: Iterable[MetricRecord], key: str) -> Values:
+def told(records: Iterable[Mapping[str, Any]], key: str) -> Values:
     """Return the metrics of a reply that are told: not the one by which it is weighed."""
     values = {name: value for record in records for name, value in messages.values_of(record).items()}
     return {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}

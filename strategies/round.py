@@ -91,10 +91,14 @@ class Round:
         Who got it, by index.
     weights : sequence of float, optional
         Their weights d_i; None: by the sizes in their replies.
+    metrics : MetricsMean
+        What clients tell.
     requests : list of Metadata
-        Of the messages, in the order of the clients.
+        Of the messages, in the order of the clients; none where the round asks for sums.
     companions : tuple of str
         Names of the records beside the model.
+    bytes_down, bytes_up : int
+        Of what all clients were sent, and of their updates.
     contributions : list of Contribution
         Where a hook wants to see them all.
     failures : dict of int to str
@@ -117,10 +121,10 @@ class Round:
     model: Vector
     clients: list[Client]
     weights: Sequence[float] | None
-    requests: list[Metadata]
-    companions: tuple[str, ...]
-    bytes_down: int
     metrics: MetricsMean
+    requests: list[Metadata] = field(default_factory=list)
+    companions: tuple[str, ...] = ()
+    bytes_down: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     bytes_up: int = 0
@@ -145,6 +149,10 @@ class Round:
             by_node.get(client.node_id, before)
             for client, before in zip(self.clients, self.requests, strict=True)
         ]
+        self.begin_tasks(timeline, pace)
+
+    def begin_tasks(self, timeline: Timeline, pace: Pace) -> None:
+        """Note that tasks begin, and of which it is known that their clients go away."""
         now = pace.now()
         for client in self.clients:
             timeline.begin(client.index, now, pace.foretold(client, self.number))
@@ -157,20 +165,25 @@ class Round:
         return [request for request in requests if request.metadata.dst_node_id not in gone]
 
     def take_in(self, contribution: Contribution, weight: float, reply: Message, *, bounded: bool) -> None:
-        """Note that a client's work counts."""
-        index = contribution.client.index
+        """Note that a client's work counts, and what it tells."""
+        self.count(contribution.client.index, contribution.num_bytes, bounded=bounded)
+        self.metrics.add(weight, reply.content)
+
+    def count(self, index: int, num_bytes: int, *, bounded: bool) -> None:
+        """Note that a client's work counts, by its index."""
         self.outcomes[index] = ACCEPTED
         if bounded:
             self.bounded.add(index)
-        self.sizes[index] = contribution.num_bytes
-        self.bytes_up += contribution.num_bytes
-        self.metrics.add(weight, reply.content)
+        self.sizes[index] = num_bytes
+        self.bytes_up += num_bytes
 
-    def leave_out(self, client: Client, reason: str, reply: Message | None) -> None:
-        """Note why a client's work doesn't count."""
+    def leave_out(
+        self, client: Client, reason: str, reply: Message | None = None, outcome: str | None = None
+    ) -> None:
+        """Note why a client's work doesn't count, and what became of it: by default what its reply shows."""
         lost = client.index in self.lost
         self.failures[client.index] = GONE if lost else reason
-        self.outcomes[client.index] = messages.LOST if lost else messages.fault_of(reply)
+        self.outcomes[client.index] = messages.LOST if lost else outcome or messages.fault_of(reply)
         if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
             self.by_mods.add(client.index)
 
@@ -202,7 +215,8 @@ class Round:
 
     def settle(self, accounts: Accounts, timeline: Timeline, now: float) -> None:
         """Enter what came of it by now in the books; name every client left out, in one line per reason."""
-        for index, outcome in self.outcomes.items():
+        for index in (client.index for client in self.clients if client.index in self.outcomes):
+            outcome = self.outcomes[index]
             accounts[index].tasks += 1
             clipped, size = index in self.bounded, self.sizes.get(index, 0)
             accounts[index].note(outcome, clipped=clipped, num_bytes=size)

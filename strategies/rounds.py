@@ -6,38 +6,33 @@ Kremer & Renard, algorithm 1; strategies/weights.py) and step the server optimiz
 sum. Σ runs in the order of the clients, in float64, so that a run doesn't depend on who answers first. A reply that
 is an error, missing, not finite or of another shape or dtype is left out, named in the log and counted; its weight is
 shared over the others. A round with no valid reply keeps the model, and the optimizer takes no step.
+
+What becomes of replies is in strategies/gathered_rounds.py, and strategies/sums.py has rounds without any.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from strategies import messages, streams
-from strategies.aggregation import MEAN, WeightedSum, gathering
-from strategies.arrays import ArraysMismatchError, Vector
-from strategies.chain import Check, Clip, Contribution, Link, Noise, UnweighedError, chain
+from strategies import messages
+from strategies.aggregation import gathering
+from strategies.arrays import Vector
 from strategies.config import SynchronousConfig
-from strategies.errors import RunError
-from strategies.exchange import in_order
-from strategies.metrics import MetricsMean
+from strategies.gathered_rounds import GatheredRounds
 from strategies.packing import packing
 from strategies.presence import check_loop, present
 from strategies.reporting import EvaluateFn
-from strategies.round import Round
-from strategies.safeguards import bounded
-from strategies.timed_rounds import TimedRounds
-from strategies.untrained import Untrained
+from strategies.roster import Client
+from strategies.sums import SummingGrid, looks_at_updates
 
 log = logging.getLogger("flwr.strategies")
 
 
-class SynchronousStrategy(TimedRounds):
+class SynchronousStrategy(GatheredRounds):
     """The loop that FedAvg, FedProx and the spectral method share; a Flower Strategy for any Flower app.
 
     The parameters are those of ``strategies.base.FederatedStrategy``. In virtual time a round takes as long as its
@@ -47,17 +42,10 @@ class SynchronousStrategy(TimedRounds):
     New model: when all participants have answered.
     """
 
-    #: Whether a reply is done with as it comes, so that a round's models are never all in memory. Not where a hook
-    #: changes what later rounds rest on, as a cache does: a round that is cut off must leave no trace.
-    streams: ClassVar[bool] = True
-
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
         self._nobody_comes = False
-        config = self.config
-        self._clip = Clip(config.dp_clipping_norm) if config.dp == "central" else None
-        noise = Noise(config.dp_noise_multiplier, config.dp_clipping_norm)
-        self._noise = noise if config.dp == "central" else None
+        self._looks_at_updates = looks_at_updates(type(self), SynchronousStrategy)
 
     # ---- Flower's hooks -------------------------------------------------------------------------------------
 
@@ -70,18 +58,18 @@ class SynchronousStrategy(TimedRounds):
             check_loop(self.pace, self.config)
             self._check_loop()
             self.wrapped.asks(server_round, config)
-        self.clients = clients = self._take_part(grid, config)
-        if not clients:  # stopped before they could answer
-            return []
-        self._say_objective()
-        free = present(
-            self.pace, self._free(grid), self.participation.may_draw, wait=not self.late_work.tasks
-        )
-        if not free and not self.late_work.tasks:
-            self._nobody_comes = True
-            return []
-        participants, weights = self.stragglers.among(*self._drawn(free, server_round), server_round)
-        self.model = self._layout.to_vector(arrays)
+        called = self._call_up(server_round, arrays, config, grid)
+        return [] if called is None else self._requests(server_round, arrays, config, *called)
+
+    def _requests(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        participants: Sequence[Client],
+        weights: Sequence[float] | None,
+    ) -> list[Message]:
+        """Build a round's requests, in the order of the clients."""
         early, self._fields = self._early(participants, weights, server_round), config
         companions, requests = self.companions(participants), []
         beside: Mapping[str, Vector] = {}
@@ -96,18 +84,29 @@ class SynchronousStrategy(TimedRounds):
                 early.note_sent(client, requests[-1], beside)
         if early is not None:  # by now it is known how many bytes each is sent
             early.due = self._due(participants, server_round)
-        self._round = Round(
-            number=server_round,
-            model=self.model,
-            clients=list(participants),
-            weights=weights,
-            requests=[request.metadata for request in requests],
-            companions=tuple(beside),
-            bytes_down=sum(messages.total_bytes(request) for request in requests),
-            metrics=MetricsMean(self.flower.weighted_by_key, self.flower.train_metrics_aggr_fn),
-            early=early,
-        )
+        self._round = self._round_of(server_round, participants, weights)
+        self._round.requests = [request.metadata for request in requests]
+        self._round.companions, self._round.early = tuple(beside), early
+        self._round.bytes_down = sum(messages.total_bytes(request) for request in requests)
         return requests
+
+    def _call_up(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> tuple[Sequence[Client], Sequence[float] | None] | None:
+        """Return a round's participants, in the order of the clients, and their weights; None if nobody comes."""
+        self.clients = clients = self._take_part(grid, config)
+        if not clients:  # stopped before they could answer
+            return None
+        self._say_objective()
+        free = present(
+            self.pace, self._free(grid), self.participation.may_draw, wait=not self.late_work.tasks
+        )
+        if not free and not self.late_work.tasks:
+            self._nobody_comes = True
+            return None
+        drawn = self.stragglers.among(*self._drawn(free, server_round), server_round)
+        self.model = self._layout.to_vector(arrays)
+        return drawn
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -130,41 +129,12 @@ class SynchronousStrategy(TimedRounds):
         weights = self._weights_of(current, replies)
         self._worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
         size, rule = len(current.model), self.config.aggregation_rule
-        gathered = gathering(rule, self.config.faulty_clients, size, squares=self.optimizer.reads_squares)
+        number, squares = len(current.clients) - len(current.lost), self.optimizer.reads_squares
+        gathered = gathering(rule, self.config.faulty_clients, size, number, squares=squares)
         apart = self._gather(current, weights, replies, gathered)
         if streaming and self._cut_off():
             return None, None
-        metrics = current.told(clipped=bool(self.config.update_norm_bound) or self.safeguards.learns_norms)
-        current.settle(self.accounts, self.timeline, self.pace.now())
-        metrics.update(self._settle_late(current))
-        moved = self._step(current, weights, gathered)
-        if moved is None:
-            number = metrics[messages.PARTICIPANTS]
-            few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
-            few = "no reply in time" if current.early and not current.clients else few
-            log.warning("round %d: %s, the model stays as it is", server_round, few)
-            return None, metrics
-        current.credit(self.accounts, self._worth)
-        if self._noise is None:  # what isn't trained would tell of the data; it stays as it is
-            apart.put_into(moved)
-        return self._layout.to_record(moved), metrics
-
-    def _step(self, current: Round, weights: Sequence[float], gathered: WeightedSum) -> Vector | None:
-        """Return the next global model (D,); None if there is nothing that it could be made of."""
-        if self._wants_all:
-            if not (taken := current.contributions):
-                return None
-            weights = self.weigh(taken)
-            self._worth = {each.client.index: d for each, d in zip(taken, weights, strict=True)}
-            return self._sound(self.aggregate(current.model, taken, weights))
-        total = gathered.result(weights)
-        if total is None:
-            return None
-        update = self.direction(total)
-        if self._noise is not None:
-            self._noise(update, gathered.sensitivity(weights), self._noise_stream(current.number))
-            update[self._untrained_at] = 0.0
-        return self._sound(self._moved(current.model, update, gathered.mean_square(weights)))
+        return self._conclude(current, weights, gathered, apart)
 
     # ---- The loop -------------------------------------------------------------------------------------------
 
@@ -211,13 +181,10 @@ class SynchronousStrategy(TimedRounds):
         self._take_up_late_work()
         result = self._result
         for server_round in range(self.aggregations + 1, num_rounds + 1):
-            requests = list(self.configure_train(server_round, result.arrays, train_config, grid))
+            work = self._handed_out(server_round, result.arrays, train_config, grid)
             if self.stopped() or self._nobody_comes or not self._fits_budget(server_round):
                 break
-            replies: Iterable[Message] = self._replies(self._round, grid, requests)
-            if type(self).aggregate_train is not SynchronousStrategy.aggregate_train:
-                replies = list(replies)  # as Flower's own loop gives them
-            arrays, train_metrics = self.aggregate_train(server_round, replies)
+            arrays, train_metrics = work()
             if arrays is None and self._cut_off():  # cut off; a round that is complete counts
                 break
             result.arrays = arrays or result.arrays
@@ -235,66 +202,28 @@ class SynchronousStrategy(TimedRounds):
         self._say_observed()
         return self._told_of(result)
 
-    def _noise_stream(self, server_round: int) -> np.random.Generator:
-        """Return a round's stream of noise, which nobody can know unless the run is to be repeated."""
-        if not self.repeatable:
-            return streams.unpredictable()
-        return streams.generator(self.config.seed, "central-noise", server_round)
-
     # ---- Parts of a round -----------------------------------------------------------------------------------
 
-    def _links(self) -> list[Link | None]:
-        """Clip as the clients have done, if they are ours, before anybody sees the model."""
-        bound, *others = super()._links()
-        return [bound, self._clip, *others]
+    def _handed_out(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Callable[[], tuple[ArrayRecord | None, MetricRecord | None]]:
+        """Call up a round's participants; return what has them work, and makes the next model of it."""
+        if not isinstance(grid, SummingGrid) or not self._takes_sums:
+            requests = list(self.configure_train(server_round, arrays, config, grid))
+            return lambda: self._aggregate_replies(server_round, grid, requests)
+        called = self._call_up(server_round, arrays, config, grid)
+        if called is None:
+            return lambda: (None, None)
+        request = self._sum_request(server_round, arrays, config, *called)
+        if request is None or not grid.can_sum(request):
+            requests = self._requests(server_round, arrays, config, *called)
+            return lambda: self._aggregate_replies(server_round, grid, requests)
+        return lambda: self._aggregate_sums(grid, request)
 
-    def _gather(
-        self, current: Round, weights: Sequence[float], replies: Iterable[Message], gathered: WeightedSum
-    ) -> Untrained:
-        """Take the valid replies in, in the order of the clients; keep the reasons against the others.
-
-        Return what isn't trained, set apart.
-        """
-        apart = Untrained(self._untrained_at, robust=self.config.aggregation_rule != MEAN)
-        check, links, unweighed = self._reads(apart), chain(*self._links()), False
-        if self._must_look_first:
-            replies = list(replies)
-            self._look_at_norms(current, check, replies)
-        answers = in_order(current.requests, replies)
-        for client, weight, reply in zip(current.clients, weights, answers, strict=True):
-            base, sent_in = current.base_of(client)
-            try:
-                local = check(client, reply, base)
-            except ArraysMismatchError as error:
-                self._why = str(error)
-                current.leave_out(client, self._why, reply)
-                unweighed = unweighed or isinstance(error, UnweighedError)
-                continue
-            assert reply is not None
-            self.wrapped.look(local, apart.positions, reply)
-            links(local)
-            age, key = current.number - sent_in, self.flower.arrayrecord_key
-            contribution = Contribution.of(local, reply, sent_in - 1, age, key)
-            self._check_applied(contribution, [*current.companions, *self.stragglers.asks(client)])
-            if self._wants_all:
-                current.contributions.append(contribution)
-            else:
-                moves = self._look_at(self.counted(contribution))
-                gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
-            apart.add(weight, contribution.untrained)
-            current.take_in(contribution, weight, reply, bounded=local.bounded)
-        if unweighed and len(current.failures) == len(current.clients):
-            raise RunError(f"no client counts: {next(iter(current.failures.values()))}")
-        self._check_mods(current)
-        self.wrapped.judge()
-        return apart
-
-    @property
-    def _must_look_first(self) -> bool:
-        """Whether nobody knows yet what norms are usual: then all of the round are looked at before any counts."""
-        return self.safeguards.learns_norms and not self.safeguards.norms.knows_enough(len(self.clients))
-
-    def _look_at_norms(self, current: Round, check: Check, replies: Iterable[Message]) -> None:
-        for client, reply in zip(current.clients, in_order(current.requests, replies), strict=True):
-            with suppress(ArraysMismatchError):
-                self.safeguards.norms.see(check(client, reply, current.base_of(client)[0]))
+    def _aggregate_replies(
+        self, server_round: int, grid: Grid, requests: Sequence[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies: Iterable[Message] = self._replies(self._round, grid, requests)
+        if type(self).aggregate_train is not SynchronousStrategy.aggregate_train:
+            replies = list(replies)  # as Flower's own loop gives them
+        return self.aggregate_train(server_round, replies)

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Context
 from fedapp import federation
 from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset
+from fedapp.data.dataset import Targets
 from fedapp.data.partition import OWN, own_split
 
 
@@ -40,13 +41,9 @@ def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> Loc
         node_number(context, "partition-id"),
         node_number(context, "num-partitions"),
     )
-    schema, moments = federation.schema_of(record), federation.moments_of(record)
-    targets = (
-        None if own_path is None else schema.targets
-    )  # by its own data alone a device may find another kind
-    dataset = schema.fit(federation.dataset_of(config, num_partitions or 0, path, targets))
-    if moments is not None:
-        dataset = replace(dataset, moments=moments)
+    # By its own data alone a device may find another kind.
+    targets = None if own_path is None else federation.schema_of(record).targets
+    dataset = expected_data(config, record, num_partitions or 0, path, targets)
     if partition_id is not None and num_partitions:
         partition = federation.partition_of(config, num_partitions, path, targets)
         if not 0 <= partition_id < num_partitions:
@@ -60,10 +57,28 @@ def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> Loc
             "node-config: needs partition-id and num-partitions, or a data-path of the node's own"
         )
     if len(rows) == 0:
-        raise DataError(f"client {partition_id}: it has no training examples")
+        raise no_rows(partition_id)
     source = federation.source_of(config, num_partitions or 0, path, targets)
     key = (source, partition_id, num_partitions, federation.division_of(config))
     return LocalData(dataset, rows, partition_id, num_partitions, key, test_rows)
+
+
+def expected_data(
+    config: RunConfig,
+    record: ConfigRecord,
+    num_partitions: int,
+    path: str | None = None,
+    targets: Targets | None = None,
+) -> Dataset:
+    """Open the dataset that a request's model expects; ``path`` and ``targets`` override the config's."""
+    dataset = federation.schema_of(record).fit(federation.dataset_of(config, num_partitions, path, targets))
+    moments = federation.moments_of(record)
+    return dataset if moments is None else replace(dataset, moments=moments)
+
+
+def no_rows(partition_id: int | None) -> DataError:
+    """Return what is wrong with a client that has nothing to train on."""
+    return DataError(f"client {partition_id}: it has no training examples")
 
 
 def _split(config: RunConfig, dataset: Dataset) -> tuple[np.ndarray, np.ndarray | None]:

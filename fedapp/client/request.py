@@ -15,10 +15,15 @@ ALL_THREADS = torch.get_num_threads()
 def read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
     """Return a message's config record and the run config in it, and let torch use the threads it says."""
     record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
-    values = dict(record.items())
-    config = _config_of(tuple([values.get(key) for key in RunConfig.key_names()]))
+    config = config_of(record)
     torch.set_num_threads(config.client_threads or ALL_THREADS)
     return record, config
+
+
+def config_of(record: ConfigRecord) -> RunConfig:
+    """Return the run config in a config record."""
+    values = dict(record.items())
+    return _config_of(tuple([values.get(key) for key in RunConfig.key_names()]))
 
 
 @functools.lru_cache(maxsize=8)

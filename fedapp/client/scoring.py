@@ -38,7 +38,7 @@ def scored_reply(
         x, y, _ = own_tensors(config, data, device)
     else:
         x, y = tests_of(config, data, device)
-    model, loss = model_of(record, config, data, device), loss_of(config.loss)
+    model, loss = model_of(record, config, data.dataset, device), loss_of(config.loss)
     measured = chosen_metrics(config.metrics, config.loss, y)
 
     def metrics_of(state: dict[str, Tensor]) -> dict[str, float]:

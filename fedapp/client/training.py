@@ -1,6 +1,7 @@
 """A training request as a task for ``fedapp.training``, and its answer."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedapp.client.local_data import LocalData, local_data
 from fedapp.client.privacy import privately
 from fedapp.client.request import integer, read_config, sent_model
 from fedapp.config import RunConfig
+from fedapp.data import Dataset
 from fedapp.training import work
 from fedapp.training.augment import Augmentation
 from fedapp.training.batches import Batches, plan_batches
@@ -59,10 +61,10 @@ def tested_tensors(config: RunConfig, data: LocalData, device: torch.device) -> 
     return _tensors.get((*data.key, "test"), data.dataset, data.test_rows, config.normalize, device)
 
 
-def model_of(record: ConfigRecord, config: RunConfig, data: LocalData, device: torch.device) -> nn.Module:
+def model_of(record: ConfigRecord, config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
     """Return the model that a client trains."""
     outputs = federation.schema_of(record).num_outputs  # the server's: a device may lack the last classes
-    return federation.model_of(config, data.dataset.kind, data.dataset.input_shape, outputs, device)
+    return federation.model_of(config, dataset.kind, dataset.input_shape, outputs, device)
 
 
 def local_task(
@@ -75,40 +77,93 @@ def local_task(
     record, config = read_config(message)
     data, device = local_data(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
-    batches = batches_of(config, len(data.rows), client, task, part=part_of(record))
-    lr = scheduled_lr(
-        config.lr, config.lr_schedule, integer(record, messages.SERVER_ROUND), config.num_server_rounds
-    )
-    rule = rule_of(
-        config,
-        alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
-        beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
-    )
-    x, y, offset = tensors(config, data, device)
-    model = model_of(record, config, data, device)
-    start, fixed = parts_of(model, state_of(sent_model(message), device))
+    terms = TaskTerms.of(record, config, data.dataset, state_of(sent_model(message), device), device)
 
     def beside(name: str) -> Parameters | None:
         arrays = messages.arrays_of(message, name)
-        return None if arrays is None else parts_of(model, state_of(arrays, device))[0]
+        return None if arrays is None else parts_of(terms.model, state_of(arrays, device))[0]
 
-    return LocalTask(
-        model,
-        start,
-        x,
-        y,
-        offset,
-        batches,
-        lr / len(batches) if config.normalize_steps else lr,
-        rule,
-        beside(messages.NEIGHBOURS),
-        beside(messages.CONSTANT),
-        fixed,
-        loss_of(config.loss),
-        optimizer_of(config.optimizer, config.optimizer_options),
-        (config.seed, client, task),
-        augmentation_of(config, batches, client, task),
+    return terms.task(
+        tensors(config, data, device),
+        len(data.rows),
+        client,
+        task,
+        part=part_of(record),
+        neighbours=beside(messages.NEIGHBOURS),
+        constant=beside(messages.CONSTANT),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class TaskTerms:
+    """What the tasks of clients have in common that are sent the same model.
+
+    Attributes
+    ----------
+    start, fixed : mapping of str to Tensor
+        What of the model is trained, and what isn't.
+    lr : float
+        γ of the round.
+    """
+
+    config: RunConfig
+    model: nn.Module
+    start: Parameters
+    fixed: Parameters
+    lr: float
+    rule: LocalRule
+
+    @classmethod
+    def of(
+        cls,
+        record: ConfigRecord,
+        config: RunConfig,
+        dataset: Dataset,
+        state: Mapping[str, Tensor],
+        device: torch.device,
+    ) -> "TaskTerms":
+        """Read them from a request, its model and the data that it expects."""
+        server_round = integer(record, messages.SERVER_ROUND)
+        lr = scheduled_lr(config.lr, config.lr_schedule, server_round, config.num_server_rounds)
+        rule = rule_of(
+            config,
+            alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
+            beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
+        )
+        model = model_of(record, config, dataset, device)
+        return cls(config, model, *parts_of(model, state), lr, rule)
+
+    def task(
+        self,
+        tensors: ClientTensors,
+        rows: int,
+        client: int,
+        task: int,
+        *,
+        part: float = 1.0,
+        neighbours: Parameters | None = None,
+        constant: Parameters | None = None,
+    ) -> LocalTask:
+        """Return a client's task, with so many rows."""
+        config, (x, y, offset) = self.config, tensors
+        batches = batches_of(config, rows, client, task, part=part)
+        return LocalTask(
+            self.model,
+            self.start,
+            x,
+            y,
+            offset,
+            batches,
+            self.lr / len(batches) if config.normalize_steps else self.lr,
+            self.rule,
+            neighbours,
+            constant,
+            self.fixed,
+            loss_of(config.loss),
+            optimizer_of(config.optimizer, config.optimizer_options),
+            (config.seed, client, task),
+            augmentation_of(config, batches, client, task),
+        )
 
 
 def part_of(record: ConfigRecord) -> float:

@@ -6,9 +6,11 @@ virtual time trains in large batches too: the order of its events follows from t
 
 All clients' data are kept in one pair of tensors on the device, and a model that many requests share is copied there
 once. Everything else is as in the sequential engine, whose results it reproduces up to rounding.
+
+Rounds of methods that don't look at single updates are done without messages (``fedapp.engine.summing``).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,6 +22,7 @@ from fedapp import federation
 from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
 from fedapp.client.local_data import LocalData
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
+from fedapp.client.request import sent_model
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import (
     ClientTensors,
@@ -30,11 +33,15 @@ from fedapp.client.training import (
     trained_reply,
 )
 from fedapp.config import RunConfig
+from fedapp.engine import summing
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.arrays import Layout
 from strategies.compression import compressed
+from strategies.messages import TRAIN
+from strategies.sums import BlockSum, SumRequest, blocks
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20
@@ -58,6 +65,7 @@ class VectorizedGrid(SequentialGrid):
     def __init__(self, client_app: ClientApp, num_supernodes: int, trainer: Trainer | None = None) -> None:
         super().__init__(client_app, num_supernodes)
         self.trainer = trainer or Trainer()
+        self._block_of: dict[str, tuple[str, int]] = {}  # of requests that came with others, by message id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; if one is missing, work on what waits first."""
@@ -72,6 +80,33 @@ class VectorizedGrid(SequentialGrid):
                 return super().pull_messages(wanted)
         return [self._replies.pop(message_id) for message_id in wanted if message_id in self._replies]
 
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages; return their ids. Training requests that come together are trained in blocks."""
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        asked = [message for message in messages if message.metadata.message_type == TRAIN]
+        if len(asked) > 1:
+            size = Layout.of(sent_model(asked[0])).size
+            for number, places in enumerate(blocks(len(asked), size)):
+                own = [asked[place].metadata.message_id for place in places]
+                self._block_of |= dict.fromkeys(own, (ids[0], number))
+        return ids
+
+    def _groups(self, requests: Sequence[Message], beside: int) -> list[Sequence[int]]:
+        """Return the places of requests, and of so many tasks after them, that are trained together."""
+        found: dict[object, list[int]] = {}
+        for place, request in enumerate(requests):
+            found.setdefault(self._block_of.pop(request.metadata.message_id, None), []).append(place)
+        return [*found.values(), range(len(requests), len(requests) + beside)]
+
+    def can_sum(self, request: SumRequest) -> bool:
+        """Tell whether a round's tasks can be trained and summed without messages."""
+        return summing.can_sum(request, self.contexts)
+
+    def sums(self, request: SumRequest) -> Iterator[BlockSum]:
+        """Yield the sums of a round's blocks of clients."""
+        return summing.sums(request, self.contexts, self.trainer)
+
     def _train(self) -> None:
         """Train what waits at the head of the queue, and clients' own models beside it."""
         state_of = _states()
@@ -81,7 +116,8 @@ class VectorizedGrid(SequentialGrid):
                 task = local_task(request, context, shared_tensors, state_of)
                 read.append((request, context, task, personal_task(request, context, task)))
         own = [task for _, _, _, task in read if task is not None]
-        trained = self.trainer.train([*(task for _, _, task, _ in read), *own])
+        tasks = [*(task for _, _, task, _ in read), *own]
+        trained = self.trainer.train(tasks, self._groups([request for request, *_ in read], len(own)))
         personal = iter(trained[len(read) :])
         for (request, context, task, beside), (arrays, loss) in zip(read, trained, strict=False):
             with self._answered(request):
@@ -105,8 +141,11 @@ class VectorizedGrid(SequentialGrid):
 
     def _waiting(self, kind: str) -> Iterator[tuple[Message, Context]]:
         """Take requests of a kind from the head of the queue, as many as are worked on at once."""
-        size = 0
-        while self._queue and self._queue[0].metadata.message_type == kind and size < PULL_BUDGET:
+        size, block = 0, None
+        while self._queue and self._queue[0].metadata.message_type == kind:
+            block, before = self._block_of.get(self._queue[0].metadata.message_id), block
+            if size >= PULL_BUDGET and (block is None or block != before):
+                return
             request = self._queue.popleft()
             size += messages.total_bytes(request)
             yield request, self.contexts[request.metadata.dst_node_id]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,14 +55,18 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     total = torch.zeros(len(tasks), device=x.device)
     velocity: Stack | None = None
     gather = _Gather(x)
-    for count, rows, share in _steps(tasks, x.device):
-        gradient = _Gradient(layers, gather(rows).mT, columns(y[rows]), share, first.loss.errors)
-        around = anchors.each(methodcaller("first", count))
-        velocity = None if velocity is None else velocity.first(count)
-        if move is None and has_fused(rule):
-            _, loss = fused_step(rule, w.first(count), around, gradient, lr[:count])
+    for batch in _steps(tasks, y):
+        count = len(batch.rows)
+        if count < len(tasks):  # views cost as much as a small product
+            own, around = w.first(count), anchors.each(methodcaller("first", count))
+            velocity = None if velocity is None else velocity.first(count)
         else:
-            velocity, loss = step(rule, w.first(count), around, gradient, lr[:count], velocity, move)
+            own, around = w, anchors
+        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, first.loss.errors)
+        if move is None and has_fused(rule):
+            _, loss = fused_step(rule, own, around, gradient, lr[:count])
+        else:
+            velocity, loss = step(rule, own, around, gradient, lr[:count], velocity, move)
         total[:count].add_(loss)
     counts = torch.tensor([len(task.batches) for task in tasks], device=x.device)
     return w.named, total / counts.clamp(min=1)
@@ -148,26 +153,40 @@ def _decay(w: Stack, point: Stack, anchors: Anchors[Stack], rate: Tensor, rule: 
             value.addcmul_(each, anchors.sent.named[name], value=rule.alpha)
 
 
-def _steps(tasks: Sequence[LocalTask], device: torch.device) -> Iterator[tuple[int, Tensor, Tensor | float]]:
-    """Yield for each step: how many clients still train, their rows (A, B) of the shared data, and what each example
-    weighs in its client's mean: (A, 1, B), or a number if it's the same for all.
+class _StackedBatch(NamedTuple):
+    """What the A clients that still train see in a step: rows (A, B) of the shared data, targets (A, 1 or M, B), and
+    what each example weighs in its client's mean: (A, 1, B), or a number if it's the same for all.
     """
+
+    rows: Tensor
+    targets: Tensor
+    share: Tensor | float
+
+
+def _steps(tasks: Sequence[LocalTask], y: Tensor) -> Iterator[_StackedBatch]:
+    """Yield what each step sees; whatever can be looked up for all steps at once is."""
     lengths = np.array([len(task.batches) for task in tasks])
-    rows = np.zeros((lengths[0], len(tasks), max(task.batches.indices.shape[1] for task in tasks)), np.int64)
+    numbers = np.zeros(
+        (lengths[0], len(tasks), max(task.batches.indices.shape[1] for task in tasks)), np.int64
+    )
     sizes = np.zeros((lengths[0], len(tasks)), np.int64)
     for k, task in enumerate(tasks):
         steps, width = task.batches.indices.shape
-        rows[:, k] = task.offset  # a row that isn't real is still the client's own
-        rows[:steps, k, :width] += task.batches.indices
+        numbers[:, k] = task.offset  # a row that isn't real is still the client's own
+        numbers[:steps, k, :width] += task.batches.indices
         sizes[:steps, k] = task.batches.sizes
-    for number, real in enumerate(sizes):
-        active = int((lengths > number).sum())
-        width = real.max()
+    widths = sizes.max(1)
+    active = (lengths > np.arange(lengths[0])[:, None]).sum(1)
+    even = ((sizes == widths[:, None]) | (sizes == 0)).all(1)
+    rows = torch.from_numpy(numbers).to(y.device)
+    targets = columns(y[rows])
+    for number, (count, width) in enumerate(zip(active.tolist(), widths.tolist(), strict=True)):
         share: Tensor | float = 1 / float(width)
-        if (real[:active] != width).any():
-            weights = (np.arange(width) < real[:active, None]) / real[:active, None]
-            share = torch.from_numpy(weights.astype(np.float32)).to(device)[:, None]
-        yield active, torch.from_numpy(rows[number, :active, :width]).to(device), share
+        if not even[number]:
+            real = sizes[number, :count, None]
+            weights = ((np.arange(width) < real) / real).astype(np.float32)
+            share = torch.from_numpy(weights).to(y.device)[:, None]
+        yield _StackedBatch(rows[number, :count, :width], targets[number, :count, :, :width], share)
 
 
 _memory = threading.local()
@@ -193,6 +212,6 @@ class _Gather:
             kept = _memory.inputs = self.x.new_empty(needed)
         found = kept[:needed].view(rows.numel(), -1)
         if not torch.equal(self.gathered, rows):
-            torch.index_select(self.x, 0, rows.flatten(), out=found)
+            torch.index_select(self.x, 0, rows.reshape(-1), out=found)
             self.gathered = rows
         return found.view(*rows.shape, -1)

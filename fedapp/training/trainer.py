@@ -4,10 +4,12 @@ What is in a chunk doesn't depend on the number of threads, nor does any result.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from fedapp.training.vectors import Parameters
 
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def _cores() -> int:
@@ -57,24 +62,52 @@ class Trainer:
         """End the threads."""
         self._threads.shutdown()
 
-    def train(self, tasks: Sequence[LocalTask]) -> list[Trained]:
-        """Return the trained parameters and mean loss of every task, in the order of the tasks."""
+    def train(self, tasks: Sequence[LocalTask], groups: Sequence[Sequence[int]] = ()) -> list[Trained]:
+        """Return the trained parameters and mean loss of every task, in the order of the tasks.
+
+        ``groups`` divide the tasks by their places: what is in different ones is never stacked. By default all are
+        one.
+        """
         trained: list[Trained | None] = [None] * len(tasks)
-        jobs = list(self._chunks(tasks))
+        together = groups or [range(len(tasks))]
+        jobs = [job for group in together for job in self._chunks(tasks, group)]
         gpu = bool(tasks) and tasks[0].x.device.type != "cpu"
         run = map if gpu or len(jobs) == 1 else self._threads.map
-        results = run(lambda job: job[0]([tasks[i] for i in job[1]]), jobs)
+        results = run(lambda job: _TRAIN[job[0]]([tasks[i] for i in job[1]]), jobs)
         for (_, positions), result in zip(jobs, results, strict=True):
             for position, one in zip(positions, result, strict=True):
                 trained[position] = one
         return trained  # type: ignore[return-value]
 
-    def _chunks(
-        self, tasks: Sequence[LocalTask]
-    ) -> Iterator[tuple[Callable[[Sequence[LocalTask]], list[Trained]], list[int]]]:
-        """Yield a way to train and the positions of the tasks to train that way, a chunk at a time."""
+    def stacks(self, tasks: Sequence[LocalTask]) -> Iterator[tuple[list[int], Parameters, Tensor]]:
+        """Train tasks on this thread; yield places of some, their parameters (G, ...) and mean losses (G,)."""
+        for way, chunk in self._chunks(tasks):
+            yield chunk, *_STACKED[way]([tasks[i] for i in chunk])
 
-        ways = [self._way(task) for task in tasks]
+    def ahead(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+        """Yield the results of some work on threads, in order; a few of it are ahead of who takes them."""
+        under_way: deque[Future[T]] = deque()
+        try:
+            for item in items:
+                under_way.append(self._threads.submit(work, item))
+                if len(under_way) > 2 * self.workers:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
+
+    def _chunks(
+        self, tasks: Sequence[LocalTask], group: Sequence[int] | None = None
+    ) -> Iterator[tuple[Way, list[int]]]:
+        """Yield a way to train and the positions of tasks, all or a group's, to train that way, a chunk at a time.
+
+        By the tasks alone and their order: what is stacked with what decides the last bits of a sum.
+        """
+        group = range(len(tasks)) if group is None else group
+        ways = {i: self._way(tasks[i]) for i in group}
+        first: dict[tuple[object, ...], int] = {}
 
         def kind(i: int) -> tuple[object, ...]:
             task = tasks[i]
@@ -85,14 +118,15 @@ class Trainer:
             batches = tasks[i].batches
             return -len(batches), -batches.indices.shape[1]
 
-        for _, group in groupby(sorted(range(len(tasks)), key=lambda i: (hash(kind(i)), shape(i))), key=kind):
-            positions = list(group)
+        kinds = {i: first.setdefault(kind(i), i) for i in group}
+        for _, alike in groupby(sorted(group, key=lambda i: (kinds[i], shape(i))), key=kinds.__getitem__):
+            positions = list(alike)
             way = ways[positions[0]]
             if way in ("single", "dual"):
-                yield from ((_TRAIN[way], [i]) for i in positions)
+                yield from ((way, [i]) for i in positions)
                 continue
             for chunk in cut([tasks[i] for i in positions], positions, padded=way == "vmapped"):
-                yield _TRAIN[way], chunk
+                yield way, chunk
 
     def _way(self, task: LocalTask) -> Way:
         way = self.way or way_of(task)
@@ -116,6 +150,21 @@ def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
         ({name: array[k] for name, array in arrays.items()}, loss) for k, loss in enumerate(losses.tolist())
     ]
 
+
+def _alone(
+    train: Callable[[LocalTask], tuple[Parameters, Tensor]], tasks: Sequence[LocalTask]
+) -> tuple[Parameters, Tensor]:
+    """Return a client that was trained by itself as a stack of one."""
+    w, loss = train(tasks[0])
+    return {name: value.detach().unsqueeze(0) for name, value in w.items()}, loss.reshape(1)
+
+
+_STACKED: dict[Way, Callable[[Sequence[LocalTask]], tuple[Parameters, Tensor]]] = {
+    "stacked": train_dense,
+    "vmapped": train_vmapped,
+    "dual": partial(_alone, train_dual),
+    "single": partial(_alone, train_single),
+}
 
 _TRAIN: dict[Way, Callable[[Sequence[LocalTask]], list[Trained]]] = {
     "stacked": lambda tasks: _unstack(*train_dense(tasks)),

@@ -78,6 +78,10 @@ class Stack(Tensors):
     @classmethod
     def of(cls, parameters: Sequence[Parameters]) -> Self:
         """Stack the parameters of G clients."""
+        first = parameters[0]
+        if all(one is first for one in parameters):
+            count = len(parameters)
+            return cls({name: value.expand(count, *value.shape).clone() for name, value in first.items()})
         return cls({name: torch.stack([one[name] for one in parameters]) for name in parameters[0]})
 
     def first(self, count: int) -> Self:

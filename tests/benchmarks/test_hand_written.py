@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bare_loop import Loop, copy_of
+from benchmarks.batched_loop import BatchedLoop
 from benchmarks.hand_written import HandWritten
 from benchmarks.job import Job
 from benchmarks.vmap_loop import VmapLoop
@@ -29,7 +30,7 @@ def jax_loop(job: Job) -> HandWritten:
     return JaxLoop(job)
 
 
-@pytest.mark.parametrize("make", [VmapLoop, jax_loop], ids=["vmap", "jax"])
+@pytest.mark.parametrize("make", [VmapLoop, BatchedLoop, jax_loop], ids=["vmap", "batched", "jax"])
 def test_a_round_is_that_of_the_bare_loop(make, job: Job) -> None:
     bare, chosen = Loop(job), np.array([1, 3])
     state = copy_of(bare.model)

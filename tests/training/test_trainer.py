@@ -303,7 +303,7 @@ def test_a_stack_holds_as_many_as_its_memory(
     # A logistic model has 650 parameters, a batch 8·64 inputs: 4·(650 + 512) = 4,648 bytes a client
     monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 3 * 4648)
     chunks = [positions for _, positions in trainer()._chunks(tasks_of("logistic", sizes=(8,) * 7))]
-    assert [len(chunk) for chunk in chunks] == [3, 3, 1]
+    assert [len(chunk) for chunk in chunks] == [2, 2, 3]
 
 
 def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:

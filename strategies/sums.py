@@ -1,0 +1,146 @@
+"""Sums where the clients are: what most methods need of a round is Σ d_i Δ_i, not every Δ_i.
+
+A Grid whose clients are at hand, such as an engine's, may be a ``SummingGrid``: then a round asks it once for all of
+its tasks, and no model is made a message. The bound on updates (strategies/chain.py) is kept where the update is.
+Other Grids get messages, and so does a method that looks at single updates: ``looks_at_updates``.
+
+Either way a round's sum has the same bits, for any number of threads or machines: it is of blocks of clients, whose
+size depends on the number of tasks and the model's alone. Within a block updates are added in the order of the
+clients, in float64, and then the blocks in theirs (``strategies.aggregation.WeightedSum``).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from flwr.app import ArrayRecord, ConfigRecord
+
+from strategies import messages
+from strategies.arrays import Vector, clip_update
+from strategies.safeguards import bounded
+
+
+@dataclass(frozen=True, slots=True)
+class SumTask:
+    """A client's task: its node, its index, the number of the task, d_i, and what part of the usual work it is."""
+
+    node_id: int
+    client: int
+    number: int
+    weight: float
+    part: float = 1.0
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """A round's tasks.
+
+    Attributes
+    ----------
+    arrays : ArrayRecord
+        The model that all are sent.
+    config : ConfigRecord
+        What a request says to all of them, the round and the method's local rule among it.
+    tasks : sequence of SumTask
+        In the order of the clients.
+    rule : mapping of str to float
+        Of the config, the fields of the local rule.
+    bound : float
+        S: an update counts with at most this norm, and d_i times its norm is at most S too; 0: no bound.
+    squares : bool
+        Add up Σ d_i ‖Δ_i‖² as well.
+    """
+
+    arrays: ArrayRecord
+    config: ConfigRecord
+    tasks: Sequence[SumTask]
+    rule: Mapping[str, float] = field(default_factory=dict)
+    bound: float = 0.0
+    squares: bool = False
+
+    def counted(self, model: Vector, base: Vector, weight: float) -> tuple[Vector, bool]:
+        """Return what of a local model (D,) counts, as the chain has it, and whether it was longer than the bound."""
+        longer = bool(self.bound) and clip_update(model, base, self.bound)
+        model -= base
+        return bounded(weight, model, self.bound), longer
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """What came of a task.
+
+    Attributes
+    ----------
+    metrics : mapping of str to float
+        What the client tells.
+    reason : str
+        Why its update isn't in the sum; "": it is.
+    outcome : str
+        Of one that isn't, ``FAILED`` or ``REFUSED`` (strategies/messages.py).
+    bounded : bool
+        Whether its update was longer than the bound.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    outcome: str = messages.FAILED
+    bounded: bool = False
+
+
+@dataclass(frozen=True)
+class BlockSum:
+    """Σ d_i Δ_i (D,) over the clients of a block whose updates count, Σ d_i ‖Δ_i‖², and what came of each task."""
+
+    total: Vector
+    squares: float
+    summands: Sequence[Summand]
+
+
+@runtime_checkable
+class SummingGrid(Protocol):
+    """What a Grid is in addition that can add up updates."""
+
+    def can_sum(self, request: SumRequest) -> bool:
+        """Tell whether it can do so for such a request, whatever its tasks."""
+        ...
+
+    def sums(self, request: SumRequest) -> Iterator[BlockSum]:
+        """Yield the sums of blocks that follow each other and have all tasks, in order."""
+        ...
+
+
+def block_size(number: int, size: int) -> int:
+    """Return how many clients a block has, of a number of tasks and a model of ``size`` values.
+
+    Eight blocks or more, so that there is something to divide; at most 64 clients, and 64 MiB of models in float64.
+    """
+    return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
+
+
+def blocks(number: int, size: int) -> list[range]:
+    """Divide so many tasks into blocks."""
+    step = block_size(number, size)
+    return [range(start, min(start + step, number)) for start in range(0, number, step)]
+
+
+# Hooks through which a method, or a subclass, sees single updates or messages.
+_HOOKS = (
+    "configure_train",
+    "aggregate_train",
+    "outgoing",
+    "companions",
+    "received",
+    "counted",
+    "aggregate",
+    "weigh",
+    "_train_config",
+    "_train_request",
+    "_links",
+    "_gather",
+    "_replies",
+)
+
+
+def looks_at_updates(strategy: type[Any], loop: type[Any]) -> bool:
+    """Tell whether a strategy fills in, beyond its loop's class, a hook that sees single updates or messages."""
+    return any(getattr(strategy, hook) is not getattr(loop, hook) for hook in _HOOKS)

@@ -1,0 +1,251 @@
+"""Rounds that ask the vectorized engine for sums, against the same rounds by messages: bit for bit."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedapp import client_app, server
+from fedapp.config import RunConfig
+from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.training.trainer import Trainer
+from strategies import REGISTRY, FedAvg, FedProx, SynchronousStrategy
+from strategies.aggregation import WeightedSum
+from strategies.arrays import Vector
+from strategies.roster import Client
+from strategies.sums import BlockSum, SumRequest, block_size, blocks, looks_at_updates
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+Configure = Callable[..., RunConfig]
+CLIENTS = 20
+
+
+class Counting(VectorizedGrid):
+    """Counts what it is asked for."""
+
+    def __init__(self, clients: int = CLIENTS, workers: int = 2) -> None:
+        super().__init__(client_app.app, clients, Trainer(None, workers))
+        self.rounds_of_sums = self.models = 0
+
+    def sums(self, request: SumRequest) -> Iterator[BlockSum]:
+        self.rounds_of_sums += 1
+        return super().sums(request)
+
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
+        messages = list(messages)
+        self.models += sum(message.metadata.message_type == "train" for message in messages)
+        return super().push_messages(messages)
+
+
+@pytest.fixture
+def both(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Path]]:
+    """Run a config with sums, and then by messages, which a hook that looks at every model asks for."""
+    numbers = itertools.count()
+
+    def run(clients: int = CLIENTS, **values: Any) -> list[Path]:
+        given: dict[str, Any] = {
+            "strategy": "fedavg", "model": "logistic", "num_server_rounds": 3, "batch_size": 16,
+            "min_samples": 1, "results_dir": str(tmp_path), **values,
+        }  # fmt: skip
+        paths, seen = [], []
+        for looks in (False, True):
+            if looks:
+                method = REGISTRY[given["strategy"]]
+                own = {"received": lambda self, client, model: seen.append(client.index)}
+                monkeypatch.setitem(REGISTRY, given["strategy"], type(method.__name__, (method,), own))
+            config = configure(**given, run_name=f"run-{next(numbers)}")
+            grid = Counting(clients)
+            paths.append(server.run(grid, server.prepare(config, clients)).path)
+            assert (grid.rounds_of_sums > 0, grid.models > 0) == (not looks, looks)
+        assert seen
+        return paths
+
+    return run
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "logistic": {},
+    "fedprox": {"strategy": "fedprox", "proximal_mu": 0.3},
+    "mlp": {"model": "mlp", "l2": 1e-3},
+    "cnn": {"model": "cnn", "clients": 10, "num_server_rounds": 2, "batch_size": 32},
+    "uneven": {"data_imbalance": 1.0, "partitioner": "label-quantity-skew", "class_imbalance": 1.0},
+    "drawn": {"participation": "uniform", "fraction_train": 0.5, "client_weights": "uniform"},
+    "bounded": {"update_norm_bound": 0.05, "participation": "uniform", "fraction_train": 0.2},
+    "fedexp": {"server_optimizer": "fedexp"},
+    "yogi": {"server_optimizer": "yogi", "server_lr": 0.1},
+    "stragglers": {"stragglers": 0.5, "local_epochs": 4},
+    "dropped": {"stragglers": 0.5, "drop_stragglers": True},
+    "lost": {"task_failure": 0.3, "num_server_rounds": 4},
+    "momentum": {"momentum": 0.9, "clip_norm": 1.0, "normalize_steps": True},
+    "all rows": {"batch_size": 0, "local_epochs": 5},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sums_equal_messages_bit_for_bit(case: str, both: Callable[..., list[Path]]) -> None:
+    path, other = both(**CASES[case])
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (path / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_many_clients_are_summed_block_by_block(both: Callable[..., list[Path]]) -> None:
+    path, other = both(clients=150, num_server_rounds=2)
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (path / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_threads_changes_nothing(workers: int, configure: Configure, tmp_path: Path) -> None:
+    found = []
+    for number in (2, workers):
+        config = configure(
+            num_server_rounds=2, results_dir=str(tmp_path), run_name=f"run-{number}", model="mlp"
+        )
+        path = server.run(Counting(workers=number), server.prepare(config, CLIENTS)).path
+        found.append((path / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
+
+
+def test_a_model_that_is_not_finite_counts_for_nothing_and_is_named(
+    both: Callable[..., list[Path]], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)).astype(np.float32)
+    x[:10] *= 1e25  # all that client 0 has
+    labels = rng.integers(0, 3, 200)
+    file = tmp_path / "data.npz"
+    np.savez(
+        file,
+        x_train=x,
+        y_train=labels,
+        x_test=x[100:],
+        y_test=labels[100:],
+        group_train=np.repeat(np.arange(20), 10),
+        group_test=np.repeat(np.arange(20), 5),
+    )
+    path, other = both(
+        dataset="npz",
+        data_path=str(file),
+        partitioner="natural",
+        num_server_rounds=2,
+        normalize=False,
+        lr=1.0,
+    )
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (path / name).read_bytes() == (other / name).read_bytes()
+    said = [record.message for record in caplog.records if "left out client" in record.message]
+    assert len(said) == 4
+    assert said[:2] == said[2:]
+    assert "client 0" in said[0]
+
+
+def test_a_round_that_is_cut_off_leaves_no_trace(configure: Configure, tmp_path: Path) -> None:
+    stopped = False
+
+    class Stopping(Counting):
+        def sums(self, request: SumRequest) -> Iterator[BlockSum]:
+            nonlocal stopped
+            for number, block in enumerate(super().sums(request)):
+                stopped = self.rounds_of_sums == 2 and number == 3
+                yield block
+
+    config = configure(num_server_rounds=5, results_dir=str(tmp_path), run_name="cut")
+    path = server.run(Stopping(), server.prepare(config, CLIENTS), lambda: stopped).path
+    whole = configure(num_server_rounds=1, results_dir=str(tmp_path), run_name="whole")
+    other = server.run(Counting(), server.prepare(whole, CLIENTS)).path
+    assert (path / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+# Who may be summed ---------------------------------------------------------------------------------------------
+
+
+def test_methods_that_look_at_updates_get_messages() -> None:
+    summed = {
+        name
+        for name, method in REGISTRY.items()
+        if issubclass(method, SynchronousStrategy) and not looks_at_updates(method, SynchronousStrategy)
+    }
+    assert summed == {"fedavg", "fedprox"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"aggregation_rule": "median", "client_weights": "uniform"},
+        {"compression": "fp16"},
+        {"dp": "central", "client_weights": "uniform", "dp_clipping_norm": 1.0, "dp_noise_multiplier": 1.0},
+        {"dp": "local", "client_weights": "uniform", "dp_clipping_norm": 1e-3, "dp_noise_multiplier": 0.1},
+        {"safeguards": "on", "norm_ratio_bound": 3.0},
+        {"over_select": 0.5, "participation": "uniform", "fraction_train": 0.5, "time_scenario": "F80"},
+        {"record_divergence": True},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_what_needs_single_updates_gets_them(
+    values: dict[str, Any], configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(num_server_rounds=1, results_dir=str(tmp_path), run_name="run", **values)
+    grid = Counting(5)
+    server.run(grid, server.prepare(config, 5))
+    assert (grid.rounds_of_sums, grid.models > 0) == (0, True)
+
+
+def test_a_subclass_of_ones_own_that_hooks_in_gets_messages() -> None:
+    class Watching(FedAvg):
+        def received(self, client: Client, local_model: Vector) -> None:
+            """Look at it."""
+
+    class Renamed(FedProx):
+        """Nothing of its own."""
+
+    assert looks_at_updates(Watching, SynchronousStrategy)
+    assert not looks_at_updates(Renamed, SynchronousStrategy)
+
+
+# Blocks ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 5000), st.integers(1, 10**8))
+def test_blocks_have_every_task_once_and_are_of_one_size(number: int, size: int) -> None:
+    found = blocks(number, size)
+    assert [place for block in found for place in block] == list(range(number))
+    step = block_size(number, size)
+    assert 1 <= step <= 64
+    assert step == 1 or step * size <= 8 << 20
+    assert all(len(block) == step for block in found[:-1])
+    assert len(found) >= min(number, 5)
+
+
+@given(
+    st.lists(
+        st.one_of(st.none(), st.tuples(st.floats(0, 1), st.integers(-1000, 1000))), min_size=1, max_size=300
+    )
+)
+def test_a_sum_of_blocks_is_the_sum_of_its_parts(given: list[tuple[float, int] | None]) -> None:
+    whole = WeightedSum(3, len(given), squares=True)
+    parts = WeightedSum(3)
+    for block in blocks(len(given), 3):
+        total, squares, kept = np.zeros(3), 0.0, []
+        for one in given[block.start : block.stop]:
+            if one is None:
+                whole.skip()
+                continue
+            weight, value = one
+            update = np.array([value, 0.1 * value, 1.0])
+            whole.add(weight, update)
+            total += weight * update
+            squares += weight * float(update @ update)
+            kept.append(weight)
+        parts.add_block(total, squares, kept)
+    weights = [1.0 if one is None else one[0] for one in given]
+    found, expected = whole.result(weights), parts.result(weights)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.tobytes() == expected.tobytes()
+        assert whole.mean_square(weights) == pytest.approx(parts.mean_square(weights), rel=1e-12)
