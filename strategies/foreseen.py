@@ -24,8 +24,8 @@ MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 5000, 50_000, 20
 # whether they are known very well, and no more are needed.
 SURE, VERY_SURE, LOOK_EVERY = 0.02, 0.002, 500
 
-# Participants and weights of a round, by places among those that are free, given these, their p_i, the round's number,
-# and how many are there, at work or not.
+# Participants and weights of a round, by places among those that are free, given these, their p_i, the round's
+# number, and how many are there, at work or not.
 Drawing = Callable[[Sequence[int], Weights, int, int], Draw]
 
 

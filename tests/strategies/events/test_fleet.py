@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from strategies import AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError, messages
+from strategies import ACE, AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError, messages
 from strategies.clock import WallClock
 from strategies.timeline import LOST
 from tests.strategies.events.fleet_reference import Reference
@@ -204,6 +204,23 @@ def test_a_time_budget_ends_a_run_before_somebody_comes(
     assert run.seen[-1].time <= 2.0
 
 
+def test_a_run_that_is_over_before_its_first_model_says_so(
+    federation: Make, model: Any, train_config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F80: tasks of 0.2, 0.6 and 1 s. ACE waits for all three.
+    made = {}
+    for budget in (0.9, 1.1):
+        caplog.clear()
+        strategy = ACE(time_budget=budget, fraction_evaluate=0.0)
+        grid = federation([4.0, 0.0, 1.0], [1, 1, 1])
+        strategy.start(grid, model(1.0), num_rounds=9, train_config=train_config(1, 0.01))
+        made[budget] = strategy.aggregations
+        assert "no model is made until all 3 clients that count have answered once" in text_of(caplog)
+        said = "the run is over, at 0.6 s, before its first model was made: 2 contributions wait for it"
+        assert (said in text_of(caplog)) == (budget < 1)
+    assert made[0.9] == 0 < made[1.1]
+
+
 # ---- Failure within a task ----------------------------------------------------------------------------------------
 
 
@@ -393,7 +410,7 @@ def test_an_app_that_tells_no_sizes_has_no_task_times(
         )
 
 
-# ---- Rounds that close early, of those that are there ---------------------------------------------------------------
+# ---- Rounds that close early, of those that are there -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["uniform", "md"])
