@@ -51,7 +51,8 @@ def run(
     way : str, optional
         How the vectorized engine trains; default: what suits the model and the device.
     federation_config : mapping, optional
-        Ray's resources, such as ``{"client-resources-num-gpus": 0.1}``.
+        Ray's resources, such as ``{"client-resources-num-gpus": 0.1}``; ``{"workers": 4}`` has the vectorized engine
+        train in processes on Ray.
     observers : sequence of `fedapp.server.Observer`
         Who else is told of every aggregation.
     quiet : bool
@@ -100,8 +101,12 @@ def _simulation(
     federation_config: Mapping[str, Value],
 ) -> SimulationConfig:
     """Return the federation config, where the engine reads all that is given."""
-    if federation_config and engine in IN_PROCESS:
-        raise ConfigError(f"federation_config: isn't read by engine {engine}; Ray reads it")
+    on_workers = engine == IN_PROCESS[-1] and federation_config.get("workers")
+    if federation_config and engine in IN_PROCESS and not on_workers:
+        raise ConfigError(
+            f"federation_config: isn't read by engine {engine}; allowed are engine ray, and workers with engine "
+            f"{IN_PROCESS[-1]}"
+        )
     if way is not None and engine != IN_PROCESS[-1]:
         raise ConfigError(f"way = {way!r}: is a way of engine {IN_PROCESS[-1]}; {engine} has one way")
     if num_clients is None and config.resume:

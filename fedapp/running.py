@@ -55,7 +55,7 @@ def run_on(
     on_directory : callable
         Told where the run is recorded, once that is known.
     workers, way : int, Way
-        The vectorized engine's: see `fedapp.engine.in_process.make_grid`.
+        The vectorized engine's, in this process: see `fedapp.engine.in_process.make_grid`.
 
     Raises
     ------
@@ -63,12 +63,19 @@ def run_on(
         What can't be run, before a client starts; and what a strategy raises when the run fails or diverges.
     """
     check_engine(engine)
-    _check_can_be_found(config, engine)
-    simulation = simulation.fit_to_machine(config, on_ray=engine == RAY)
+    on_ray = engine == RAY or (engine == IN_PROCESS[-1] and simulation.workers > 0)
+    if on_ray:
+        _check_can_be_found(config)
+    simulation = simulation.fit_to_machine(config, on_ray=on_ray)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
     directory = directory or RunDirectory(config)
     on_directory(directory)
+    if on_ray and engine != RAY:
+        from fedapp.engine.workers import grid_of_workers  # Ray takes a second to import
+
+        with grid_of_workers(simulation, way) as grid_on_ray:
+            return server.run(grid_on_ray, experiment, stopped, directory, observers)
     if engine != RAY:
         grid = make_grid(engine, num_clients, workers, way)
         return server.run(grid, experiment, stopped, directory, observers)
@@ -82,9 +89,9 @@ def run_on(
     return directory
 
 
-def _check_can_be_found(config: RunConfig, engine: str) -> None:
-    """Refuse parts that are in this process alone on an engine whose clients are in others."""
-    if engine == RAY and (names := in_process_names(config.flat())):
+def _check_can_be_found(config: RunConfig) -> None:
+    """Refuse parts that are in this process alone where clients are in others."""
+    if names := in_process_names(config.flat()):
         key, name = next(iter(names.items()))
         raise ConfigError(
             f"{key} = {name!r}: is known in this process alone, and Ray's workers can't import it; put it into a "

@@ -19,7 +19,7 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,15 @@ class Availability(ABC):
     def comes(self, client: int, time: float) -> float:
         """Return when the client is there, from a time on: then or later; infinity if it never is."""
         return time if self.there(client, time) else self.changes(client, time)
+
+    def away(self, client: int, since: float, until: float) -> Iterator[Stretch]:
+        """Yield the stretches in which a client isn't there, from one time to another, in their order."""
+        time, there = since, self.there(client, since)
+        while time < until:
+            turn = min(self.changes(client, time), until)
+            if not there:
+                yield time, turn
+            time, there = turn, not there
 
     @property
     @abstractmethod

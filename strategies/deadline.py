@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from strategies.arrays import Vector
 from strategies.clock import RESOLUTION
+from strategies.timeline import Parts
 
 DROP, NEXT = "drop", "next"
 
@@ -128,6 +129,8 @@ class LateTask:
         Of the message whose reply is waited for, once it is sent.
     reply : Message, optional
         In real time, where it is there already.
+    parts : Parts, optional
+        What its time consists of, in virtual time, if that is known.
     """
 
     client: int
@@ -139,6 +142,7 @@ class LateTask:
     beside: Mapping[str, Vector] = field(default_factory=dict)
     request: Metadata | None = None
     reply: Message | None = None
+    parts: Parts | None = None
 
 
 class LateWork:
@@ -174,6 +178,7 @@ class LateWork:
                 [t.client, t.number, t.began, t.due, t.weight, at]
                 for t, at in zip(tasks, places, strict=True)
             ],
+            **({"late-parts": [t.parts for t in tasks]} if any(t.parts for t in tasks) else {}),
             **({"late-bases": np.array(list(bases.values()))} if bases else {}),
             **{f"late-sent-{name}": np.array([task.beside[name] for task in kept]) for name in names},
         }
@@ -184,8 +189,12 @@ class LateWork:
         work = cls()
         bases = [np.array(base) for base in state.get("late-bases", ())]
         sent = {key.removeprefix("late-sent-"): key for key in state if key.startswith("late-sent-")}
-        for row, (client, number, began, due, weight, at) in enumerate(state.get("late-tasks", ())):
+        rows = state.get("late-tasks", ())
+        known = state.get("late-parts", [None] * len(rows))  # an earlier version's has none
+        for row, (client, number, began, due, weight, at) in enumerate(rows):
             task = LateTask(client, number, began, due, weight)
+            if (parts := known[row]) is not None:
+                task.parts = Parts(*parts)
             if at is not None:  # all have one, or none
                 task.base = bases[at]
                 task.beside = {name: np.array(state[key][row]) for name, key in sent.items()}

@@ -25,6 +25,7 @@ import numpy as np
 from strategies import streams
 from strategies.files import NamedFile, numbers
 from strategies.load import Load
+from strategies.timeline import Parts
 
 LAWS = ("lognormal", "zipf", "pareto")
 ALLOWED = "profile:FILE, lognormal:S, zipf:S, pareto:S (and SPEED,DOWN,UP,LATENCY after a comma)"
@@ -55,6 +56,11 @@ class Capacity(NamedTuple):
     def working(self, load: Load) -> float:
         """Return the seconds of T that aren't on the way."""
         return load.work / self.speed
+
+    def parts(self, load: Load) -> Parts:
+        """Return what T consists of; of the latency each way has half."""
+        way = self.latency / 2
+        return Parts(8 * load.down / self.down + way, self.working(load), 8 * load.up / self.up + way)
 
 
 USUAL = Capacity(100.0, 20e6, 5e6, 0.1)

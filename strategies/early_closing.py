@@ -355,4 +355,4 @@ class EarlyClosing(RoundScheme):
             return
         for task in tasks.values():
             if self.config.late == NEXT:
-                self.timeline.begin(task.client, task.began, task.due)
+                self.timeline.begin(task.client, task.began, task.due, task.parts)

@@ -126,7 +126,7 @@ class HandingOut(Scheme):
             self.accounts[index].tasks += 1
             due = self.pace.due(member, when, self.timeout, lost=lost)
             self.ledger.open(Task(member, version, base, message_id, when, lost, goes, beside), due)
-            self.timeline.begin(index, when)
+            self.timeline.begin(index, when, parts=self.pace.parts(member.client))
         return size
 
     # ---- Going on where an earlier run was ------------------------------------------------------------------

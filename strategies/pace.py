@@ -15,11 +15,13 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from strategies.availability import Stretch
 from strategies.clock import RESOLUTION, Clock
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, Member, Task
 from strategies.load import Loads
 from strategies.roster import Client
+from strategies.timeline import Parts
 
 Times = NDArray[np.float64]
 T = TypeVar("T")
@@ -157,6 +159,19 @@ class Pace(ABC):
 
         One that its client drops ends then: see ``loses``.
         """
+
+    def parts(self, client: Client) -> Parts | None:
+        """Return what the time of a client's last task consists of; None where nobody can tell its parts apart."""
+        return None
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether it is known when clients aren't there."""
+        return False
+
+    def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
+        """Yield each client's index and when it isn't there, from one clock time to another."""
+        return iter(())
 
     def loses(self, client: Client, task: int, when: float | None = None) -> bool:
         """Tell whether a task that is handed out at a time, or now, is lost, as its client goes before its end."""

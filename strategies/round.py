@@ -155,7 +155,7 @@ class Round:
         """Note that tasks begin, and of which it is known that their clients go away."""
         now = pace.now()
         for client in self.clients:
-            timeline.begin(client.index, now, pace.foretold(client, self.number))
+            timeline.begin(client.index, now, pace.foretold(client, self.number), pace.parts(client))
             if pace.loses(client, self.number):
                 self.lost.add(client.index)
 

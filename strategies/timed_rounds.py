@@ -67,7 +67,10 @@ class TimedRounds(EarlyClosing):
             failed |= self._invalid(current, new, replies)
             plan = self._plan(early, failed)
         early.late = {
-            index: LateTask(index, current.number, early.began, early.due[index]) for index in plan.late
+            index: LateTask(
+                index, current.number, early.began, early.due[index], parts=self.timeline.parts(index)
+            )
+            for index in plan.late
         }
         self._out_of_time = self.pace.over(plan.at)
         present = {client.index for client in self.clients}

@@ -1,4 +1,4 @@
-"""When each task of a client began and ended, under any strategy, until somebody takes that down."""
+"""When each task of a client began and ended, and its parts, by any strategy, until somebody takes that down."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,11 +13,23 @@ MOST = 200_000
 # What a task is whose client hasn't answered when somebody looks, and one whose client went, or came back without it.
 UNDER_WAY, LOST = "under way", messages.LOST
 
+_ROUNDING = 1e-6  # seconds
+
+
+class Parts(NamedTuple):
+    """Seconds of a task: its model is on its way to the client, the client works, its reply is on the way."""
+
+    receiving: float
+    working: float
+    sending: float
+
 
 class TaskSpan(NamedTuple):
     """A task of a client: seconds of the run's clock and of the machine's, and what became of it.
 
-    ``outcome`` is one of ``strategies.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``.
+    ``outcome`` is one of ``strategies.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the clock's seconds the
+    model was on its way for ``receiving``, and the reply for ``sending``; the client worked for the rest. None:
+    nobody can tell them apart.
     """
 
     client: int
@@ -26,15 +38,17 @@ class TaskSpan(NamedTuple):
     wall_began: float
     wall_ended: float
     outcome: str
+    receiving: float | None = None
+    sending: float | None = None
 
 
 class _Open:
     """A task that has begun; ``ended`` is known once the reply is there, or beforehand in virtual time."""
 
-    __slots__ = ("began", "ended", "wall_began", "wall_ended")
+    __slots__ = ("began", "ended", "parts", "wall_began", "wall_ended")
 
-    def __init__(self, began: float, ended: float | None, wall_began: float) -> None:
-        self.began, self.ended = began, ended
+    def __init__(self, began: float, ended: float | None, wall_began: float, parts: Parts | None) -> None:
+        self.began, self.ended, self.parts = began, ended, parts
         self.wall_began = wall_began
         self.wall_ended: float | None = None
 
@@ -64,11 +78,19 @@ class Timeline:
         self._open.clear()
         self._ended.clear()
 
-    def begin(self, client: int, began: float, ends: float | None = None) -> None:
-        """Note that a client was handed a task at a time of the clock; ``ends``: when it ends, if that is known."""
+    def begin(self, client: int, began: float, ends: float | None = None, parts: Parts | None = None) -> None:
+        """Note that a client was handed a task at a time of the clock.
+
+        ``ends``: when it ends; ``parts``: what its time consists of, all of it; if that is known.
+        """
         if client in self._open:
             self.end(client, began, LOST)
-        self._open[client] = _Open(began, ends, self.watch.now())
+        self._open[client] = _Open(began, ends, self.watch.now(), parts)
+
+    def parts(self, client: int) -> Parts | None:
+        """Return what the time of a client's task that hasn't ended consists of, if that is known."""
+        task = self._open.get(client)
+        return None if task is None else task.parts
 
     def arrived(self, client: int, now: float) -> None:
         """Note that a client's reply is there, or that nobody waits for it any more; what it is worth comes later."""
@@ -82,7 +104,9 @@ class Timeline:
         self.arrived(client, now)
         task = self._open.pop(client, None)
         if task is not None:
-            self._ended.append(span := _span(client, task, outcome))
+            assert task.ended is not None
+            assert task.wall_ended is not None
+            self._ended.append(span := _span(client, task, task.ended, task.wall_ended, outcome))
             if self._took is not None:
                 self._took(client, span.ended - span.began, outcome)
 
@@ -97,13 +121,19 @@ class Timeline:
         wall, found = self.watch.now(), []
         for client, task in sorted(self._open.items()):
             until = now if task.ended is None else min(now, task.ended)
-            found.append(
-                TaskSpan(client, task.began, max(task.began, until), task.wall_began, wall, UNDER_WAY)
-            )
+            found.append(_span(client, task, max(task.began, until), wall, UNDER_WAY))
         return found
 
 
-def _span(client: int, task: _Open, outcome: str) -> TaskSpan:
-    assert task.ended is not None
-    assert task.wall_ended is not None
-    return TaskSpan(client, task.began, task.ended, task.wall_began, task.wall_ended, outcome)
+def _span(client: int, task: _Open, ended: float, wall_ended: float, outcome: str) -> TaskSpan:
+    ways = (None, None) if task.parts is None else _on_the_way(task.parts, ended - task.began)
+    return TaskSpan(client, task.began, ended, task.wall_began, wall_ended, outcome, *ways)
+
+
+def _on_the_way(parts: Parts, seconds: float) -> tuple[float, float]:
+    """Return the seconds of receiving and sending in those that a task took, which may be cut off in any part."""
+    rest = seconds - parts.receiving - parts.working
+    whole = (
+        rest > parts.sending - _ROUNDING
+    )  # so that the same task has the same parts, however late the clock is
+    return min(parts.receiving, seconds), parts.sending if whole else max(rest, 0.0)

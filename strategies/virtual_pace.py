@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies import streams
-from strategies.availability import ALWAYS, Availability, make_availability
+from strategies.availability import ALWAYS, Availability, Stretch, make_availability
 from strategies.clock import RESOLUTION, Clock, WallClock
 from strategies.cycles import Cycle, over_time
 from strategies.device_profile import is_profile
@@ -32,6 +32,7 @@ from strategies.pace import (
 )
 from strategies.roster import Client
 from strategies.time_scenario import TimeScenario
+from strategies.timeline import Parts
 
 log = logging.getLogger("flwr.strategies")
 
@@ -116,6 +117,25 @@ class VirtualPace(Pace):
     def foretold(self, client: Client, task: int) -> float | None:
         """Return when its time in the scenario is over, or its client gone."""
         return self.outlook(client, task, self.now()).due
+
+    def parts(self, client: Client) -> Parts | None:
+        """Look at its device, where the scenario says what devices can do."""
+        devices = self._scenario().devices
+        return (
+            None if devices is None else devices.device(self._place(client)).parts(self.loads.of_last(client))
+        )
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Look at the availability; it says nothing of clients before the first of their times is asked for."""
+        return self.availability != ALWAYS and self._presence is not None
+
+    def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
+        """Look at the availability; who asks for it gives no client a place by that."""
+        if self.comes_and_goes:
+            presence = self._presences()
+            for index, place in list(self._places.items()):
+                yield index, presence.away(place, since, until)
 
     def loses(self, client: Client, task: int, when: float | None = None) -> bool:
         """Look how long the client is there, and whether it drops this task."""

@@ -52,7 +52,13 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing at the end of a run: for many short runs, as figures take longer than those."""
-    for name in ("figures.draw_curves", "figures.draw_partition", "by_client.draw_by_client"):
+    drawn = (
+        "figures.draw_curves",
+        "figures.draw_partition",
+        "by_client.draw_by_client",
+        "gantt.draw_timeline",
+    )
+    for name in drawn:
         monkeypatch.setattr(f"fedapp.report.{name}", lambda *_, **__: None)
 
 

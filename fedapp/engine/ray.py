@@ -31,7 +31,7 @@ SWITCH_INTERVAL = 0.0005
 # What the engines in this process read of the federation config; Ray reads all of it.
 READ_BY = {
     "sequential": ("num-supernodes",),
-    "vectorized": ("num-supernodes", "init-args-num-cpus"),
+    "vectorized": ("num-supernodes", "init-args-num-cpus", "workers"),
 }
 
 
@@ -46,8 +46,13 @@ class SimulationConfig(Keys):
         What one client gets: 0.1 GPUs packs ten clients on a GPU.
     init_args_num_cpus, init_args_num_gpus : int, optional
         What Ray believes the machine has; default: what it has.
+    init_args_address : str
+        A Ray cluster to run on, such as ``auto`` or ``HOST:6379``; "": one of this machine, for the run.
     init_args_logging_level, init_args_log_to_driver, verbose : str, bool, bool
         Ray's and Flower's own logs.
+    workers : int
+        Processes on Ray that train for the vectorized engine, each with the client resources; 0: it trains in this
+        process.
     """
 
     num_supernodes: Annotated[int, Field(description="a whole number from 1 to 1000000", ge=1, le=10**6)] = 20
@@ -55,13 +60,16 @@ class SimulationConfig(Keys):
     client_resources_num_gpus: NonNegative = 0.0
     init_args_num_cpus: Annotated[int | None, Field(description="a whole number >= 1", ge=1)] = None
     init_args_num_gpus: Annotated[int | None, Field(description="a whole number >= 0", ge=0)] = None
+    init_args_address: Text = ""
     init_args_logging_level: Text = "error"
     init_args_log_to_driver: Flag = False
     verbose: Flag = False
+    workers: Annotated[int, Field(description="a whole number >= 0", ge=0)] = 0
 
     def backend(self) -> dict[str, Any]:
         """Return the config of Flower's Ray backend."""
         init_args = {
+            "address": self.init_args_address or None,
             "num_cpus": self.init_args_num_cpus,
             "num_gpus": self.init_args_num_gpus,
             "logging_level": self.init_args_logging_level,
@@ -77,7 +85,10 @@ class SimulationConfig(Keys):
 
     def say_unread(self, engine: str) -> None:
         """Name the values, other than the defaults, that only another engine reads."""
-        read = READ_BY.get(engine, self.key_names())
+        all_keys = tuple(key for key in self.key_names() if key != "workers")
+        read = READ_BY.get(engine, all_keys)
+        if engine == "vectorized" and self.workers:
+            read = tuple(key for key in self.key_names() if key != "verbose")
         given = {key: value for key, value in self.model_dump(by_alias=True).items() if key not in read}
         defaults = type(self)().model_dump(by_alias=True)
         if unread := [f"{key} = {value!r}" for key, value in given.items() if value != defaults[key]]:
@@ -102,10 +113,14 @@ class SimulationConfig(Keys):
         return self.model_copy(update={"client_resources_num_gpus": 0.0})
 
 
+def without_announcements() -> None:
+    """Leave out that Ray may one day show GPUs to workers that were given none; they are hidden now."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+
+
 def simulate(server_app: ServerApp, client_app: ClientApp, simulation: SimulationConfig) -> None:
     """Run the apps on Ray until the ServerApp returns; its exceptions are raised here."""
-    # Ray announces that it may one day show GPUs to workers that were given none; they are hidden now.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    without_announcements()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:

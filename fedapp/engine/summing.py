@@ -18,6 +18,7 @@ from fedapp.client.local_data import expected_data, local_data, no_rows
 from fedapp.client.request import config_of
 from fedapp.client.training import TaskTerms
 from fedapp.data.partition import Partition
+from fedapp.federation.rows import Rows, RowsOf
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
 from strategies import messages
@@ -35,18 +36,44 @@ def can_sum(request: SumRequest, contexts: Mapping[int, Context]) -> bool:
     return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
 
 
-def sums(request: SumRequest, contexts: Mapping[int, Context], trainer: Trainer) -> Iterator[BlockSum]:
+def sums(
+    request: SumRequest, contexts: Mapping[int, Context], trainer: Trainer, rows_of: RowsOf
+) -> Iterator[BlockSum]:
     """Yield the sums of a round's blocks; ``contexts`` are those of the nodes, by id."""
-    try:
-        shared = _Shared.of(request, contexts)
-    except USER_ERRORS as error:
-        failed, size = Summand(reason=messages.last_line(str(error))), Layout.of(request.arrays).size
-        yield BlockSum(np.zeros(size), 0.0, [failed] * len(request.tasks))
-        return
-    divided = blocks(len(request.tasks), shared.layout.size)
-    yield from trainer.ahead(
-        lambda places: _Block(shared, request.tasks[places.start : places.stop]).summed(trainer), divided
-    )
+    terms = SharedTerms(request, contexts, rows_of)
+    yield from trainer.ahead(lambda tasks: terms.block(tasks, trainer), divided(request))
+
+
+def divided(request: SumRequest) -> Iterator[Sequence[SumTask]]:
+    """Yield the tasks of each block."""
+    for places in blocks(len(request.tasks), Layout.of(request.arrays).size):
+        yield request.tasks[places.start : places.stop]
+
+
+class SharedTerms:
+    """What the tasks of a round share, or why none can be done; it stands for any of the round's blocks.
+
+    Parameters
+    ----------
+    request : SumRequest
+        Its tasks aren't read.
+    rows_of : callable
+        Returns the rows of all clients.
+    """
+
+    def __init__(self, request: SumRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> None:
+        self.request = request
+        try:
+            self.shared: _Shared | None = _Shared.of(request, contexts, rows_of)
+        except USER_ERRORS as error:
+            self.shared, self.why = None, messages.last_line(str(error))
+
+    def block(self, tasks: Sequence[SumTask], trainer: Trainer) -> BlockSum:
+        """Return the sum of a block."""
+        if self.shared is None:
+            size = Layout.of(self.request.arrays).size
+            return BlockSum(np.zeros(size), 0.0, [Summand(reason=self.why)] * len(tasks))
+        return _Block(self.shared, tasks).summed(trainer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,25 +82,24 @@ class _Shared:
 
     request: SumRequest
     terms: TaskTerms
-    x: Tensor
-    y: Tensor
+    rows: Rows
     partition: Partition
     contexts: Mapping[int, Context]
     layout: Layout
     base: Vector
 
     @classmethod
-    def of(cls, request: SumRequest, contexts: Mapping[int, Context]) -> "_Shared":
+    def of(cls, request: SumRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> "_Shared":
         config = config_of(request.config)
         device = device_of(config)
         dataset = expected_data(config, request.config, len(contexts))
         partition = federation.partition_of(config, len(contexts))
-        x, y = federation.training_tensors(config, len(contexts), device, dataset.moments)
+        rows = rows_of(config, len(contexts), device, dataset.moments)
         state = federation.to_state(request.arrays, device)
         terms = TaskTerms.of(request.config, config, dataset, state, device)
         layout = Layout.of(request.arrays)
         base = layout.to_vector(request.arrays)
-        return cls(request, terms, x, y, partition, contexts, layout, base)
+        return cls(request, terms, rows, partition, contexts, layout, base)
 
     def task(self, asked: SumTask) -> LocalTask:
         """Return a client's task."""
@@ -85,7 +111,8 @@ class _Shared:
         begin, end = self.partition.client_offsets[place : place + 2].tolist()
         if begin == end:
             raise no_rows(place)
-        tensors = self.x, self.y, begin
+        self.rows.need(begin, end)
+        tensors = self.rows.x, self.rows.y, begin
         return self.terms.task(tensors, end - begin, asked.client, asked.number, part=asked.part)
 
 
@@ -101,7 +128,8 @@ class _Trained:
     def is_harmless(self) -> bool:
         """Whether no model can hold what doesn't count (``strategies.arrays.check_values``)."""
         flat: list[NDArray[np.float32]] = [value.reshape(-1) for value in self.arrays.values()]
-        return all(float(np.dot(values, values)) < HARMLESS for values in flat)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(float(np.dot(values, values)) < HARMLESS for values in flat)
 
     def model(self, number: int, base: Vector) -> Vector:
         """Return a client's model (D,)."""

@@ -35,12 +35,13 @@ from fedapp.client.training import (
 from fedapp.config import RunConfig
 from fedapp.engine import summing
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
+from fedapp.federation.rows import RowsOf, all_rows
 from fedapp.training.task import LocalTask
-from fedapp.training.trainer import Trainer
+from fedapp.training.trainer import Trained, Trainer
 from strategies import messages
 from strategies.arrays import Layout
 from strategies.compression import compressed
-from strategies.messages import TRAIN
+from strategies.messages import EVALUATE, TRAIN
 from strategies.sums import BlockSum, SumRequest, blocks
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
@@ -58,12 +59,21 @@ class VectorizedGrid(SequentialGrid):
         Number of nodes; node i + 1 has partition i.
     trainer : Trainer, optional
         Says how to train, and on how many threads.
+    rows_of : callable
+        Returns the rows of all clients; by default all are read at once.
     """
 
     engine = "vectorized"
 
-    def __init__(self, client_app: ClientApp, num_supernodes: int, trainer: Trainer | None = None) -> None:
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_supernodes: int,
+        trainer: Trainer | None = None,
+        rows_of: RowsOf = all_rows,
+    ) -> None:
         super().__init__(client_app, num_supernodes)
+        self.rows_of = rows_of
         self.trainer = trainer or Trainer()
         self._block_of: dict[str, tuple[str, int]] = {}  # of requests that came with others, by message id
 
@@ -81,23 +91,42 @@ class VectorizedGrid(SequentialGrid):
         return [self._replies.pop(message_id) for message_id in wanted if message_id in self._replies]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages; return their ids. Training requests that come together are trained in blocks."""
+        """Queue messages; return their ids. Requests of one kind that come together are worked on in blocks."""
         messages = list(messages)
         ids = list(super().push_messages(messages))
-        asked = [message for message in messages if message.metadata.message_type == TRAIN]
-        if len(asked) > 1:
+        for kind in (TRAIN, EVALUATE):
+            asked = [message for message in messages if message.metadata.message_type == kind]
+            if len(asked) <= 1:
+                continue
             size = Layout.of(sent_model(asked[0])).size
             for number, places in enumerate(blocks(len(asked), size)):
                 own = [asked[place].metadata.message_id for place in places]
-                self._block_of |= dict.fromkeys(own, (ids[0], number))
+                self._block_of |= dict.fromkeys(own, (asked[0].metadata.message_id, number))
         return ids
 
-    def _groups(self, requests: Sequence[Message], beside: int) -> list[Sequence[int]]:
-        """Return the places of requests, and of so many tasks after them, that are trained together."""
+    def _groups(self, requests: Sequence[Message]) -> list[list[int]]:
+        """Return the places of requests that are worked on together."""
         found: dict[object, list[int]] = {}
         for place, request in enumerate(requests):
             found.setdefault(self._block_of.pop(request.metadata.message_id, None), []).append(place)
-        return [*found.values(), range(len(requests), len(requests) + beside)]
+        return list(found.values())
+
+    def work_on(self, pairs: Sequence[tuple[Message, Context]]) -> list[tuple[Message, Context]]:
+        """Return the replies to requests of one kind that are worked on together, and the contexts after that."""
+        for request, context in pairs:
+            self.contexts[context.node_id] = context
+            self._queue.append(request)
+            self._block_of[request.metadata.message_id] = ("", 0)
+        while self._queue:
+            if self._queue[0].metadata.message_type == TRAIN:
+                self._train()
+            else:
+                self._evaluate()
+        self._block_of.clear()
+        return [
+            (self._replies.pop(request.metadata.message_id), self.contexts[context.node_id])
+            for request, context in pairs
+        ]
 
     def can_sum(self, request: SumRequest) -> bool:
         """Tell whether a round's tasks can be trained and summed without messages."""
@@ -105,7 +134,7 @@ class VectorizedGrid(SequentialGrid):
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of a round's blocks of clients."""
-        return summing.sums(request, self.contexts, self.trainer)
+        return summing.sums(request, self.contexts, self.trainer, self.rows_of)
 
     def _train(self) -> None:
         """Train what waits at the head of the queue, and clients' own models beside it."""
@@ -113,17 +142,21 @@ class VectorizedGrid(SequentialGrid):
         read: list[tuple[Message, Context, LocalTask, LocalTask | None]] = []
         for request, context in self._waiting(messages.TRAIN):
             with self._answered(request):
-                task = local_task(request, context, shared_tensors, state_of)
+                task = local_task(request, context, self._shared_tensors, state_of)
                 read.append((request, context, task, personal_task(request, context, task)))
-        own = [task for _, _, _, task in read if task is not None]
-        tasks = [*(task for _, _, task, _ in read), *own]
-        trained = self.trainer.train(tasks, self._groups([request for request, *_ in read], len(own)))
-        personal = iter(trained[len(read) :])
-        for (request, context, task, beside), (arrays, loss) in zip(read, trained, strict=False):
+        tasks = [*(task for _, _, task, _ in read), *(task for _, _, _, task in read)]
+        groups = self._groups([request for request, *_ in read])
+        beside = [
+            [place + len(read) for place in group] for group in groups
+        ]  # never stacked with what is sent
+        found = self._trained(tasks, [*groups, *beside])
+        trained, personal = found[: len(read)], found[len(read) :]
+        for (request, context, task, _), result, own in zip(read, trained, personal, strict=True):
+            assert result is not None
             with self._answered(request):
-                if beside is not None:
-                    keep_trained(request, context, next(personal)[0])
-                reply = trained_reply(request, context, task, arrays, loss)
+                if own is not None:
+                    keep_trained(request, context, own[0])
+                reply = trained_reply(request, context, task, *result)
                 self._answer(request, compressed(request, reply, context))
 
     def _evaluate(self) -> None:
@@ -132,12 +165,29 @@ class VectorizedGrid(SequentialGrid):
         read: list[tuple[Message, Context, LocalTask | None]] = []
         for request, context in self._waiting(messages.EVALUATE):
             with self._answered(request):
-                read.append((request, context, fine_tuning_task(request, context, shared_tensors, state_of)))
-        tuned = iter(self.trainer.train([task for _, _, task in read if task is not None]))
-        for request, context, task in read:
+                read.append(
+                    (request, context, fine_tuning_task(request, context, self._shared_tensors, state_of))
+                )
+        groups = self._groups([request for request, *_ in read])
+        for (request, context, _), tuned in zip(
+            read, self._trained([task for *_, task in read], groups), strict=True
+        ):
             with self._answered(request):
-                arrays = None if task is None else next(tuned)[0]
+                arrays = None if tuned is None else tuned[0]
                 self._answer(request, scored_reply(request, context, arrays, state_of, shared_tests))
+
+    def _trained(
+        self, tasks: Sequence[LocalTask | None], groups: Sequence[Sequence[int]]
+    ) -> list[Trained | None]:
+        """Train tasks, where there are any, each with those of its group."""
+        places = [place for place, task in enumerate(tasks) if task is not None]
+        number = {place: n for n, place in enumerate(places)}
+        together = [[number[place] for place in group if place in number] for group in groups]
+        trained: list[Trained | None] = [None] * len(tasks)
+        found = self.trainer.train([task for task in tasks if task is not None], [g for g in together if g])
+        for place, one in zip(places, found, strict=True):
+            trained[place] = one
+        return trained
 
     def _waiting(self, kind: str) -> Iterator[tuple[Message, Context]]:
         """Take requests of a kind from the head of the queue, as many as are worked on at once."""
@@ -161,6 +211,16 @@ class VectorizedGrid(SequentialGrid):
             reason = f"{type(error).__name__}: {error}"
             self._answer(request, Message(Error(CLIENT_APP_RAISED, reason), reply_to=request))
 
+    def _shared_tensors(self, config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
+        """Return the inputs and labels of all clients, and where this one's rows begin in them."""
+        if data.partition_id is None or data.num_partitions is None:
+            return own_tensors(config, data, device)
+        partition = federation.partition_of(config, data.num_partitions)
+        begin, end = partition.client_offsets[data.partition_id : data.partition_id + 2].tolist()
+        rows = self.rows_of(config, data.num_partitions, device, data.dataset.moments)
+        rows.need(begin, end)
+        return rows.x, rows.y, begin
+
     def _answer(self, request: Message, reply: Message) -> None:
         self._replies[request.metadata.message_id] = reply
 
@@ -175,15 +235,6 @@ def _states() -> StateOf:
         return states[key]
 
     return state_of
-
-
-def shared_tensors(config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
-    """Return the inputs and labels of all clients, and where this one's rows begin in them."""
-    if data.partition_id is None or data.num_partitions is None:
-        return own_tensors(config, data, device)
-    partition = federation.partition_of(config, data.num_partitions)
-    x, y = federation.training_tensors(config, data.num_partitions, device, data.dataset.moments)
-    return x, y, int(partition.client_offsets[data.partition_id])
 
 
 def shared_tests(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 
 from fedapp.report.growing import GrowingTable, read_growing
 
-# Client, when its task began and ended by the run's clock, when by the machine's, and what became of it.
-TaskSpan = tuple[int, float, float, float, float, str]
+# Client, when its task began and ended by the run's clock, when by the machine's, what became of it, and the seconds
+# of the run's clock that the model and the reply were on their way.
+TaskSpan = tuple[int, float, float, float, float, str, float | None, float | None]
 
 NAME = "tasks"
 MOST = 200_000
@@ -26,6 +27,8 @@ _SCHEMA = pa.schema(
         ("wall-began", pa.float64()),  # seconds of the machine since the run began
         ("wall-ended", pa.float64()),
         ("outcome", pa.string()),
+        ("receiving", pa.float64()),  # of its seconds by the run's clock; null where nobody can tell
+        ("sending", pa.float64()),
     ]
 )
 
@@ -90,6 +93,12 @@ def read_tasks(run_dir: Path) -> pa.Table:
 
     ``outcome`` is what became of it: ``accepted``, ``late``, ``failed``, ``refused``, ``discarded`` (too old),
     ``lost`` (the device went, or came back without it), or ``under way``, where it hadn't ended when the run did.
+    ``receiving`` and ``sending`` are null where nobody can tell them from work, and in runs of earlier versions.
     """
     table = read_growing(run_dir, NAME)
-    return _SCHEMA.empty_table() if table is None else table.slice(max(0, len(table) - MOST))
+    if table is None:
+        return _SCHEMA.empty_table()
+    for added in _SCHEMA:
+        if added.name not in table.column_names:  # of an earlier version
+            table = table.append_column(added, pa.nulls(len(table), added.type))
+    return table.slice(max(0, len(table) - MOST))

@@ -89,6 +89,6 @@ class Display(Observer):
             self.console.print(devices)
         # Not through rich, which would break a long path over lines.
         print(f"Run directory: {self.path}", flush=True)
-        for name in ("curves.png", "clients.png", "partition.png", "model.safetensors"):
+        for name in ("curves.png", "clients.png", "timeline.png", "partition.png", "model.safetensors"):
             if (self.path / name).exists():
                 print(f"  {self.path / name}", flush=True)

@@ -7,6 +7,7 @@ import torch
 
 from fedapp import federation
 from fedapp.data.partition import OWN
+from fedapp.report.away import last_away, write_away
 from fedapp.report.clients import WALL, ClientsFile
 from fedapp.report.tasks import TasksFile
 from fedapp.server.experiment import Experiment
@@ -82,23 +83,33 @@ class Journal(Observer):
         }
 
     def _publish(self) -> None:
-        """Bring clients.parquet and tasks.parquet up to date, in a hundredth of the time that there is."""
+        """Bring clients.parquet, tasks.parquet and away.parquet up to date, in a hundredth of the time."""
         if (began := self._watch.now()) >= self._publish_at:
             self._clients.publish()
             self._tasks.publish()
+            self._write_away()
             now = self._watch.now()
             self._publish_at = now + 100 * (now - began)
 
+    def _write_away(self) -> None:
+        """Write when clients weren't there, where that is known: it follows from the clock alone."""
+        pace = self.strategy.pace
+        if pace.comes_and_goes:
+            write_away(self.directory.path, last_away(pace.away, pace.now()))
+
     def end(self, status: str) -> None:
-        """Finish clients.parquet and tasks.parquet, and draw the figures."""
+        """Finish clients.parquet, tasks.parquet and away.parquet, and draw the figures."""
         timeline = self.strategy.timeline
         self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.pace.now())])
         self._tasks.publish(last=True)
         self._clients.publish(last=True)
+        self._write_away()
         if self.experiment.config.figures and (self.directory.path / "model.safetensors").exists():
             from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
+            from fedapp.report.gantt import draw_timeline
 
             draw_curves(self.directory.path, type(self.experiment.config).defaults())
+            draw_timeline(self.directory.path)
             if self.experiment.config.test_on == OWN:
                 from fedapp.report.by_client import draw_by_client
 

@@ -33,7 +33,7 @@ def test_the_run_directory_is_complete_and_true(base):
     # Checkpoints take a twentieth of the time at most: a run as short as this may have none.
     assert names - {"checkpoint"} == {
         "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "partition.npz", "curves.png",
-        "partition.png", "log.txt", "clients.parquet", "tasks.parquet",
+        "partition.png", "log.txt", "clients.parquet", "tasks.parquet", "timeline.png",
     }  # fmt: skip
     config = tomllib.loads((base.path / "config.toml").read_text())
     assert (config["strategy"], config["num-server-rounds"], config["num-clients"]) == ("fedavg", ROUNDS, 4)
@@ -59,7 +59,7 @@ def test_the_run_directory_is_complete_and_true(base):
     rows = np.concatenate([partition["client_indices"], partition["test_indices"]])
     assert np.array_equal(np.sort(rows), np.arange(1797))
     assert len(partition["client_offsets"]) == 5
-    for figure in ("curves.png", "partition.png"):
+    for figure in ("curves.png", "partition.png", "timeline.png"):
         assert Image.open(base.path / figure).width >= 1000
 
 

@@ -19,6 +19,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from fedapp.cli import app
+from fedapp.report.away import Away, write_away
 from fedapp.report.clients import ClientsFile
 from fedapp.report.page import LivePage, make_page
 from fedapp.report.page.content import LINES, RUNS, page_content
@@ -60,7 +61,7 @@ def write_run(
         for begun in range(3)
         for client in range(clients)
     ]
-    tasks.add([(*each, "late" if each[0] == 1 else "accepted") for each in worked])
+    tasks.add([(*each, "late" if each[0] == 1 else "accepted", None, None) for each in worked])
     tasks.publish(last=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = {"status": "finished", "strategy": "fedavg", "reason": name, "accuracy": 0.5}
@@ -279,6 +280,7 @@ def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width
         "partition",
         "graph",
         "spectrum",
+        "fleet",
         "tasks",
     }
     for name in ids:
@@ -338,7 +340,58 @@ def test_runs_are_toggled_and_the_axis_is_chosen(browser: Any, tmp_path: Path) -
     bars = page.evaluate(
         "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
     )
-    assert bars == [["accepted", 0, [0, 1]], ["late", 1, [0, 1]]]  # wall time, as of the curves
+    assert bars == [  # wall time, as of the curves
+        ["at the client", 0, [0, 1]], ["ends: accepted", 0, [1, 1]], ["ends: late", 1, [1, 3]]
+    ]  # fmt: skip
+    assert errors == []
+
+
+def with_parts(run: Path, clients: int) -> Path:
+    """Give a run's tasks parts, and let client 0 be away for the end of each round."""
+    file = TasksFile(run)
+    file.cut(0)
+    every = [(client, 1.0 * begun) for begun in range(3) for client in range(clients)]
+    file.add([(c, b, b + 0.5, b, b + 1, "accepted", 0.1, 0.15) for c, b in every])
+    file.publish(last=True)
+    times = np.arange(3.0)
+    write_away(run, Away(np.zeros(3, np.int32), times + 0.75, times + 1, 0.0, 3.0))
+    return run
+
+
+def test_the_parts_of_tasks_and_absences_are_drawn(browser: Any, tmp_path: Path) -> None:
+    page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "few"), 12)))
+    drawn = page.evaluate(
+        "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
+    )
+    assert [line[:2] for line in drawn] == [
+        ["away", 0], ["receiving the model", 0], ["working", 0], ["sending the update", 0], ["ends: accepted", 0]
+    ]  # fmt: skip
+    expected = [[0.75, 1], [0, 0.1], [0.1, 0.35], [0.35, 0.5], [0.5, 0.5]]
+    assert [line[2] for line in drawn] == [pytest.approx(each) for each in expected]
+    fleet = page.evaluate(
+        "document.querySelector('#fleet .plot').data.map(t => [t.name, t.y.reduce((a, b) => a + b) / t.y.length])"
+    )
+    assert [name for name, _ in fleet] == [
+        "working", "receiving the model", "sending the update", "waiting", "away"
+    ]  # fmt: skip
+    means = [0.25, 0.1, 0.15, 0.5 - 0.25 / 12, 0.25 / 12]
+    assert [mean for _, mean in fleet] == [pytest.approx(mean, abs=0.005) for mean in means]
+    assert errors == []
+
+
+def test_of_many_clients_a_state_is_chosen(browser: Any, tmp_path: Path) -> None:
+    page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "many", 1000), 1000)))
+    mean = (
+        "(z => z.reduce((a, b) => a + b) / z.length)(document.querySelector('#tasks .plot').data[0].z.flat())"
+    )
+    found = {}
+    for state in page.locator("select[name=state] option").all_inner_texts():
+        page.select_option("select[name=state]", state)
+        found[state] = page.evaluate(mean)
+    assert list(found) == ["at work", "working", "receiving", "sending", "waiting", "away"]
+    expected = [0.5, 0.25, 0.1, 0.15, 0.5, 0.25 / 1000]
+    assert list(found.values()) == [pytest.approx(each, abs=0.005) for each in expected]
+    assert found["away"] > 0
     assert errors == []
 
 

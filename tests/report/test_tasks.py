@@ -137,7 +137,10 @@ def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> Non
     shares = run["tasks"]["shares"]
     assert shares["clients"] == [2] * 100
     assert shares["mean"] == pytest.approx([0.1] * 50 + [1.0] * 50)
-    virtual, wall = (np.array(shares[clock]["share"]) for clock in ("time", "wall-seconds"))
+    virtual, wall = (np.array(shares[clock]["working"]) for clock in ("time", "wall-seconds"))
     assert virtual[:50].mean() == pytest.approx(0.1, abs=0.01)
     assert virtual[50:] == pytest.approx(1.0)
     assert wall.mean() == pytest.approx(10 / 19, abs=0.01)
+    fleet = run["tasks"]["fleet"]["time"]
+    assert sorted(fleet) == ["at", "waiting", "working"]
+    assert np.mean(fleet["working"]) == pytest.approx(0.55, abs=0.01)

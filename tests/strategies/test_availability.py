@@ -36,6 +36,22 @@ def turns(found: Availability, client: int, end: float) -> list[float]:
     return times
 
 
+@pytest.mark.parametrize(
+    "text", ["always", "diurnal:0.3,40", "diurnal:1,40", "bernoulli:0.3,2", "bernoulli:1", "trace:FILE"]
+)
+def test_who_is_away_is_who_is_not_there(written: Written, text: str) -> None:
+    name = written("0,3,7\n0,7,9\n1,0,4,10\n1,8,10,10\n2,0,10,10\n")
+    found = make_availability(name if text == "trace:FILE" else text, 3, 1)
+    since, until = 11.3, 95.9
+    times = np.linspace(since, until, 4999)[1:-1]
+    for client in range(3):
+        gone = list(found.away(client, since, until))
+        assert all(since <= begins < ends <= until for begins, ends in gone)
+        assert all(before[1] < after[0] for before, after in itertools.pairwise(gone))
+        away = [any(begins <= time < ends for begins, ends in gone) for time in times]
+        assert away == [not found.there(client, time) for time in times]
+
+
 # ---- Stretches ----------------------------------------------------------------------------------------------------
 
 whole = st.lists(st.tuples(st.integers(0, 23), st.integers(1, 12)), max_size=6)

@@ -33,6 +33,13 @@ def written(tmp_path: Path) -> Written:
 # ---- A file of one's own --------------------------------------------------------------------------------------
 
 
+def test_the_parts_of_a_task_by_hand(written: Written) -> None:
+    device = DeviceProfile(written("0,50,2e6,1e6,0.5"), 1).device(0)
+    load = Load(300, 1_000_000, 250_000)
+    assert device.parts(load) == (4.25, 6.0, 2.25)  # of the latency each way has half
+    assert sum(device.parts(load)) == device.seconds(load)
+
+
 @pytest.mark.parametrize(
     "header", ["", "client,speed,down,up,latency\n", "client, speed, down, up, latency, watts\n"]
 )

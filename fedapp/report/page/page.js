@@ -8,8 +8,12 @@
     bytes: "bytes up and down" };
   const OUTCOMES = { accepted: COLORS[0], late: COLORS[4], failed: COLORS[1], refused: COLORS[3], discarded: COLORS[7],
     lost: COLORS[6], "under way": COLORS[5] };
+  const MARKS = { accepted: "line-ns-open", late: "triangle-right", failed: "square", refused: "diamond",
+    discarded: "triangle-down", lost: "x", "under way": "y-right-open" };
+  const STATES = { working: COLORS[0], receiving: COLORS[5], sending: "#44AA99", waiting: "rgba(128,128,128,0.15)",
+    away: "#8C8C8C" };
   const hidden = new Set();
-  const chosen = { axis: "aggregation", metric: null, run: null };
+  const chosen = { axis: "aggregation", metric: null, run: null, state: null };
   let content = JSON.parse(document.getElementById("content").textContent);
 
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -158,44 +162,91 @@
       layout("rank", metric, { showlegend: true, legend: { orientation: "h", y: 1.08 } }));
   }
 
-  // Every task of a client as a bar, in the run's time or, where the curves are over it, in wall time.
+  // What states are called: of devices the server knows when it handed out a task and when the reply was there.
+  function called(run, wall) {
+    const { parts, absences } = run.tasks, whole = wall ? "at the client" : "at work";
+    return { working: parts && !wall ? "working" : whole, receiving: "receiving the model", sending: "sending the update",
+      waiting: wall ? "without a task" : absences ? "waiting" : "waiting, or away (not on record)", away: "away" };
+  }
+
+  // Every task of few clients as bars, one for each part, in the run's time or, where the curves are over it, in wall time.
   function bars(run, wall, form) {
     const at = new Map(run.tasks.clients.map((index, row) => [index, row]));
     const names = new Map((run.clients.index || []).map((index, place) => [index, clientOf(run.clients, place)]));
-    const called = (index) => names.get(index) || String(index);
+    const name = (index) => names.get(index) || String(index);
     const width = Math.max(3, Math.min(16, 200 / at.size));
-    const traces = Object.entries(run.tasks.spans).map(([outcome, span]) => {
-      const began = wall ? span["wall-began"] : span.began, ended = wall ? span["wall-ended"] : span.ended;
-      const text = span.client.map((index, task) => `client ${called(index)}: ${plain(outcome)}<br>` +
-        `${number(began[task])} to ${number(ended[task])}`);
-      return { name: plain(outcome), type: "scatter", mode: "lines+markers", hoverinfo: "text",
-        x: began.flatMap((from, task) => [from, ended[task], null]),
-        y: span.client.flatMap((index) => [at.get(index), at.get(index), null]),
-        text: text.flatMap((each) => [each, each, null]), line: { color: OUTCOMES[outcome], width },
-        marker: { symbol: "line-ns", size: began.flatMap(() => [width, 0, 0]), opacity: 1,
-          line: { color: css("--ground"), width: 1 } } };
+    const spans = Object.entries(run.tasks.spans).map(([outcome, span]) => ({ outcome, client: span.client,
+      began: wall ? span["wall-began"] : span.began, ended: wall ? span["wall-ended"] : span.ended,
+      receiving: wall ? null : span.receiving, sending: wall ? null : span.sending }));
+    const states = called(run, wall), pieces = { away: [], receiving: [], working: [], sending: [] };
+    if (!wall) run.tasks.away.client.forEach((index, place) => pieces.away.push([index, run.tasks.away.began[place],
+      run.tasks.away.ended[place], "away"]));
+    for (const span of spans) span.client.forEach((index, task) => {
+      const from = span.began[task], to = span.ended[task];
+      const there = from + (span.receiving ? span.receiving[task] : 0);
+      const done = Math.max(there, to - (span.sending ? span.sending[task] : 0));
+      const text = `${plain(span.outcome)}, ${number(from)} to ${number(to)}`;
+      if (there > from) pieces.receiving.push([index, from, there, text]);
+      if (done > there) pieces.working.push([index, there, done, text]);
+      if (to > done) pieces.sending.push([index, done, to, text]);
     });
+    const traces = Object.entries(pieces).filter(([, all]) => all.length).map(([state, all]) => {
+      const text = all.map(([index, from, to, task]) => `client ${name(index)}: ${states[state]}, ` +
+        `${number(from)} to ${number(to)}` + (state === "away" ? "" : `<br>task: ${task}`));
+      return { name: states[state], type: "scatter", mode: "lines", hoverinfo: "text",
+        x: all.flatMap(([, from, to]) => [from, to, null]),
+        y: all.flatMap(([index]) => [at.get(index), at.get(index), null]),
+        text: text.flatMap((each) => [each, each, null]), line: { color: STATES[state], width } };
+    });
+    for (const span of spans) traces.push({ name: `ends: ${plain(span.outcome)}`, type: "scatter", mode: "markers",
+      x: span.ended, y: span.client.map((index) => at.get(index)), hoverinfo: "skip",
+      marker: { symbol: MARKS[span.outcome], color: span.outcome === "accepted" ? css("--ink") : OUTCOMES[span.outcome],
+        size: span.outcome === "accepted" ? width : 8, line: { width: 1, color: span.outcome in { accepted: 1, "under way": 1 } ?
+          css("--ink") : css("--ground") } } });
     const step = Math.ceil(at.size / 25);
     const rows = run.tasks.clients.filter((_, row) => row % step === 0);
-    form.yaxis = { tickvals: rows.map((index) => at.get(index)), ticktext: rows.map(called), autorange: "reversed",
+    form.yaxis = { tickvals: rows.map((index) => at.get(index)), ticktext: rows.map(name), autorange: "reversed",
       showgrid: false, zeroline: false };
     return traces;
   }
 
-  function shares(run, wall, scale, bar) {
+  // Of many clients the share of time in the state that is chosen; waiting is what is left.
+  function shares(run, wall, state, scale, bar) {
     const { clients, mean, ...clocks } = run.tasks.shares;
-    const { at, share } = clocks[wall ? "wall-seconds" : "time"] || Object.values(clocks)[0];
-    const text = share.map((row, line) => row.map(() => `${clients[line]} clients, mean task ${number(mean[line])}`));
-    return [{ type: "heatmap", x: at, z: share, text, zmin: 0, zmax: 1, colorscale: scale, colorbar: bar,
-      hovertemplate: "%{text}<br>%{x:.5~g}: at work %{z:.0%}<extra></extra>" }];
+    const { at, ...known } = clocks[wall ? "wall-seconds" : "time"] || Object.values(clocks)[0];
+    const all = Object.entries(known), work = all.filter(([key]) => key !== "away");
+    const added = (kinds) => known.working.map((row, line) => row.map((_, bin) =>
+      kinds.reduce((sum, [, rows]) => sum + rows[line][bin], 0)));
+    const z = state === "at work" ? added(work) : state === "waiting" ?
+      added(all).map((row) => row.map((value) => Math.max(0, 1 - value))) : known[state];
+    const text = z.map((row, line) => row.map(() => `${clients[line]} clients, mean task ${number(mean[line])}`));
+    return [{ type: "heatmap", x: at, z, text, zmin: 0, zmax: 1, colorscale: scale, colorbar: bar,
+      hovertemplate: `%{text}<br>%{x:.5~g}: ${state} %{z:.0%}<extra></extra>` }];
+  }
+
+  function fleet(charts, run, wall, time) {
+    const { at, ...known } = run.tasks.fleet[wall ? "wall-seconds" : "time"], names = called(run, wall);
+    if (!at) return;
+    const traces = Object.keys(STATES).filter((state) => known[state]).map((state) => ({ name: names[state], type: "scatter",
+      mode: "lines", stackgroup: "all", x: at, y: known[state], line: { width: 0, shape: "hvh", color: STATES[state] },
+      fillcolor: STATES[state], hovertemplate: "%{y:.1%}" }));
+    chart(charts, "fleet", "share of the clients in each state", traces, layout(time, "clients", { hovermode: "x unified",
+      showlegend: true, legend: { orientation: "h", y: 1.12, traceorder: "normal" },
+      yaxis: { tickformat: ".0%", range: [0, 1] } }), "chart broad");
   }
 
   function tasks(charts, run, scale, bar) {
     const wall = chosen.axis === "wall-seconds" || run.curves.clock === "wall";
-    const many = Boolean(run.tasks.shares), form = {};
-    const traces = many ? shares(run, wall, scale, bar) : bars(run, wall, form);
-    chart(charts, "tasks", many ? "share of time at work, fastest clients first" : "tasks of each client; gaps: it waits",
-      traces, layout(wall ? AXES["wall-seconds"] : "virtual time", many ? "clients, by speed" : "client", many ?
+    const many = Boolean(run.tasks.shares), form = {}, time = wall ? AXES["wall-seconds"] : "virtual time, seconds";
+    fleet(charts, run, wall, time);
+    const clock = many ? run.tasks.shares[wall ? "wall-seconds" : "time"] || {} : {};
+    const kinds = ["at work", ...Object.keys(STATES).filter((state) => state === "waiting" || clock[state])];
+    if (!kinds.includes(chosen.state)) chosen.state = kinds[0];
+    if (many) pick(charts, "state", "time of many clients", kinds.map((kind) => [kind, kind]), chosen.state,
+      (value) => { chosen.state = value; });
+    const traces = many ? shares(run, wall, chosen.state, scale, bar) : bars(run, wall, form);
+    chart(charts, "tasks", many ? `share of time ${chosen.state}, fastest clients first` : "what each client did, and how " +
+      `its tasks ended; gaps: ${called(run, wall).waiting}`, traces, layout(time, many ? "clients, by speed" : "client", many ?
         { yaxis: { autorange: "reversed", showticklabels: false } } :
         { ...form, hovermode: "closest", showlegend: true, legend: { orientation: "h", y: 1.08 } }), "chart broad");
   }

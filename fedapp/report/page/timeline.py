@@ -1,4 +1,4 @@
-"""When clients worked and when they waited: every task as a bar, or of many clients the share of time at work."""
+"""When clients worked, waited and were away: every task as a bar, or of many clients shares of time."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.report.tasks import MOST, read_tasks
+from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, Activity, read_activity
+from fedapp.report.tasks import MOST
 
 # Up to so many clients have a line each; more are put together, from the fastest to the slowest.
 LINES, GROUPS = 60, 100
@@ -14,70 +15,107 @@ BARS, FEWEST_BARS = 4000, 200
 
 Array = NDArray[Any]
 
-# Columns of the file by clock: the run's, and the machine's.
-_CLOCKS = {"time": ("began", "ended"), "wall-seconds": ("wall-began", "wall-ended")}
+# By which clock: the run's, and the machine's.
+_CLOCKS = ("time", "wall-seconds")
 
 
 def timeline(path: Path, bars: int, side: int, left_out: list[str]) -> dict[str, Any]:
-    """Return what a run's tasks look like by the run's clock and by the machine's; {} if none is on record.
+    """Return what a run's clients did by the run's clock and by the machine's; {} if no task is on record.
 
     Parameters
     ----------
     bars, side
         Tasks of few clients, and lines and columns for many, that may be drawn.
     """
-    table = read_tasks(path)
-    if not len(table):
+    activity = read_activity(path)
+    if activity is None:
         return {}
-    if gone := int(table["number"][0].as_py()):
-        left_out.append(f"the first {gone:,} tasks: a run has its last {MOST:,} on record")
-    columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
-    clients = np.unique(columns["client"])
-    if len(clients) > LINES:
-        return {"shares": _shares(columns, len(clients), side)}
-    if len(table) > bars:
-        left_out.append(f"{len(table) - bars:,} of {len(table):,} tasks: the last are drawn")
-        columns = {name: values[-bars:] for name, values in columns.items()}
-    spans = {}
-    for outcome in np.unique(columns["outcome"].astype(str)).tolist():
-        own = columns["outcome"] == outcome
-        times = {name: _short(columns[name][own]) for names in _CLOCKS.values() for name in names}
-        spans[outcome] = {"client": columns["client"][own].tolist(), **times}
-    return {"clients": clients.tolist(), "spans": spans}
+    if activity.first:
+        left_out.append(f"the first {activity.first:,} tasks: a run has its last {MOST:,} on record")
+    by_clock = {"time": activity, "wall-seconds": read_activity(path, wall=True) or activity}
+    found = {
+        "parts": activity.parts,
+        "absences": activity.absences,
+        "fleet": {clock: _fleet(each, side) for clock, each in by_clock.items()},
+    }
+    if len(activity.clients) > LINES:
+        return {**found, "shares": _shares(by_clock, side)}
+    kept = slice(-bars, None)
+    if (number := len(activity.place)) > bars:
+        left_out.append(f"{number - bars:,} of {number:,} tasks: the last are drawn")
+    return {**found, "clients": activity.clients.tolist(), **_bars(by_clock, kept)}
 
 
-def _shares(columns: dict[str, Array], number: int, side: int) -> dict[str, Any]:
-    """Return the share of time at work (lines, columns) of clients that are about equally fast, by clock."""
-    took = np.asarray(columns["ended"] - columns["began"], np.float64)
-    found, place = np.unique(columns["client"], return_inverse=True)
-    mean = np.bincount(place, weights=took) / np.bincount(place)
+def _bars(by_clock: dict[str, Activity], kept: slice) -> dict[str, Any]:
+    """Return the last tasks of few clients by what became of them, and when these weren't there."""
+    activity, wall = by_clock["time"], by_clock["wall-seconds"]
+    client = activity.clients[activity.place[kept]]
+    times = {
+        "began": activity.began,
+        "ended": activity.ended,
+        "wall-began": wall.began,
+        "wall-ended": wall.ended,
+    }
+    if activity.parts:
+        times |= {RECEIVING: activity.receiving, SENDING: activity.sending}
+    spans, outcomes = {}, activity.outcome[kept]
+    for outcome in np.unique(outcomes).tolist():
+        own = outcomes == outcome
+        columns = {name: _short(values[kept][own]) for name, values in times.items()}
+        spans[outcome] = {"client": client[own].tolist(), **columns}
+    place, began, ended = activity.spans(AWAY)
+    first = activity.began[kept].min(initial=np.inf)
+    there = ended > first  # as far back as tasks are drawn
+    away = {
+        "client": activity.clients[place[there]].tolist(),
+        "began": _short(np.maximum(began[there], first if len(activity.place) > len(client) else -np.inf)),
+        "ended": _short(ended[there]),
+    }
+    return {"spans": spans, "away": away}
+
+
+def _fleet(activity: Activity, side: int) -> dict[str, Any]:
+    """Return the share of all clients in each state over time; {} if there is no time."""
+    if not activity.end > activity.start:
+        return {}
+    edges = np.linspace(activity.start, activity.end, side + 1)
+    shares = activity.shares(np.zeros(len(activity.clients), np.int64), edges)
+    return {
+        "at": _short((edges[1:] + edges[:-1]) / 2),
+        **{s: _short(shares[s][0], 3) for s in _told(activity)},
+    }
+
+
+def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
+    """Return the shares of time (lines, columns) of clients that are about equally fast in each state, by clock."""
+    activity = by_clock["time"]
+    number, mean = len(activity.clients), activity.mean_task()
     lines = min(number, side, GROUPS)
-    order = np.lexsort((found, mean))
     line_of = np.empty(number, np.int64)
-    line_of[order] = np.arange(number) * lines // number
-    sizes, line = np.bincount(line_of), line_of[place]
+    line_of[activity.by_speed()] = np.arange(number) * lines // number
+    sizes, had = np.bincount(line_of), np.isfinite(mean)
+    total = np.bincount(line_of, weights=np.where(had, mean, 0), minlength=lines)
+    those = np.bincount(line_of, weights=had, minlength=lines)
     shares: dict[str, Any] = {
         "clients": sizes.tolist(),
-        "mean": _short(np.bincount(line_of, weights=mean) / sizes),
+        "mean": [
+            float(f"{t / n:.6g}") if n else None for t, n in zip(total.tolist(), those.tolist(), strict=True)
+        ],
     }
-    for clock, (began, ended) in _CLOCKS.items():
-        edges = np.linspace(columns[began].min(), columns[ended].max() or 1.0, side + 1)
-        if not edges[-1] > edges[0]:
+    for clock, each in by_clock.items():
+        if not each.end > each.start:
             continue
-        busy = _since(columns[began], line, edges, lines) - _since(columns[ended], line, edges, lines)
-        share = np.diff(busy, axis=1) / np.diff(edges) / sizes[:, None]
-        middles = (edges[1:] + edges[:-1]) / 2
-        shares[clock] = {"at": _short(middles), "share": [_short(np.clip(row, 0, 1), 2) for row in share]}
+        edges = np.linspace(each.start, each.end, side + 1)
+        found = each.shares(line_of, edges)
+        told = {state: [_short(row, 2) for row in found[state]] for state in _told(each) if state != WAITING}
+        shares[clock] = {"at": _short((edges[1:] + edges[:-1]) / 2), **told}
     return shares
 
 
-def _since(times: Array, line: Array, edges: Array, lines: int) -> Array:
-    """Return Σ max(0, edge − time) over each line's times, (lines, edges)."""
-    width = len(edges) + 1
-    place = line * width + np.searchsorted(edges, times, side="left")
-    number = np.bincount(place, minlength=lines * width).reshape(lines, width).cumsum(axis=1)
-    total = np.bincount(place, weights=times, minlength=lines * width).reshape(lines, width).cumsum(axis=1)
-    return np.asarray(edges * number[:, :-1] - total[:, :-1])
+def _told(activity: Activity) -> list[str]:
+    """Return the states that can be told apart."""
+    seen = {RECEIVING: activity.parts, SENDING: activity.parts, AWAY: bool(len(activity.away[0]))}
+    return [state for state in STATES if seen.get(state, state in (WORKING, WAITING))]
 
 
 def _short(values: Array, digits: int = 6) -> list[float]:

@@ -101,7 +101,7 @@ def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.Cap
         given = f"num-server-rounds=1 figures={wanted} results-dir={tmp_path} run-name=with-{wanted}"
         assert run(parser_of(None, "").parse_args(["--engine", "vectorized", "-c", given])) == 0
     drawn = {path.name for path in (tmp_path / "with-true").glob("*.png")}
-    assert drawn == {"curves.png", "partition.png"}
+    assert drawn == {"curves.png", "partition.png", "timeline.png"}
     assert list((tmp_path / "with-false").glob("*.png")) == []
     out = capsys.readouterr().out
     assert str(tmp_path / "with-true" / "curves.png") in out

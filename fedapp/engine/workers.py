@@ -1,0 +1,266 @@
+"""Workers on Ray: what the vectorized engine trains, divided over processes on one machine or many.
+
+A worker is an actor with the CPUs, or the part of a GPU, that ``client-resources`` says. It holds the rows of the
+clients that it has been given so far, which are read on its machine, and works on blocks of tasks: it returns their
+sum, or the replies where a method looks at single updates. What clients keep between tasks stays with this process
+and goes along, so that a worker that is lost, alone or with its machine, takes nothing with it: its blocks are done
+again by others, and another worker is started in its place.
+
+Blocks are those of the engine in one process (strategies/sums.py), and so are the bits of the results.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import ray
+from flwr.app import Context, Message
+from ray.exceptions import RayError, RayTaskError
+
+from fedapp import client_app
+from fedapp.config import ConfigError
+from fedapp.engine.ray import SimulationConfig, without_announcements
+from fedapp.engine.summing import SharedTerms, divided
+from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.federation.rows import rows_as_needed
+from fedapp.training.choose import Way
+from fedapp.training.trainer import Trainer
+from strategies import messages
+from strategies.errors import RunError
+from strategies.sums import BlockSum, SumRequest, SumTask
+
+log = logging.getLogger("flwr.fedapp")
+
+# Blocks that a worker is given at once: the next is there when one is done.
+AT_ONCE = 2
+
+# Seconds that a run waits for a worker where all are lost.
+PATIENCE = 300.0
+
+
+class Worker:
+    """The actor: the vectorized engine for the blocks that it is sent."""
+
+    def __init__(self, num_clients: int, threads: int, way: Way | None) -> None:
+        trainer = Trainer(way, threads)
+        self.grid = VectorizedGrid(client_app.app, num_clients, trainer, rows_as_needed)
+        self._terms: tuple[str, SharedTerms] | None = None
+
+    def place(self) -> str:
+        """Return the id of the machine that this is on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def sums(self, name: str, request: SumRequest, tasks: Sequence[SumTask]) -> BlockSum:
+        """Return the sum of a block of the round with this name."""
+        if self._terms is None or self._terms[0] != name:
+            self._terms = name, SharedTerms(request, self.grid.contexts, self.grid.rows_of)
+        return self._terms[1].block(tasks, self.grid.trainer)
+
+    def replies(self, pairs: Sequence[tuple[Message, Context]]) -> list[tuple[Message, Context]]:
+        """Return the replies to a block of requests, and what their clients keep then."""
+        return self.grid.work_on(pairs)
+
+
+@dataclass
+class _Seat:
+    """A worker's place among the others: the same share of the clients, whoever sits there."""
+
+    number: int
+    actor: Any
+    ready: Any  # a reference that is there once the actor is
+    there: bool = False
+    waiting: deque[int] = field(default_factory=deque)
+    under_way: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A block for a worker: its first client's node, the method of ``Worker``, and its arguments."""
+
+    node_id: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class Workers:
+    """Actors that work on units, whichever of them are there.
+
+    Parameters
+    ----------
+    start : callable
+        Starts an actor.
+    number, num_clients : int
+        Of workers, and of clients, whose ids are divided over them.
+    """
+
+    def __init__(self, start: Callable[[], Any], number: int, num_clients: int) -> None:
+        self._start, self._num_clients = start, num_clients
+        self.seats = [self._seat(place) for place in range(number)]
+        self.lost = 0
+
+    def _seat(self, number: int) -> _Seat:
+        actor = self._start()
+        return _Seat(number, actor, actor.place.remote())
+
+    def run(self, units: Sequence[Unit]) -> Iterator[Any]:
+        """Yield the results of units, in their order.
+
+        Raises
+        ------
+        RunError
+            If no worker is there for five minutes.
+        """
+        for seat in self.seats:
+            seat.waiting.clear()
+            seat.under_way.clear()
+        for place, unit in enumerate(units):
+            at = (unit.node_id - 1) * len(self.seats) // max(self._num_clients, 1)
+            self.seats[min(at, len(self.seats) - 1)].waiting.append(place)
+        found: dict[int, Any] = {}
+        references: dict[Any, tuple[_Seat, int]] = {}
+        due, since = 0, time.monotonic()
+        while due < len(units):
+            self._hand_out(units, references)
+            starting = {seat.ready: seat for seat in self.seats if not seat.there}
+            done, _ = ray.wait([*references, *starting], timeout=1.0)
+            for reference in done:
+                if reference in starting:
+                    self._begin(starting[reference])
+                elif reference in references:
+                    self._take(reference, references, found)
+            if done:
+                since = time.monotonic()
+            elif time.monotonic() - since > PATIENCE and not references:
+                raise RunError(f"no worker has been there for {PATIENCE:.0f} seconds: Ray can't place one")
+            while due in found:
+                yield found.pop(due)
+                due += 1
+
+    def _hand_out(self, units: Sequence[Unit], references: dict[Any, tuple[_Seat, int]]) -> None:
+        """Give each worker that is there the next blocks of its share, and then of the others'."""
+        for seat in self.seats:
+            while seat.there and len(seat.under_way) < AT_ONCE:
+                longest = max(self.seats, key=lambda other: (len(other.waiting), other is seat))
+                if not (seat.waiting or longest.waiting):
+                    return
+                place = seat.waiting.popleft() if seat.waiting else longest.waiting.pop()
+                unit = units[place]
+                reference = getattr(seat.actor, unit.method).remote(*unit.arguments)
+                references[reference] = seat, place
+                seat.under_way.add(place)
+
+    def _take(self, reference: Any, references: dict[Any, tuple[_Seat, int]], found: dict[int, Any]) -> None:
+        seat, place = references.pop(reference)
+        try:
+            found[place] = ray.get(reference)
+            seat.under_way.discard(place)
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except RayError:
+            for other in [key for key, (of, _) in references.items() if of is seat]:
+                del references[other]
+            self._replace(seat)
+
+    def _begin(self, seat: _Seat) -> None:
+        try:
+            ray.get(seat.ready)
+            seat.there = True
+        except RayError:
+            self._replace(seat)
+
+    def _replace(self, seat: _Seat) -> None:
+        """Start another worker in the place of one that is lost; its blocks wait for whoever is free."""
+        self.lost += 1
+        log.warning("worker %d is lost: another is started, and its blocks are done again", seat.number)
+        seat.waiting.extendleft(sorted(seat.under_way, reverse=True))
+        seat.under_way.clear()
+        ray.kill(seat.actor)
+        seat.actor, seat.there = self._start(), False
+        seat.ready = seat.actor.place.remote()
+
+    def close(self) -> None:
+        """End the workers."""
+        for seat in self.seats:
+            ray.kill(seat.actor)
+
+
+class WorkersGrid(VectorizedGrid):
+    """The vectorized engine, whose training and evaluation is done by workers."""
+
+    def __init__(self, num_supernodes: int, workers: Workers) -> None:
+        super().__init__(client_app.app, num_supernodes, Trainer(workers=1))
+        self.workers = workers
+
+    def sums(self, request: SumRequest) -> Iterator[BlockSum]:
+        """Yield the sums of a round's blocks of clients."""
+        name, shared = uuid4().hex, ray.put(replace(request, tasks=()))
+        units = [Unit(tasks[0].node_id, "sums", (name, shared, tasks)) for tasks in divided(request)]
+        return self.workers.run(units)
+
+    def _train(self) -> None:
+        self._send(messages.TRAIN)
+
+    def _evaluate(self) -> None:
+        self._send(messages.EVALUATE)
+
+    def _send(self, kind: str) -> None:
+        """Have workers answer requests at the head of the queue."""
+        pairs = list(self._waiting(kind))
+        groups = self._groups([request for request, _ in pairs])
+        units = [
+            Unit(pairs[group[0]][1].node_id, "replies", ([pairs[i] for i in group],)) for group in groups
+        ]
+        for answered in self.workers.run(units):
+            for reply, context in answered:
+                self.contexts[context.node_id] = context
+                self._replies[reply.metadata.reply_to_message_id] = reply
+
+
+@contextmanager
+def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Iterator[WorkersGrid]:
+    """Start workers on Ray, in a cluster that is there or one of this machine, and end them.
+
+    Raises
+    ------
+    ConfigError
+        If Ray has no room for them.
+    """
+    without_announcements()
+    begun = not ray.is_initialized()
+    if begun:
+        init = simulation.backend()["init_args"]
+        ray.init(**{"logging_level": "error", "include_dashboard": False, **init})
+    try:
+        cpus, gpus = simulation.client_resources_num_cpus, simulation.client_resources_num_gpus
+        _check_room(simulation)
+        actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+        workers = Workers(
+            lambda: actor.remote(simulation.num_supernodes, cpus, way),
+            simulation.workers,
+            simulation.num_supernodes,
+        )
+        try:
+            yield WorkersGrid(simulation.num_supernodes, workers)
+        finally:
+            workers.close()
+    finally:
+        if begun:
+            ray.shutdown()
+
+
+def _check_room(simulation: SimulationConfig) -> None:
+    there = ray.cluster_resources()
+    asked = {"CPU": simulation.client_resources_num_cpus, "GPU": simulation.client_resources_num_gpus}
+    for kind, each in asked.items():
+        if each * simulation.workers > (has := there.get(kind, 0.0)) + 1e-9:
+            raise ConfigError(
+                f"workers = {simulation.workers}: with client-resources-num-{kind.lower()}s = {each:g} for each, "
+                f"they need {each * simulation.workers:g} {kind}s; Ray has {has:g}"
+            )
+    machines = len({node["NodeID"] for node in ray.nodes() if node["Alive"]})
+    log.info("workers: %d on Ray, on %d machine%s", simulation.workers, machines, "s" * (machines > 1))

@@ -1,0 +1,192 @@
+"""What each client did when: receiving the model, working, sending the update, waiting, or away."""
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapp.report import as_number, read_metrics
+from fedapp.report.away import read_away
+from fedapp.report.tasks import read_tasks
+
+RECEIVING, WORKING, SENDING, AWAY, WAITING = "receiving", "working", "sending", "away", "waiting"
+STATES = (RECEIVING, WORKING, SENDING, AWAY, WAITING)
+LATE = "late"
+
+Array = NDArray[Any]
+Spans = tuple[Array, Array, Array]  # places of clients, when it began, when it ended
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a run's clients did from ``start`` to ``end``, seconds of its clock, or of the machine's.
+
+    Attributes
+    ----------
+    clients : array (C,) of int
+        Their indices, in order; a place is one in here.
+    place, began, ended, receiving, sending, outcome : array (T,)
+        Of each task. Where ``parts`` isn't known all of it is work.
+    away : (array, array, array)
+        Places, and when their clients weren't there; tasks under way then come first.
+    wall : bool
+        Whether time is the machine's, in which is known when a task was handed out, and when its reply was there.
+    parts, absences : bool
+        Whether it is known how long messages are on their way, and who is away when.
+    first : int
+        Tasks before those on record.
+    config : dict
+        The run's.
+    """
+
+    clients: Array
+    place: Array
+    began: Array
+    ended: Array
+    receiving: Array
+    sending: Array
+    outcome: Array
+    away: Spans
+    start: float
+    end: float
+    wall: bool
+    parts: bool
+    absences: bool
+    first: int
+    config: dict[str, Any]
+
+    def mean_task(self) -> Array:
+        """Return each client's mean task time (C,), infinite for one without a task."""
+        number = np.bincount(self.place, minlength=len(self.clients))
+        total = np.bincount(self.place, weights=self.ended - self.began, minlength=len(self.clients))
+        return np.where(number > 0, total / np.maximum(number, 1), np.inf)
+
+    def by_speed(self) -> Array:
+        """Return the places of the clients (C,), from the fastest; last who had no task."""
+        return np.lexsort((self.clients, self.mean_task()))
+
+    def spans(self, state: str) -> Spans:
+        """Return who was in a state when; of waiting nothing, which is all the rest."""
+        worked = np.maximum(self.began + self.receiving, self.ended - self.sending)
+        begins = {RECEIVING: self.began, WORKING: self.began + self.receiving, SENDING: worked}
+        ends = {RECEIVING: self.began + self.receiving, WORKING: worked, SENDING: self.ended}
+        if state == AWAY:
+            return _outside(self.away, (self.place, self.began, np.minimum(self.ended, self.end)))
+        return self.place, np.minimum(begins[state], self.end), np.minimum(ends[state], self.end)
+
+    def within(self, since: float, until: float) -> "Activity":
+        """Return what there is of it from one time to another."""
+        shown = (self.ended > since) & (self.began < until)
+        columns = ("place", "began", "ended", "receiving", "sending", "outcome")
+        parts: dict[str, Any] = {name: getattr(self, name)[shown] for name in columns}
+        place, began, ended = self.away
+        there = (ended > since) & (began < until)
+        away = place[there], np.maximum(began[there], since), np.minimum(ended[there], until)
+        return replace(self, **parts, away=away, start=max(since, self.start), end=min(until, self.end))
+
+    def shares(self, line: Array, edges: Array) -> dict[str, Array]:
+        """Return the share of time (lines, bins) that the clients of a line are in each state.
+
+        Parameters
+        ----------
+        line
+            Of each client (C,), from 0.
+        edges
+            Of the bins of time (bins + 1,).
+        """
+        sizes = np.bincount(line)
+        found = {}
+        for state in STATES[:-1]:
+            place, began, ended = self.spans(state)
+            busy = _since(began, line[place], edges, len(sizes)) - _since(
+                ended, line[place], edges, len(sizes)
+            )
+            found[state] = np.clip(np.diff(busy, axis=1) / np.diff(edges) / sizes[:, None], 0, 1)
+        found[WAITING] = np.clip(1 - sum(found.values()), 0, 1)
+        return found
+
+
+def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
+    """Return what a run's clients did by its clock, or by the machine's (``wall``); None if no task is on record."""
+    table = read_tasks(run_dir)
+    if not len(table):
+        return None
+    columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
+    columns["outcome"] = columns["outcome"].astype(str)
+    config, last = _config(run_dir), _last(run_dir)
+    began, ended = (columns[f"wall-{name}" if wall else name] for name in ("began", "ended"))
+    real = last.get("clock", config.get("clock")) == "wall"
+    away = None if real else read_away(run_dir)
+    everybody = np.arange(0 if real else int(config.get("num-clients", 0)))
+    clients = np.unique(np.concatenate([everybody, columns["client"], [] if away is None else away.client]))
+    wall, away = wall or real, None if wall else away
+    parts = not wall and bool(np.isfinite(columns[RECEIVING]).any())
+    if not parts:
+        columns |= {RECEIVING: np.zeros(len(table)), SENDING: np.zeros(len(table))}
+    first = int(columns["number"][0])
+    # From when on all is on record; and not up to the end of late work, if nobody waited for it.
+    in_time = ended[columns["outcome"] != LATE] if (columns["outcome"] != LATE).any() else ended
+    start = float(in_time[0]) if first else float(began.min()) if wall else 0.0
+    end = float(in_time.max())
+    if not wall:
+        end = max(end, as_number(last.get("time", 0.0)))
+    if away is not None:
+        start, end = max(start, away.since), min(end, away.until)
+    nothing = np.zeros(0)
+    absent = (nothing.astype(np.int32), nothing, nothing) if away is None else away[:3]
+    return Activity(
+        clients=clients.astype(np.int64),
+        place=np.searchsorted(clients, columns["client"]).astype(np.int64),
+        began=began,
+        ended=ended,
+        receiving=np.nan_to_num(columns[RECEIVING]),
+        sending=np.nan_to_num(columns[SENDING]),
+        outcome=columns["outcome"],
+        away=(np.searchsorted(clients, absent[0]).astype(np.int64), absent[1], absent[2]),
+        start=min(start, end),
+        end=end,
+        wall=wall,
+        parts=parts,
+        absences=not wall and (away is not None or config.get("availability", "always") == "always"),
+        first=first,
+        config=config,
+    )
+
+
+def _outside(spans: Spans, others: Spans) -> Spans:
+    """Return the parts of spans in which the client is in none of the others."""
+    place = np.concatenate([spans[0], spans[0], others[0], others[0]])
+    time = np.concatenate([*spans[1:], *others[1:]])
+    own, taken = (np.repeat([1, -1], len(each[0])) for each in (spans, others))
+    order = np.lexsort((time, place))
+    inside = np.concatenate([own, 0 * taken])[order].cumsum()
+    busy = np.concatenate([0 * own, taken])[order].cumsum()
+    place, time = place[order], time[order]
+    kept = (inside[:-1] > 0) & (busy[:-1] <= 0) & (place[1:] == place[:-1]) & (time[1:] > time[:-1])
+    return place[:-1][kept], time[:-1][kept], time[1:][kept]
+
+
+def _since(times: Array, line: Array, edges: Array, lines: int) -> Array:
+    """Return Σ max(0, edge − time) over each line's times, (lines, edges)."""
+    width = len(edges) + 1
+    place = line * width + np.searchsorted(edges, times, side="left")
+    number = np.bincount(place, minlength=lines * width).reshape(lines, width).cumsum(axis=1)
+    total = np.bincount(place, weights=times, minlength=lines * width).reshape(lines, width).cumsum(axis=1)
+    return np.asarray(edges * number[:, :-1] - total[:, :-1])
+
+
+def _config(run_dir: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _last(run_dir: Path) -> dict[str, Any]:
+    try:
+        return read_metrics(run_dir)[-1]
+    except (OSError, ValueError, IndexError):
+        return {}
