@@ -51,9 +51,11 @@ class ACE(EveryArrival):
 
     def ready(self, arrived: int) -> bool:
         """At every arrival, once all have answered."""
-        return arrived >= 1 and (
-            self.aggregations > 0 or all(member.answers for member in self.ledger.counting)
-        )
+        if not self.aggregations and not all(member.answers for member in self.ledger.counting):
+            number = len(self.ledger.counting)
+            self._say_once("no model is made until all %d clients that count have answered once", number)
+            return False
+        return arrived >= 1
 
     def counted(self, contribution: Contribution) -> Vector:
         """Keep Δ_i."""

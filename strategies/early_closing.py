@@ -101,9 +101,16 @@ class EarlyClosing(RoundScheme):
 
     def _number_to_draw(self) -> int | None:
         """Return how many are drawn, by the clients that are there, at work or not; None: as the scheme says."""
-        if not self.closes_early:
-            return None
-        return number_to_ask(self.participation.sample_size(len(self.clients)), self.config.over_select)
+        return self._to_ask(self._number_there()) if self.closes_early else None
+
+    def _to_ask(self, there: int) -> int:
+        return number_to_ask(self.participation.sample_size(there), self.config.over_select)
+
+    def _number_there(self) -> int:
+        """Return how many clients are there now by their availability, at work or not."""
+        if self.pace.always:
+            return len(self.clients)
+        return max(sum(self.pace.there(client) for client in self.clients), 1)
 
     def _free(self, grid: Grid) -> list[Client]:
         """Return the clients that aren't at work on what is late."""
@@ -142,9 +149,10 @@ class EarlyClosing(RoundScheme):
         if not self.closes_early:
             return None
         indices = [client.index for client in participants]
-        worth = dict(zip(indices, self._replies_worth(weights or [1.0] * len(indices)), strict=True))
+        there = self._number_there()
+        worth = dict(zip(indices, self._replies_worth(weights or [1.0] * len(indices), there), strict=True))
         due = self._due(participants, server_round)
-        return Early(self.pace.now(), self._needed, worth, due, {}, {}, share=self._free_share())
+        return Early(self.pace.now(), self._needed(there), worth, due, {}, {}, share=self._free_share())
 
     def _due(self, participants: Sequence[Client], server_round: int) -> dict[int, float]:
         """Return when each client's reply comes, or its client goes, by its index; nothing in real time."""
@@ -160,17 +168,15 @@ class EarlyClosing(RoundScheme):
         p = self._importances(here)
         return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in late))
 
-    @property
-    def _needed(self) -> float:
-        """L, the replies that close a round."""
-        return self.participation.sample_size(len(self.clients)) if self.config.over_select else inf
+    def _needed(self, there: int) -> float:
+        """Return L, the replies that close a round when so many clients are there."""
+        return self.participation.sample_size(there) if self.config.over_select else inf
 
-    def _replies_worth(self, weights: Sequence[float]) -> list[int]:
+    def _replies_worth(self, weights: Sequence[float], there: int) -> list[int]:
         """Return for how many of L each reply counts: where a client may be drawn twice, d_i is counts / draws."""
-        draws = self._number_to_draw()
-        if self.participation.scheme != "md" or draws is None:
+        if self.participation.scheme != "md" or not self.closes_early:
             return [1] * len(weights)
-        return [round(weight * draws) for weight in weights]
+        return [round(weight * self._to_ask(there)) for weight in weights]
 
     def _plan(self, early: Early, failed: Collection[int] = ()) -> Closing:
         """Return how a round closes in virtual time, given whose replies aren't valid."""
@@ -219,17 +225,17 @@ class EarlyClosing(RoundScheme):
         own, base = type(self), FederatedStrategy
         return own.companions is not base.companions or own.outgoing is not base.outgoing
 
-    def _worth_of(self, draw: Draw) -> list[int]:
-        return self._replies_worth(draw.weights)
+    def _worth_of(self, draw: Draw, there: int) -> list[int]:
+        return self._replies_worth(draw.weights, there)
 
-    def _draw(self, places: Sequence[int], p: Weights, server_round: int) -> Draw:
+    def _draw(self, places: Sequence[int], p: Weights, server_round: int, there: int) -> Draw:
         """Draw as ``select`` does."""
         free, scheme = [self.clients[place] for place in places], self.participation
         if scheme.scheme == "fixed":
             if not {client.index for client in free} & set(scheme.fixed):
                 return Draw((), ())
             scheme = self._participation_among(free)
-        return scheme.draw(p, self._lots(server_round), self._number_to_draw())
+        return scheme.draw(p, self._lots(server_round), self._to_ask(there))
 
     @property
     def _tells_shares(self) -> bool:

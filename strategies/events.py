@@ -46,6 +46,7 @@ log = logging.getLogger("flwr.strategies")
 MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done
+NO_MODEL = "the run is over, at %g s, before its first model was made: %d contributions wait for it"
 LOSES = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
@@ -115,6 +116,8 @@ class AsynchronousStrategy(HandingOut):
         events = self.pace.events(self.ledger, self._mail, self.interval)
         while self.aggregations < num_rounds and not self.stopped():
             if (event := next(events, None)) is None:
+                if not self.aggregations and not self.stopped():
+                    log.warning(NO_MODEL, self.pace.now(), len(self.ledger.buffer))
                 break
             self._handle(event)
         self._over = True
@@ -187,6 +190,8 @@ class AsynchronousStrategy(HandingOut):
             self._held.append((task, local, reply))
             ledger.wait(member, 1)
             self._release()
+            if self._held:
+                self._offer([])  # its place, where there are places
         else:
             self._take_in(task, local, reply)
 
@@ -215,7 +220,7 @@ class AsynchronousStrategy(HandingOut):
         self._check_applied(contribution, task.companions)
         if member.client.num_examples is None:
             member.client = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
-            ledger.standing = None
+            ledger.resized()
         accepted = self.accept(contribution)
         outcome = ACCEPTED if accepted else messages.TOO_OLD
         size = contribution.num_bytes
@@ -274,6 +279,8 @@ class AsynchronousStrategy(HandingOut):
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
         if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):
             self._aggregate()  # the others don't wait for it
+        elif self.aggregations < self.total:
+            self._offer([])
 
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
@@ -285,8 +292,7 @@ class AsynchronousStrategy(HandingOut):
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
         apart = Untrained(self._untrained_at)
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
-            member.contributions += 1
-            member.weight += weight
+            ledger.count(member, weight)
             apart.add(weight, contribution.untrained)
         moved = self._sound(self.aggregate(self.model, contributions, weights))
         apart.put_into(moved, min(1.0, apart.weight * self.untrained_lr()), self.model)

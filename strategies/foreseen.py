@@ -24,8 +24,9 @@ MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 5000, 50_000, 20
 # whether they are known very well, and no more are needed.
 SURE, VERY_SURE, LOOK_EVERY = 0.02, 0.002, 500
 
-# Participants and weights of a round, by places among those that are free, given their p_i, and what each is worth.
-Drawing = Callable[[Sequence[int], Weights, int], Draw]
+# Participants and weights of a round, by places among those that are free, given these, their p_i, the round's
+# number, and how many are there, at work or not.
+Drawing = Callable[[Sequence[int], Weights, int, int], Draw]
 
 
 @dataclass
@@ -63,12 +64,15 @@ def _shares(weight: Weights) -> Weights:
 
 @dataclass(frozen=True)
 class Rules:
-    """How rounds close, and what becomes of late work: see strategies/deadline.py."""
+    """How rounds close, and what becomes of late work: see strategies/deadline.py.
+
+    ``needed`` and ``worth`` are told how many clients are there when a round begins, at work or not.
+    """
 
     deadline: float = 0.0
-    needed: float = inf
+    needed: Callable[[int], float] = field(default=lambda there: inf)
     late: str = "drop"
-    worth: Callable[[Draw], list[int]] = field(default=lambda draw: [1] * len(draw.clients))
+    worth: Callable[[Draw, int], list[int]] = field(default=lambda draw, there: [1] * len(draw.clients))
 
 
 def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawing, rules: Rules) -> Played:
@@ -95,9 +99,10 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
         if not late and (now := max(now, min(comes.values()))) == NEVER:
             break
         free = [place for place, time in comes.items() if time <= now]
+        there = len(free) + sum(schedule.comes(clients[place], now) <= now for place in late)
         known = p[free].sum() + p[list(late)].sum()
         share = p[free].sum() / known if 0 < known < 1 - 1e-12 else p[free].sum()
-        drawn = draw(free, p[free] / p[free].sum(), number) if share > 0 else Draw((), ())
+        drawn = draw(free, p[free] / p[free].sum(), number, there) if share > 0 else Draw((), ())
         asked = [free[place] for place in drawn.clients]
         d = {place: weight * share for place, weight in zip(asked, drawn.weights, strict=True)}
         ends = {place: schedule.outlook(clients[place], number, now) for place in asked}
@@ -108,8 +113,8 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
             due,
             now,
             deadline=rules.deadline,
-            needed=rules.needed,
-            worth=dict(zip(asked, rules.worth(drawn), strict=True)),
+            needed=rules.needed(there),
+            worth=dict(zip(asked, rules.worth(drawn, there), strict=True)),
             failed=lost,
             busy=[time for time, _ in late.values()],
         )

@@ -65,12 +65,13 @@ class HandingOut(Scheme):
         """Let a client come or go. What it works on when it goes is lost then: that is known since it began."""
         member.turning = False
         self._watch_over(member)
-        if member.there and not member.dropped:
+        if member.there and (member.again or not member.dropped):
             self._offer([member])
 
     def _retry(self, member: Member) -> None:
         """Ask a client again that was dropped, or when it is there again."""
         if member.there:
+            self.ledger.ask_again(member)
             self._offer([member])
         elif (comes := self.pace.comes(member.client, self.pace.now())) < NEVER:
             self.ledger.agenda.push(comes, member.client.index, member)
@@ -78,8 +79,8 @@ class HandingOut(Scheme):
     def _offer(self, members: Iterable[Member]) -> None:
         """Hand the global model to whom the scheme chooses, now that these are free: a task each, one at a time."""
         free = [member for member in members if member.there and not self.ledger.busy(member)]
-        # The place of a client that went is another's, where there are places.
-        asks = free or (self.config.concurrency and not self.pace.always)
+        # The place of a client that went, or was dropped, is another's, where there are places.
+        asks = free or self.config.concurrency
         chosen = {m.client.index: m for m in self.choose(free) if not self.ledger.busy(m)} if asks else {}
         if away := [index for index, member in chosen.items() if not member.there]:
             chosen = {index: member for index, member in chosen.items() if index not in away}
@@ -160,7 +161,10 @@ class HandingOut(Scheme):
                 self.ledger.agenda.push(due, index, members[index])
         if self.aggregations < self.total:
             resting = {index for _, index in books["retries"] if members[index].dropped}
-            self._offer([m for index, m in members.items() if index in present and index not in resting])
+            free = [m for index, m in members.items() if index in present and index not in resting]
+            for member in free:
+                self.ledger.ask_again(member)
+            self._offer(free)
 
     def _take_model(self, model: Vector) -> None:
         super()._take_model(model)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from strategies.arrays import Vector
 from strategies.chain import Contribution
 from strategies.clock import RESOLUTION
+from strategies.observed import Observed
 from strategies.roster import Client
 from strategies.tally import Tally, TallyState
 
@@ -40,6 +41,7 @@ class Member:
     gone: int = 0  # aggregations when it was dropped
     there: bool = True  # by its availability
     turning: bool = False  # whether the agenda knows when it comes or goes next
+    again: bool = False  # whether it is dropped, and may be asked again
 
     def drop(self, aggregations: int) -> None:
         """Let it count no longer."""
@@ -49,7 +51,7 @@ class Member:
         """Forget its misses; what came while it was away isn't held against it."""
         if self.dropped:
             self.since += aggregations - self.gone
-        self.misses, self.dropped = 0, False
+        self.misses, self.dropped, self.again = 0, False, False
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class Ledger:
         What happened since the last evaluation.
     standing : Standing, optional
         What every client is worth; None when that has to be worked out anew.
+    importance : dict of int to float, optional
+        p_i of those that count, by index; None when they have to be worked out anew.
     handed_out : int
         Tasks that were handed out so far, to all members.
 
@@ -169,10 +173,12 @@ class Ledger:
         self.buffer: list[Contribution] = []
         self.since = Tally()
         self.standing: Standing | None = None
+        self.importance: dict[int, float] | None = None
         self.handed_out = 0
         self._works_on = works_on
         self._counting: list[Member] | None = None
         self._free: list[int] | None = None
+        self._observed: Observed | None = None
 
     @property
     def counting(self) -> list[Member]:
@@ -183,6 +189,13 @@ class Ledger:
         return self._counting
 
     @property
+    def observed(self) -> Observed:
+        """How often they have contributed."""
+        if self._observed is None:
+            self._observed = Observed(self.counting)
+        return self._observed
+
+    @property
     def idle(self) -> list[Member]:
         """The members that are there, aren't dropped and have no task under way, by index."""
         return [member for member in self.counting if member.there and not self.busy(member)]
@@ -191,12 +204,18 @@ class Ledger:
     def free(self) -> list[int]:
         """The indices of the idle members that may be handed a task, in order; not to be changed."""
         if self._free is None:
-            self._free = [member.client.index for member in self.counting if self._is_free(member)]
+            self._free = [index for index in sorted(self.members) if self._is_free(self.members[index])]
         return self._free
 
     def _is_free(self, member: Member) -> bool:
         waits = member.waiting and not self._works_on
-        return member.there and not waits and not member.dropped and not self.busy(member)
+        stays = member.again or not member.dropped
+        return member.there and not waits and stays and not self.busy(member)
+
+    def ask_again(self, member: Member) -> None:
+        """Let a member be among the free again, if it was dropped."""
+        member.again = member.dropped and not self.busy(member)
+        self.moved(member)
 
     def moved(self, member: Member) -> None:
         """Take note that a member is free, or no longer."""
@@ -217,12 +236,24 @@ class Ledger:
 
     def changed(self) -> None:
         """Take note that other members count than before."""
-        self.standing = self._counting = self._free = None
+        self._counting = self._free = self._observed = None
+        self.resized()
+
+    def resized(self) -> None:
+        """Take note that members count p_i other than before."""
+        self.standing = self.importance = None
+
+    def count(self, member: Member, weight: float) -> None:
+        """Take note of a contribution and its weight."""
+        member.contributions += 1
+        member.weight += weight
+        if self._observed is not None and not member.dropped:
+            self._observed.contributed()
 
     def open(self, task: Task, due: float) -> None:
         """Note a task that was handed out and is due at a clock time."""
         self.tasks[task.message_id] = task
-        task.member.task = task.message_id
+        task.member.task, task.member.again = task.message_id, False
         self.agenda.push(due, task.member.client.index, task.message_id)
         self.moved(task.member)
 

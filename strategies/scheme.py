@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from strategies import messages, streams
+from strategies import messages, observed, streams
 from strategies.base import FederatedStrategy
 from strategies.chain import Contribution
 from strategies.config import StrategyConfig
@@ -28,8 +28,8 @@ from strategies.weights import mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
 
-OBSERVED = "observed"
-WEIGHTS = ("time-based", OBSERVED, "identical")
+OBSERVED, IDENTICAL = "observed", "identical"
+WEIGHTS = ("time-based", OBSERVED, IDENTICAL)
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,7 @@ class Scheme(FederatedStrategy):
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return the weight d_i of each contribution of an aggregation, which come in client order."""
-        worth = self.standing.weight
-        return [worth.get(c.client.index, 0.0) * self.discount(c.staleness) for c in contributions]
+        return [self._weight(c.client.index) * self.discount(c.staleness) for c in contributions]
 
     def discount(self, staleness: int) -> float:
         """Return what a contribution is worth that is so many aggregations old, beside one on the present model."""
@@ -201,14 +200,9 @@ class Scheme(FederatedStrategy):
         Where clients come and go, τ_i is the mean time from one contribution of a client that waits for no other to
         the next: its work, what it works for nothing, and when it isn't there; infinite if it is never done.
 
-        By default as observed since the client is there or, where that is less, together with one contribution at
-        the mean period of all: a newcomer's first is worth no more than one of those like it.
+        By default as observed since the client is there (``strategies.observed``).
         """
-        counting = self.ledger.counting
-        there = np.array([max(self.aggregations + 1 - member.since, 1) for member in counting], np.float64)
-        counts = np.array([member.contributions for member in counting])
-        usual = there.sum() / max(counts.sum(), 1)
-        return np.asarray(np.minimum(there / np.maximum(counts, 1), (there + usual) / (counts + 1)))
+        return observed.periods(self.ledger.counting, self.aggregations)
 
     def expected_periods(self, times: Times) -> Times:
         """Return the P_i that really come about, where random task times make them differ from ``periods``."""
@@ -232,24 +226,43 @@ class Scheme(FederatedStrategy):
 
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        return self.standing.importance
+        ledger = self.ledger
+        if ledger.importance is None:
+            clients = [member.client for member in ledger.counting]
+            ledger.importance = self._by_index(self._importances(clients)) if clients else {}
+        return ledger.importance
 
     @property
     def standing(self) -> Standing:
-        """What every client that counts is worth now; worked out anew when p or an estimate of τ_i has changed."""
+        """What every client that counts is worth now; worked out anew when p or an estimate of P_i has changed."""
         ledger = self.ledger
         if ledger.standing is None:
             if not ledger.counting:  # all are dropped
                 return Standing({}, {})
-            p = self._importances([member.client for member in ledger.counting])
-            if getattr(self.config, "aggregation_weights", self.weighing) == "identical":
+            importance = self.importance()
+            p = np.array(list(importance.values()))
+            if self._weighing == IDENTICAL:
                 d = np.full(len(p), self.identical_weight(len(p)))
             else:
                 periods = self._periods(self._cycles())
                 d = p * np.where(np.isfinite(periods), periods, 0.0)  # who never contributes weighs nothing
             d = self.safeguards.weights([member.client for member in ledger.counting], d)
-            ledger.standing = Standing(self._by_index(p), self._by_index(d))
+            ledger.standing = Standing(importance, self._by_index(d))
         return ledger.standing
+
+    def _weight(self, index: int) -> float:
+        """Return d_i of a client, 0 if it doesn't count; where P_i are observed without a look at the others."""
+        ledger = self.ledger
+        if ledger.standing is not None or not self.observes_periods:
+            return self.standing.weight.get(index, 0.0)
+        member = ledger.members[index]
+        if member.dropped:
+            return 0.0
+        if self._weighing == IDENTICAL:
+            d = self.identical_weight(len(ledger.counting))
+        else:
+            d = self.importance()[index] * ledger.observed.period(member, self.aggregations)
+        return float(self.safeguards.weights([member.client], np.array([d]))[0])
 
     def _expected_share(self) -> dict[int, float]:
         """q̃_i by client index; worked out when it is asked for, at evaluations."""
@@ -282,8 +295,12 @@ class Scheme(FederatedStrategy):
     @property
     def observes_periods(self) -> bool:
         """Whether P_i are those observed: nobody knows them beforehand, or the law of times isn't to be looked at."""
-        weights = getattr(self.config, "aggregation_weights", self.weighing)
-        return bool(self.config.concurrency) or weights == OBSERVED or type(self).periods is Scheme.periods
+        unknown = self._weighing == OBSERVED or type(self).periods is Scheme.periods
+        return bool(self.config.concurrency) or unknown
+
+    @property
+    def _weighing(self) -> str:
+        return getattr(self.config, "aggregation_weights", self.weighing)
 
     def _periods(self, times: Times) -> Times:
         return Scheme.periods(self, times) if self.observes_periods else self.periods(times)

@@ -126,7 +126,7 @@ def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules:
     pace, drawing = make_pace(VirtualClock(), "F80", 0, 0.0), Participation.parse(scheme, fraction)
     pace.enrol(known)
 
-    def draw(free: Any, p: Any, number: int) -> Draw:
+    def draw(free: Any, p: Any, number: int, there: int) -> Draw:
         return drawing.draw(p, np.random.default_rng(number), ask)
 
     even = np.full(clients, 1 / clients)
@@ -141,7 +141,7 @@ def test_shares_are_told_where_enough_rounds_could_be_played() -> None:
     assert few.sure
     assert few.shares == pytest.approx([0.15] * 5 + [0.05] * 5, abs=1e-3)
     # Of many each is drawn now and then: what each one's share is isn't known.
-    many = played(2000, "uniform", 0.01, 26, needed=20)
+    many = played(2000, "uniform", 0.01, 26, needed=lambda there: 20)
     assert not many.sure
     assert many.shares.sum() == pytest.approx(1)
 

@@ -301,6 +301,30 @@ def test_clients_that_fail_fail_alike_after_a_resume(go: Go, federation: Make) -
         assert rest.final == whole.final
 
 
+def test_who_was_dropped_and_may_be_asked_again_gets_a_place_alike_after_a_resume(
+    go: Go, federation: Make
+) -> None:
+    # Clients 1 and 2 always fail. When they may be asked again, another has the only place.
+    def grid() -> Any:
+        made = federation(CENTRES, SIZES)
+        for client in (1, 2):
+            made.spoil(client, "raise")
+        return made
+
+    def waiting(state: dict[str, Any]) -> int:
+        known = {index for _, index in state["retries"]} | {index for _, index, _ in state["tasks-under-way"]}
+        return sum(d and i not in known for i, d in zip(state["clients"], state["dropped"], strict=True))
+
+    options = {"server_lr": 0.1, "rounds": 60, "concurrency": 1}
+    whole = go("async-fedavg", grid=grid(), **options)
+    wait = [k for k, state in whole.states.items() if waiting(state) and k < 60]
+    assert {waiting(whole.states[k]) for k in wait} == {1, 2}
+    for k in (wait[0], wait[-1], next(k for k in wait if waiting(whole.states[k]) == 2)):
+        rest = go("async-fedavg", grid=grid(), state=whole.states[k], **options)
+        assert whole.reports[: k + 1] + rest.reports == whole.reports
+        assert rest.final == whole.final
+
+
 def test_tasks_under_way_are_sent_again_with_the_model_they_had(go: Go, federation: Make) -> None:
     whole = go("async-fedavg", server_lr=0.1)
     grid = federation(CENTRES, SIZES)

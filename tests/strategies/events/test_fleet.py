@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from strategies import AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError, messages
+from strategies import ACE, AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError, messages
 from strategies.clock import WallClock
 from strategies.timeline import LOST
 from tests.strategies.events.fleet_reference import Reference
@@ -204,6 +204,23 @@ def test_a_time_budget_ends_a_run_before_somebody_comes(
     assert run.seen[-1].time <= 2.0
 
 
+def test_a_run_that_is_over_before_its_first_model_says_so(
+    federation: Make, model: Any, train_config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    # F80: tasks of 0.2, 0.6 and 1 s. ACE waits for all three.
+    made = {}
+    for budget in (0.9, 1.1):
+        caplog.clear()
+        strategy = ACE(time_budget=budget, fraction_evaluate=0.0)
+        grid = federation([4.0, 0.0, 1.0], [1, 1, 1])
+        strategy.start(grid, model(1.0), num_rounds=9, train_config=train_config(1, 0.01))
+        made[budget] = strategy.aggregations
+        assert "no model is made until all 3 clients that count have answered once" in text_of(caplog)
+        said = "the run is over, at 0.6 s, before its first model was made: 2 contributions wait for it"
+        assert (said in text_of(caplog)) == (budget < 1)
+    assert made[0.9] == 0 < made[1.1]
+
+
 # ---- Failure within a task ----------------------------------------------------------------------------------------
 
 
@@ -320,7 +337,9 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
 
     class Watched(kind):  # type: ignore[misc]
         def choose(self, free: Any) -> Any:
-            expected = [m.client.index for m in self.ledger.idle if self.works_on or not m.waiting]
+            again = [m for m in self.ledger.members.values() if m.dropped and m.again and m.there]
+            free = [*self.ledger.idle, *(m for m in again if not self.ledger.busy(m))]
+            expected = sorted(m.client.index for m in free if self.works_on or not m.waiting)
             assert self.ledger.free == expected
             there = {i for i in self.ledger.members if self.pace.there(self.ledger.members[i].client)}
             assert set(expected) <= there
@@ -340,6 +359,7 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
     strategy.start(grid, model(1.0), num_rounds=60, timeout=10.0, train_config=train_config(1, 0.01))
     assert strategy.aggregations == 60
     assert sum(draws) > 60
+    assert strategy.ledger.members[7].tasks > 3  # it was dropped, and is asked again
     assert strategy.ledger.handed_out == sum(m.tasks for m in strategy.ledger.members.values())
 
 
@@ -388,3 +408,55 @@ def test_an_app_that_tells_no_sizes_has_no_task_times(
             timeout=5.0,
             train_config=train_config(1, 0.1),
         )
+
+
+# ---- Rounds that close early, of those that are there -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "md"])
+@pytest.mark.parametrize("options", [{"over_select": 0.5}, {"round_deadline": 0.8}], ids=str)
+def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
+    federation: Make, model: Any, train_config: Make, scheme: str, options: dict[str, float]
+) -> None:
+    told = []
+
+    class Watched(FedAvg):
+        def _early(self, participants: Any, weights: Any, server_round: int) -> Any:
+            early = super()._early(participants, weights, server_round)
+            there = sum(self.pace.there(client) for client in self.clients)
+            told.append((there, self._number_to_draw(), early.needed, len(participants)))
+            return early
+
+    clients, fraction = 60, 0.2
+    strategy = Watched(
+        participation=scheme, fraction_train=fraction, time_scenario="lognormal:0.3,10", seed=5,
+        availability="diurnal:0.5,6,0.1", fraction_evaluate=0.0, client_weights="uniform", **options,
+    )  # fmt: skip
+    strategy.start(
+        federation([0.0] * clients, [2] * clients), model(1.0), num_rounds=40, timeout=10.0,
+        train_config=train_config(1, 0.01),
+    )  # fmt: skip
+    assert len({there for there, *_ in told}) > 10
+    assert min(there for there, *_ in told) < 12
+    for there, drawn, needed, asked in told:
+        wanted = max(1, round(fraction * there))
+        over = options.get("over_select", 0.0)
+        assert drawn == int(np.ceil((1 + over) * wanted - 1e-9))
+        assert needed == (wanted if over else np.inf)
+        assert asked <= drawn
+
+
+def test_what_such_rounds_minimise_is_foreseen_by_those_that_are_there(
+    federation: Make, model: Any, train_config: Make
+) -> None:
+    seen: list[Any] = []
+    strategy = FedAvg(
+        participation="uniform", fraction_train=0.4, over_select=0.5, time_scenario="lognormal:0.5,10", seed=3,
+        availability="diurnal:0.6,5", fraction_evaluate=0.0, client_weights="uniform", observer=seen.append,
+    )  # fmt: skip
+    strategy.start(
+        federation([0.0] * 8, [2] * 8), model(1.0), num_rounds=600, timeout=10.0, train_config=train_config(1, 1e-4)
+    )  # fmt: skip
+    last = seen[-1].clients
+    assert last["expected-share"] == pytest.approx(last["observed-share"], abs=0.02)
+    assert max(last["expected-share"]) > 1.3 * min(last["expected-share"])

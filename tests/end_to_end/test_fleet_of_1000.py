@@ -1,0 +1,107 @@
+"""A fleet of 1,000 devices that differ in speed and come and go: one config under every strategy, on every engine."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import safetensors.numpy
+
+from fedapp import server
+from fedapp.config import ConfigError, RunConfig
+from fedapp.engine.in_process import make_grid
+from fedapp.report.clients import last_clients
+from strategies import REGISTRY, AsynchronousStrategy
+
+CLIENTS = 1000
+# Rows and lognormal devices such that a task takes 1.1 s (median), and 2.2 s at most. Of a day of 5 s each device is
+# there for half: who loses its first task, as it goes, ends its next one by 6.7 s.
+FLEET = {
+    "dataset": "digits", "partitioner": "iid", "min-samples": 1, "model": "logistic", "init": "zeros",
+    "local-epochs": 0, "local-steps": 1, "batch-size": 1, "lr": 0.02, "time-scenario": "lognormal:0.2,1",
+    "availability": "diurnal:0.5,5", "checkpoint-every": 0, "client-records": "last",
+}  # fmt: skip
+DAY_AND_A_HALF = {**FLEET, "num-server-rounds": 100_000, "eval-every": 100_000, "time-budget": 7.5}
+# MIFA's first model is made when all have answered: with these, none has gone by the end of every round.
+FAST = {"mifa": {"time-scenario": "lognormal:0.2,2"}}
+
+
+def go(tmp_path, strategy, engine, name):
+    config = {**DAY_AND_A_HALF, **FAST.get(strategy, {}), "strategy": strategy}
+    config |= {"results-dir": str(tmp_path), "run-name": name}
+    experiment = server.prepare(RunConfig.load(config), CLIENTS)
+    return server.run(make_grid(engine, CLIENTS), experiment).path
+
+
+def bits(path):
+    """Return all that a run has on record, but for real time."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    tables = {name: pq.read_table(path / f"{name}.parquet").to_pydict() for name in ("clients", "tasks")}
+    told = {"metrics": {str(at): line for at, line in enumerate(lines)}, **tables}
+    return {"model": (path / "model.safetensors").read_bytes()} | {
+        what: repr({key: values for key, values in table.items() if not key.startswith("wall")})
+        for what, table in told.items()
+    }
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("strategy", REGISTRY)
+def test_one_config_runs_under_every_strategy_twice_to_the_same_bits(tmp_path, strategy):
+    seen = {}
+    for engine in ("sequential", "vectorized"):
+        paths = [go(tmp_path, strategy, engine, f"{engine}-{time}") for time in "ab"]
+        first, second = (bits(path) for path in paths)
+        for what in first:
+            assert first[what] == second[what], (engine, what)
+        seen[engine] = first, safetensors.numpy.load_file(paths[0] / "model.safetensors")
+    # Both engines have the same schedule, exactly, and the same model but for rounding.
+    (one, model), (other, vectorized) = seen.values()
+    assert one["tasks"] == other["tasks"]
+    for name, values in model.items():
+        assert np.isfinite(values).all()
+        assert np.linalg.norm(values - vectorized[name]) <= 1e-4 * np.linalg.norm(values)
+    assert np.linalg.norm(model["1.weight"]) > 0
+    # Devices came, went and lost tasks.
+    told, tasks = last_clients(paths[0]), pq.read_table(paths[0] / "tasks.parquet").to_pydict()
+    assert len(told["participation"]) == CLIENTS
+    assert tasks["outcome"].count("lost") > 100
+    assert max(tasks["ended"]) > 5
+    if issubclass(REGISTRY[strategy], AsynchronousStrategy):
+        assert len(tasks["client"]) > 1500
+
+
+# A few rounds, or aggregations, of few at a time: what Ray needs for a task is many times what the task does.
+ROUNDS = {"participation": "uniform", "fraction-train": 0.02, "num-server-rounds": 3}
+ARRIVALS = {"concurrency": 20, "num-server-rounds": 20}
+ALL = {"mifa": {**FAST["mifa"], "participation": "full", "fraction-train": 1.0, "num-server-rounds": 7}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("strategy", REGISTRY)
+def test_ray_has_the_bits_of_the_sequential_engine_with_1000_devices(simulate, strategy):
+    few = ARRIVALS if issubclass(REGISTRY[strategy], AsynchronousStrategy) else ROUNDS
+    config = {**FLEET, **few, "figures": False, "strategy": strategy, **ALL.get(strategy, {})}
+    runs = [
+        simulate(config, engine=engine, federation="num-supernodes=1000") for engine in ("sequential", "ray")
+    ]
+    assert [run.returncode for run in runs] == [0, 0], [run.output for run in runs]
+    engines = [json.loads((run.path / "summary.json").read_text())["engine"] for run in runs]
+    assert engines == ["sequential", "ray"]
+    one, other = (bits(run.path) for run in runs)
+    for what in one:
+        assert one[what] == other[what], what
+    model = safetensors.numpy.load_file(runs[0].path / "model.safetensors")
+    assert np.linalg.norm(model["1.weight"]) > 0
+
+
+ASYNCHRONOUS = [name for name, kind in REGISTRY.items() if issubclass(kind, AsynchronousStrategy)]
+
+
+@pytest.mark.parametrize("strategy", ASYNCHRONOUS)
+def test_a_method_that_cant_run_as_asked_says_so_in_one_line_before_a_client_starts(strategy):
+    with pytest.raises(ConfigError) as error:
+        server.prepare(RunConfig.load({**FLEET, "strategy": strategy, "participation": "uniform"}), CLIENTS)
+    said = str(error.value)
+    assert said == f"participation = 'uniform': {strategy} works with every client; allowed is full"
