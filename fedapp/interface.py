@@ -51,7 +51,7 @@ def run(
     way : str, optional
         How the vectorized engine trains; default: what suits the model and the device.
     federation_config : mapping, optional
-        Ray's resources, such as ``{"client-resources-num-gpus": 0.1}``; the vectorized engine takes ``{"workers": 4}``.
+        Ray's resources, such as ``{"client-resources-num-gpus": 0.1}``; ``{"workers": 4}`` of the vectorized engine.
     observers : sequence of `fedapp.server.Observer`
         Who else is told of every aggregation.
     quiet : bool

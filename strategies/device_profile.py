@@ -38,6 +38,8 @@ WITH_WATTS = (*COLUMNS, "watts")
 
 # FedScale: three passes' time of a measured one, forward, for a step; its bandwidths are in kbit/s.
 PASSES, KILO = 3.0, 1000.0
+# APPFL: its bandwidths are in Mbit/s; how long a step takes it measures, which a virtual clock can't.
+MEGA = 1e6
 
 
 class Capacity(NamedTuple):
@@ -155,10 +157,12 @@ def _drawing(kind: str, shape: float) -> Callable[[np.random.Generator], float]:
 
 
 def _read(name: str, num_clients: int) -> list[Capacity]:
-    """Read a profile: a CSV, or FedScale's device capacity, whose devices the clients take in turn."""
+    """Read a profile: a CSV, or FedScale's device capacity or APPFL's profiles, which the clients take in turn."""
     file = NamedFile("time_scenario", "profile", name)
     if (entries := file.entries()) is not None:
-        return [_fedscale(file, entries, client) for client in range(num_clients)]
+        is_appfl = isinstance(entries[0], dict) and "compute_factor" in entries[0]
+        read = _appfl if is_appfl else _fedscale
+        return [read(file, entries, client) for client in range(num_clients)]
     found: dict[int, Capacity] = {}
     for number, row in file.rows(COLUMNS, WITH_WATTS):
         client, device = _row(row)
@@ -185,13 +189,24 @@ def _row(row: Sequence[str]) -> tuple[int, Capacity | None]:
 
 def _fedscale(file: NamedFile, entries: Sequence[Any], client: int) -> Capacity:
     """Make a device of ``{"computation": ms an example, forward, "communication": kbit/s}``."""
+    milliseconds, bandwidth = _two(file, entries, client, "computation", "communication")
+    return Capacity(1000 / (PASSES * milliseconds), KILO * bandwidth, KILO * bandwidth, 0.0)
+
+
+def _appfl(file: NamedFile, entries: Sequence[Any], client: int) -> Capacity:
+    """Make a device of ``{"compute_factor": times slower, "bandwidth": Mbit/s}``, as APPFL's ClientProfile has it."""
+    slower, bandwidth = _two(file, entries, client, "compute_factor", "bandwidth")
+    return Capacity(USUAL.speed / slower, MEGA * bandwidth, MEGA * bandwidth, 0.0)
+
+
+def _two(file: NamedFile, entries: Sequence[Any], client: int, *names: str) -> tuple[float, float]:
+    """Return two numbers of a client's entry."""
     at = client % len(entries)
-    entry = entries[at]
     try:
-        milliseconds, bandwidth = float(entry["computation"]), float(entry["communication"])
-        sensible = 0 < milliseconds < math.inf and 0 < bandwidth < math.inf
+        first, second = (float(entries[at][name]) for name in names)
+        sensible = 0 < first < math.inf and 0 < second < math.inf
     except (KeyError, TypeError, ValueError):
         sensible = False
     if not sensible:
-        raise file.wrong(f"entry {at + 1} must have computation and communication, both > 0")
-    return Capacity(1000 / (PASSES * milliseconds), KILO * bandwidth, KILO * bandwidth, 0.0)
+        raise file.wrong(f"entry {at + 1} must have {' and '.join(names)}, both > 0")
+    return first, second

@@ -144,6 +144,30 @@ def test_fedscales_capacities_are_milliseconds_forward_and_kilobits(
     assert scenario.task_time(2, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(3 + 4 + 2)  # in turn
 
 
+# ---- APPFL's -----------------------------------------------------------------------------------------------------
+
+
+def test_appfls_profiles_are_times_slower_and_megabits(written: Written) -> None:
+    found = {
+        "Client1": {"compute_factor": 2.0, "bandwidth": 8.0},
+        "Client2": {"compute_factor": 0.5, "bandwidth": 300},
+    }
+    scenario = TimeScenario(written(json.dumps(found).encode()), 3)
+    # 50 examples at 100/2 a second: 1 s; 1,000,000 and 500,000 bytes at 8 Mbit/s: 1 s and 0.5 s.
+    assert scenario.task_time(0, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)
+    assert scenario.task_time(1, 1, Load(50, 3_000_000, 0)) == pytest.approx(0.25 + 0.08)
+    assert scenario.task_time(2, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)  # in turn
+
+
+def test_an_appfl_profile_without_a_bandwidth_is_named(written: Written) -> None:
+    found = {
+        "Client1": {"compute_factor": 2.0, "bandwidth": 8.0},
+        "Client2": {"compute_factor": 2.0, "bandwidth": 0},
+    }
+    with pytest.raises(ValueError, match="entry 2 must have compute_factor and bandwidth, both > 0"):
+        TimeScenario(written(json.dumps(found).encode()), 3)
+
+
 # ---- Laws ---------------------------------------------------------------------------------------------------------
 
 
