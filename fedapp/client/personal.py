@@ -37,9 +37,9 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
     From v as many steps of the same size, with the pull λ (v − w̄) to the model that was sent. Without a v yet, it
     starts as that model.
     """
-    record, config = read_config(message)
-    if messages.PERSONAL not in record:
+    if messages.PERSONAL not in message.content[messages.CONFIG]:
         return None
+    record, config = read_config(message)
     _, client, number = task.ids
     start, fixed = task.start, task.fixed
     if (kept := kept_model(context, record)) is not None:

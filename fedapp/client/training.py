@@ -36,6 +36,7 @@ from strategies.arrays import pack
 ClientTensors = tuple[Tensor, Tensor, int]
 TensorsOf = Callable[[RunConfig, LocalData, torch.device], ClientTensors]
 TestsOf = Callable[[RunConfig, LocalData, torch.device], tuple[Tensor, Tensor]]
+DataOf = Callable[[RunConfig, ConfigRecord, Context], LocalData]
 StateOf = Callable[[ArrayRecord, torch.device], dict[str, Tensor]]
 
 
@@ -72,10 +73,11 @@ def local_task(
     context: Context,
     tensors: TensorsOf = own_tensors,
     state_of: StateOf = federation.to_state,
+    data_of: DataOf = local_data,
 ) -> LocalTask:
-    """Read a training request; an engine brings its own way to the client's ``tensors`` and the model's state."""
+    """Read a training request; an engine brings its own ways to the client's data, tensors and the model's state."""
     record, config = read_config(message)
-    data, device = local_data(config, record, context), device_of(config)
+    data, device = data_of(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
     terms = TaskTerms.of(record, config, data.dataset, state_of(sent_model(message), device), device)
 

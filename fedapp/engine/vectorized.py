@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedapp import federation
 from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
-from fedapp.client.local_data import LocalData
+from fedapp.client.local_data import LocalData, local_data
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
 from fedapp.client.request import sent_model
 from fedapp.client.scoring import scored_reply
@@ -35,7 +35,7 @@ from fedapp.client.training import (
 from fedapp.config import RunConfig
 from fedapp.engine import summing
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
-from fedapp.federation.rows import RowsOf, all_rows
+from fedapp.federation.rows import Rows, RowsOf, all_rows
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
 from strategies import messages
@@ -74,6 +74,7 @@ class VectorizedGrid(SequentialGrid):
     ) -> None:
         super().__init__(client_app, num_supernodes)
         self.rows_of = rows_of
+        self._known = _Known(rows_of)
         self.trainer = trainer or Trainer()
         self._block_of: dict[str, tuple[str, int]] = {}  # of requests that came with others, by message id
 
@@ -142,7 +143,8 @@ class VectorizedGrid(SequentialGrid):
         read: list[tuple[Message, Context, LocalTask, LocalTask | None]] = []
         for request, context in self._waiting(messages.TRAIN):
             with self._answered(request):
-                task = local_task(request, context, self._shared_tensors, state_of)
+                known = self._known
+                task = local_task(request, context, known.tensors, state_of, known.data)
                 read.append((request, context, task, personal_task(request, context, task)))
         tasks = [*(task for _, _, task, _ in read), *(task for _, _, _, task in read)]
         groups = self._groups([request for request, *_ in read])
@@ -166,7 +168,7 @@ class VectorizedGrid(SequentialGrid):
         for request, context in self._waiting(messages.EVALUATE):
             with self._answered(request):
                 read.append(
-                    (request, context, fine_tuning_task(request, context, self._shared_tensors, state_of))
+                    (request, context, fine_tuning_task(request, context, self._known.tensors, state_of))
                 )
         groups = self._groups([request for request, *_ in read])
         for (request, context, _), tuned in zip(
@@ -211,18 +213,49 @@ class VectorizedGrid(SequentialGrid):
             reason = f"{type(error).__name__}: {error}"
             self._answer(request, Message(Error(CLIENT_APP_RAISED, reason), reply_to=request))
 
-    def _shared_tensors(self, config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
+    def _answer(self, request: Message, reply: Message) -> None:
+        self._replies[request.metadata.message_id] = reply
+
+
+class _Known:
+    """What clients' tasks under one config have in common, which is looked up once, and which rows are whose.
+
+    Parameters
+    ----------
+    rows_of : callable
+        Returns the rows of all clients.
+    """
+
+    def __init__(self, rows_of: RowsOf) -> None:
+        self._rows_of = rows_of
+        self._config: RunConfig | None = None
+        self._rows: dict[torch.device, tuple[Rows, list[int]]] = {}
+        self._data: dict[int, LocalData] = {}
+
+    def _begin(self, config: RunConfig) -> None:
+        if config is not self._config:
+            self._config, self._rows, self._data = config, {}, {}
+
+    def data(self, config: RunConfig, record: ConfigRecord, context: Context) -> LocalData:
+        """Return a client's rows."""
+        self._begin(config)
+        if (data := self._data.get(context.node_id)) is None:
+            data = self._data[context.node_id] = local_data(config, record, context)
+        return data
+
+    def tensors(self, config: RunConfig, data: LocalData, device: torch.device) -> ClientTensors:
         """Return the inputs and labels of all clients, and where this one's rows begin in them."""
         if data.partition_id is None or data.num_partitions is None:
             return own_tensors(config, data, device)
-        partition = federation.partition_of(config, data.num_partitions)
-        begin, end = partition.client_offsets[data.partition_id : data.partition_id + 2].tolist()
-        rows = self.rows_of(config, data.num_partitions, device, data.dataset.moments)
-        rows.need(begin, end)
+        self._begin(config)
+        if device not in self._rows:
+            rows = self._rows_of(config, data.num_partitions, device, data.dataset.moments)
+            offsets = federation.partition_of(config, data.num_partitions).client_offsets
+            self._rows[device] = rows, offsets.tolist()
+        rows, starts = self._rows[device]
+        begin = starts[data.partition_id]
+        rows.need(begin, begin + len(data.rows))
         return rows.x, rows.y, begin
-
-    def _answer(self, request: Message, reply: Message) -> None:
-        self._replies[request.metadata.message_id] = reply
 
 
 def _states() -> StateOf:
