@@ -44,9 +44,15 @@ def bits(path):
     }
 
 
-@pytest.mark.thorough
+# Half a minute each: one of rounds, one that remembers clients, and one without rounds beside the tests of every day.
+FEW = ("fedavg", "scaffold", "fedbuff")
+EVERY = [
+    pytest.param(name, marks=pytest.mark.thorough if name in FEW else pytest.mark.slow) for name in REGISTRY
+]
+
+
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize("strategy", REGISTRY)
+@pytest.mark.parametrize("strategy", EVERY)
 def test_one_config_runs_under_every_strategy_twice_to_the_same_bits(tmp_path, strategy):
     seen = {}
     for engine in ("sequential", "vectorized"):
