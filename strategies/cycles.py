@@ -38,23 +38,35 @@ class Cycle:
 
     def of_fixed(self) -> float:
         """Return the mean seconds from one contribution to the next, where all tasks take the same time."""
-        now, done = self._begin(), 0
-        end = now + (span := self._span(1))
-        again = self._next(self.time)  # from one task's beginning to the next's
+        now, span = self._begin(), self._span(1)
+        end = now + span
+        if self.presence.repeats:  # a period may begin with a wait for the last one's aggregation
+            _, now = self._fixed(now, end)
+            end += span
+        done, _ = self._fixed(now, end)
+        if done == NEVER:  # it is there for good: from one task's beginning to the next's
+            return self._next(self.time)
+        return span / done if done else NEVER
+
+    def _fixed(self, now: float, end: float) -> tuple[float, float]:
+        """Return how many tasks that begin by a time are done, infinity if it never goes, and the next beginning."""
+        done, again = 0, self._next(self.time)
         while now < end:
             leaves = self.presence.leaves(self.place, now)
             if leaves == NEVER:  # whoever begins a task ends it, or never goes
-                turn = self.presence.changes(self.place, now)
-                if turn == NEVER:
-                    return again
+                if self.presence.changes(self.place, now) == NEVER:
+                    return NEVER, now
                 done, now = done + 1, self._next(now + self.time)
             else:
-                first = self._next(now + self.time)
+                following = now  # the beginning of a task that isn't done when the client goes
                 if now + self.time <= leaves + RESOLUTION:
-                    done += 1 + max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
-                now = leaves
+                    first = self._next(now + self.time)
+                    more = max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
+                    done, following = done + 1 + more, first + more * again
+                # Who waits for an aggregation waits for it also where it has gone and come back meanwhile.
+                now = max(leaves, following)
             now = self.presence.comes(self.place, now)
-        return span / done if done else NEVER
+        return done, now
 
     def of_drawn(self, ends: Ends) -> float:
         """Return the same, of tasks that ``ends`` says the end of."""

@@ -94,20 +94,15 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
 
 
 # One without rounds stays; spectral is on Ray in test_spectral.py, too, and fedavg's loop is that of fedprox.
-THOROUGH = (
-    "fedprox", "spectral", "fednova", "feddyn", "mifa", "fedamp",
-    "async-fedavg", "fedfix", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl",
-    "fadas",
-)  # fmt: skip
+THOROUGH = ("fedprox", "spectral", "fednova", "fedamp", "async-fedavg", "fedfix")
+# The fleet of 1,000 runs under all of them on Ray, too.
+SLOW = ("feddyn", "mifa", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "fadas")
+MARKS = dict.fromkeys(THOROUGH, pytest.mark.thorough) | dict.fromkeys(SLOW, pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ())
-        for name in REGISTRY
-        if name != "fedavg"
-    ],
+    [pytest.param(name, marks=MARKS.get(name, ())) for name in REGISTRY if name != "fedavg"],
 )
 def test_every_strategy_learns_on_ray(base, simulate, strategy):
     config = {"num-server-rounds": ROUNDS, "strategy": strategy}

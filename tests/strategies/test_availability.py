@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strategies.availability import Always, Availability, ByStretches, Stretches, make_availability
@@ -241,6 +241,8 @@ def played(found: Availability, interval: float | None, time: float, end: float)
     st.integers(1, 60),
     st.sampled_from([None, 0.5, 1.0, 2.5]),
 )
+@example([(8, 8), (17, 1)], 1, 2.5)  # back before the aggregation that it waits for
+@example([(0, 1), (2, 18)], 1, 2.5)  # and so over the end of a period
 @settings(max_examples=60, deadline=None)
 def test_a_cycle_is_what_a_clock_in_small_steps_counts(
     pairs: list[tuple[int, int]], tenths: int, interval: float | None
