@@ -3,6 +3,8 @@
 import math
 import os
 import sys
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,8 @@ from rich.markdown import Markdown
 from fedapp.config import ConfigError
 from fedapp.data import DataError
 from fedapp.engine.in_process import IN_PROCESS
-from fedapp.federation import absolute
+from fedapp.federation import absolute, dataset_of
+from fedapp.sweeps.point import PlannedRun, is_finished
 from fedapp.sweeps.runner import run_missing
 from research.reproduce.experiment import RUNS, collect, report_on
 from research.reproduce.plan import Plan, plan_names, read_plan
@@ -163,14 +166,21 @@ def make(
     ------
     ConfigError
         If there is no such experiment, or its file asks for something impossible.
+    DataError
+        If there are none of the data that its runs need.
     """
     plan, folder = _plan_and_folder(name, out, quick)
     folder.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     if not plan.is_study:
+        planned, have = plan.runs(data_path), read_stored(folder / FILE).curves
+        missing = [
+            run for run in planned if run.key not in have and not is_finished(folder / RUNS / run.name)
+        ]
+        _check_data([run for run in missing if fnmatch(run.name, only)])
         failures = run_missing(
-            plan.runs(data_path), folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only,
-            console=console, have=read_stored(folder / FILE).curves,
+            planned, folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only, console=console,
+            have=have,
         )  # fmt: skip
     for remark in collect(plan, folder, data_path=data_path, failures=failures):
         console.print(remark, markup=False)
@@ -181,6 +191,20 @@ def make(
             f"every run failed, {name} with: {reason}; {report.absolute()} is a report on nothing"
         )
     return report
+
+
+def _check_data(missing: Sequence[PlannedRun]) -> None:
+    """Refuse runs of which none can be made, before each has tried to download its data by itself."""
+    problems = []
+    for run in {(run.config.dataset, run.config.data_path): run for run in missing}.values():
+        try:
+            dataset_of(run.config, run.num_clients)
+        except DataError as error:
+            problems.append(error)
+        else:
+            return
+    if problems:
+        raise problems[0]
 
 
 def from_results(name: str, out: Path, *, quick: bool) -> Path:

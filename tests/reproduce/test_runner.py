@@ -178,6 +178,26 @@ def test_a_run_that_diverged_to_its_end_is_kept_and_not_repeated(plan, tmp_path)
     assert (tmp_path / planned[0].name / "metrics.jsonl").stat().st_mtime_ns == before
 
 
+def test_data_that_are_not_at_hand_are_said_once_before_any_run(tmp_path):
+    experiment = tmp_path / "mine.toml"
+    text = (folder_of_plans() / "compare.toml").read_text("utf-8")
+    experiment.write_text(text.replace('dataset = "digits"', 'dataset = "cifar10"', 1), "utf-8")
+    (tmp_path / "data").mkdir()
+    arguments = [
+        "reproduce",
+        str(experiment),
+        "--data-path",
+        str(tmp_path / "data"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1
+    assert done.output.count("error: ") == 1
+    assert "data-path" in done.output
+    assert not (tmp_path / "out" / "mine" / "runs").exists()
+
+
 def test_where_every_run_fails_the_command_does(tmp_path):
     experiment = tmp_path / "mine.toml"
     text = (folder_of_plans() / "compare.toml").read_text("utf-8")
