@@ -90,7 +90,7 @@ class WeightedSum:
         """Pass over one whose update doesn't count."""
         self._left -= 1
         if not self._left:
-            self._end_block()
+            self.end()
 
     def add_block(self, total: Vector, squares: float, kept: Sequence[float]) -> None:
         """Take in a block's Σ d_i Δ_i (D,) and Σ d_i ‖Δ_i‖², with the d_i in it."""
@@ -98,7 +98,8 @@ class WeightedSum:
         self.squares += squares
         self.kept += kept
 
-    def _end_block(self) -> None:
+    def end(self) -> None:
+        """Add a block that isn't full yet: all are there."""
         self.total += self._block
         self.squares += self._block_squares
         self._block[:] = 0.0
@@ -106,7 +107,7 @@ class WeightedSum:
 
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the sum (D,), given the d_i of all, or None if nothing counts."""
-        self._end_block()
+        self.end()
         return self.total * self._share(weights) if sum(self.kept) > 0 else None
 
     def mean_square(self, weights: Sequence[float]) -> float:

@@ -164,9 +164,8 @@ class FederatedStrategy(Lifecycle):
         for weight, contribution in zip(weights, contributions, strict=True):
             moves = self._look_at(self.counted(contribution))
             total.add(weight, bounded(weight, moves, self.config.update_norm_bound))
-        gathered = total.result(weights)
-        update = np.zeros(len(model)) if gathered is None else gathered
-        return self._moved(model, self.direction(update), total.squares)
+        total.end()
+        return self._moved(model, self.direction(total.total), total.squares)
 
     def own_lr(self) -> float:
         """Return η_g where the config leaves it to the method."""

@@ -41,7 +41,7 @@ def sums(
 ) -> Iterator[BlockSum]:
     """Yield the sums of a round's blocks; ``contexts`` are those of the nodes, by id."""
     terms = SharedTerms(request, contexts, rows_of)
-    yield from trainer.ahead(lambda tasks: terms.block(tasks, trainer), divided(request))
+    yield from trainer.ahead(lambda tasks: terms.block(tasks, trainer), divided(request), alone=terms.on_gpu)
 
 
 def divided(request: SumRequest) -> Iterator[Sequence[SumTask]]:
@@ -67,6 +67,11 @@ class SharedTerms:
             self.shared: _Shared | None = _Shared.of(request, contexts, rows_of)
         except USER_ERRORS as error:
             self.shared, self.why = None, messages.last_line(str(error))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the tasks are trained on a GPU."""
+        return self.shared is not None and self.shared.rows.x.device.type != "cpu"
 
     def block(self, tasks: Sequence[SumTask], trainer: Trainer) -> BlockSum:
         """Return the sum of a block."""

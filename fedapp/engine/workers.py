@@ -10,6 +10,7 @@ Blocks are those of the engine in one process (strategies/sums.py), and so are t
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +37,11 @@ from strategies.sums import BlockSum, SumRequest, SumTask
 
 log = logging.getLogger("flwr.fedapp")
 
-# Blocks that a worker is given at once: the next is there when one is done.
+# Blocks that a worker of one CPU is given at once: the next is there when one is done.
 AT_ONCE = 2
+
+# Of workers lost in a row, beside all that there are: more isn't bad luck.
+MOST_IN_A_ROW = 3
 
 # Seconds that a run waits for a worker where all are lost.
 PATIENCE = 300.0
@@ -50,6 +54,7 @@ class RayWorker:
         trainer = Trainer(way, threads)
         self.grid = VectorizedGrid(client_app.app, num_clients, trainer, rows_as_needed)
         self._terms: tuple[str, SharedTerms] | None = None
+        self._lock = threading.Lock()
 
     def place(self) -> str:
         """Return the id of the machine that this is on."""
@@ -57,13 +62,16 @@ class RayWorker:
 
     def sums(self, name: str, request: SumRequest, tasks: Sequence[SumTask]) -> BlockSum:
         """Return the sum of a block of the round with this name."""
-        if self._terms is None or self._terms[0] != name:
-            self._terms = name, SharedTerms(request, self.grid.contexts, self.grid.rows_of)
-        return self._terms[1].block(tasks, self.grid.trainer)
+        with self._lock:
+            if self._terms is None or self._terms[0] != name:
+                self._terms = name, SharedTerms(request, self.grid.contexts, self.grid.rows_of)
+            terms, trainer = self._terms[1], self.grid.trainer
+        return next(trainer.ahead(lambda own: terms.block(own, trainer), [tasks], alone=terms.on_gpu))
 
     def replies(self, pairs: Sequence[tuple[Message, Context]]) -> list[tuple[Message, Context]]:
         """Return the replies to a block of requests, and what their clients keep then."""
-        return self.grid.work_on(pairs)
+        with self._lock:
+            return self.grid.work_on(pairs)
 
 
 @dataclass
@@ -96,10 +104,16 @@ class Workers:
         Starts an actor.
     number, num_clients : int
         Of workers, and of clients, whose ids are divided over them.
+    at_once : int
+        Units that a worker is given at once.
     """
 
-    def __init__(self, start: Callable[[], Any], number: int, num_clients: int) -> None:
+    def __init__(
+        self, start: Callable[[], Any], number: int, num_clients: int, at_once: int = AT_ONCE
+    ) -> None:
+        self._at_once = at_once
         self._start, self._num_clients = start, num_clients
+        self._in_a_row = 0  # workers lost since one has returned something
         self.seats = [self._seat(place) for place in range(number)]
         self.lost = 0
 
@@ -113,7 +127,7 @@ class Workers:
         Raises
         ------
         RunError
-            If no worker is there for five minutes.
+            If no worker is there for five minutes, or one after the other is lost.
         """
         for seat in self.seats:
             seat.waiting.clear()
@@ -144,7 +158,7 @@ class Workers:
     def _hand_out(self, units: Sequence[Unit], references: dict[Any, tuple[_Seat, int]]) -> None:
         """Give each worker that is there the next blocks of its share, and then of the others'."""
         for seat in self.seats:
-            while seat.there and len(seat.under_way) < AT_ONCE:
+            while seat.there and len(seat.under_way) < self._at_once:
                 longest = max(self.seats, key=lambda other: (len(other.waiting), other is seat))
                 if not (seat.waiting or longest.waiting):
                     return
@@ -158,24 +172,28 @@ class Workers:
         seat, place = references.pop(reference)
         try:
             found[place] = ray.get(reference)
+            self._in_a_row = 0
             seat.under_way.discard(place)
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except RayError:
+        except RayError as error:
             for other in [key for key, (of, _) in references.items() if of is seat]:
                 del references[other]
-            self._replace(seat)
+            self._replace(seat, error)
 
     def _begin(self, seat: _Seat) -> None:
         try:
             ray.get(seat.ready)
             seat.there = True
-        except RayError:
-            self._replace(seat)
+        except RayError as error:
+            self._replace(seat, error)
 
-    def _replace(self, seat: _Seat) -> None:
+    def _replace(self, seat: _Seat, error: RayError) -> None:
         """Start another worker in the place of one that is lost; its blocks wait for whoever is free."""
-        self.lost += 1
+        self.lost, self._in_a_row = self.lost + 1, self._in_a_row + 1
+        if self._in_a_row > len(self.seats) + MOST_IN_A_ROW:
+            last = messages.last_line(str(error))
+            raise RunError(f"{self._in_a_row} workers were lost, one after the other; the last one: {last}")
         log.warning("worker %d is lost: another is started, and its blocks are done again", seat.number)
         seat.waiting.extendleft(sorted(seat.under_way, reverse=True))
         seat.under_way.clear()
@@ -238,11 +256,14 @@ def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Ite
     try:
         cpus, gpus = simulation.client_resources_num_cpus, simulation.client_resources_num_gpus
         _check_room(simulation)
-        actor = ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+        actor = ray.remote(RayWorker).options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=max(cpus, AT_ONCE)
+        )
         workers = Workers(
             lambda: actor.remote(simulation.num_supernodes, cpus, way),
             simulation.workers,
             simulation.num_supernodes,
+            at_once=max(cpus + 1, AT_ONCE),
         )
         try:
             yield WorkersGrid(simulation.num_supernodes, workers)

@@ -72,7 +72,8 @@ class Trainer:
         together = groups or [range(len(tasks))]
         jobs = [job for group in together for job in self._chunks(tasks, group)]
         gpu = bool(tasks) and tasks[0].x.device.type != "cpu"
-        run = map if gpu or len(jobs) == 1 else self._threads.map
+        # Not in this thread, whose products are divided over torch's own: sums would depend on how many there are.
+        run = map if gpu else self._threads.map
         results = run(lambda job: _TRAIN[job[0]]([tasks[i] for i in job[1]]), jobs)
         for (_, positions), result in zip(jobs, results, strict=True):
             for position, one in zip(positions, result, strict=True):
@@ -84,8 +85,14 @@ class Trainer:
         for way, chunk in self._chunks(tasks):
             yield chunk, *_STACKED[way]([tasks[i] for i in chunk])
 
-    def ahead(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-        """Yield the results of some work on threads, in order; a few of it are ahead of who takes them."""
+    def ahead(self, work: Callable[[S], T], items: Iterable[S], *, alone: bool = False) -> Iterator[T]:
+        """Yield the results of some work on threads, in order; a few of it are ahead of who takes them.
+
+        ``alone``: one after the other on this thread, as on a GPU.
+        """
+        if alone:
+            yield from map(work, items)
+            return
         under_way: deque[Future[T]] = deque()
         try:
             for item in items:

@@ -164,3 +164,11 @@ def test_central_noise_has_the_right_size_and_is_repeated_only_in_a_simulation(
     assert not np.array_equal(noise, noises(*tools, repeatable=False))
     # One reply is missing: the others count for half each, so z S / 2.
     assert noises(*tools, spoil=True).std() == pytest.approx(0.75, abs=0.015)
+
+
+def test_weights_that_cancel_still_have_a_sum() -> None:
+    gathered = WeightedSum(2, 2)
+    gathered.add(1.0, np.array([3.0, 0.0]))
+    gathered.add(-1.0, np.array([0.0, 5.0]))
+    gathered.end()
+    assert gathered.total.tolist() == [3.0, -5.0]

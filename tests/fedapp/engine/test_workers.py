@@ -18,6 +18,7 @@ from fedapp.engine.ray import SimulationConfig
 from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
 from fedapp.running import run_on
+from strategies.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -125,8 +126,8 @@ def test_a_worker_that_dies_in_a_round_is_replaced_and_nothing_is_lost(
     taken = itertools.count()
 
     class Dying(Workers):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
             made.append(self)
 
         def _take(self, *arguments: Any) -> None:
@@ -158,6 +159,30 @@ def test_more_than_ray_has_room_for_is_refused_at_once(run: Run) -> None:
         ConfigError, match=r"workers = 3: .*num-cpus = 2 for each, they need 6 CPUs; Ray has 4"
     ):
         run(3, {"client-resources-num-cpus": 2})
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("on_ray")
+def test_workers_of_several_cpus_change_no_bit(run: Run) -> None:
+    values = {"local_epochs": 2, "batch_size": 0}
+    assert_same(run(2, {"client-resources-num-cpus": 2}, **values), run(**values))
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("on_ray")
+def test_workers_that_never_begin_end_the_run_with_their_reason(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unable:
+        def __init__(self, *arguments: Any) -> None:
+            raise ModuleNotFoundError("No module named 'torch'")
+
+        def place(self) -> str:
+            return ""
+
+    monkeypatch.setattr(workers, "RayWorker", Unable)
+    with pytest.raises(RunError, match=r"workers were lost, one after the other; the last one: .*torch"):
+        run(1)
 
 
 @pytest.mark.thorough
