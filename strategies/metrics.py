@@ -1,6 +1,6 @@
 """What clients' metrics are together: a weighted mean of each, or what a function of the user's makes of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import MetricRecord, RecordDict
 
@@ -44,6 +44,12 @@ class MetricsMean:
             if (sums := _added(self._sums.get(name), weight, value)) is not None:
                 self._sums[name] = sums
                 self._totals[name] = self._totals.get(name, 0.0) + weight
+
+    def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
+        """Take in what clients with weights d_i tell, one after the other, by name: numbers."""
+        for name, values in columns.items():
+            for weight, value in zip(weights, values, strict=True):
+                self.add_values(weight, {name: value})
 
     def result(self) -> Values:
         """Return the metrics, by name."""

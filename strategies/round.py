@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from flwr.app import Message, Metadata, MetricRecord
@@ -176,6 +177,21 @@ class Round:
             self.bounded.add(index)
         self.sizes[index] = num_bytes
         self.bytes_up += num_bytes
+
+    def count_all(self, indices: Sequence[int], num_bytes: int, bounded: Iterable[int]) -> None:
+        """Note that the work of some clients counts, of so many bytes each; some of them are bounded."""
+        self.outcomes.update(dict.fromkeys(indices, ACCEPTED))
+        self.sizes.update(dict.fromkeys(indices, num_bytes))
+        self.bytes_up += num_bytes * len(indices)
+        self.bounded.update(bounded)
+
+    def client(self, index: int) -> Client:
+        """Return one of the clients by its index."""
+        return self._by_index[index]
+
+    @cached_property
+    def _by_index(self) -> dict[int, Client]:
+        return {client.index: client for client in self.clients}
 
     def leave_out(
         self, client: Client, reason: str, reply: Message | None = None, outcome: str | None = None

@@ -1,7 +1,7 @@
 """When each task of a client began and ended, and its parts, by any strategy, until somebody takes that down."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from strategies import messages
@@ -98,6 +98,11 @@ class Timeline:
         if task is not None and task.wall_ended is None:
             task.wall_ended = self.watch.now()
             task.ended = now if task.ended is None else task.ended
+
+    def arrived_all(self, clients: Iterable[int], now: float) -> None:
+        """Note that for some clients at once."""
+        for client in clients:
+            self.arrived(client, now)
 
     def end(self, client: int, now: float, outcome: str) -> None:
         """Note what became of a client's task, which ends now if it hasn't before; one that isn't known is none."""
