@@ -184,11 +184,13 @@ class GatheredRounds(TimedRounds):
             return None
         current = self._round = self._round_of(server_round, participants, weights)
         size, rule = messages.num_bytes(arrays), self.local_rule()
-        parts = [self.stragglers.asks(client).get(messages.PART, 1.0) for client in participants]
-        nodes, clients = [client.node_id for client in participants], [client.index for client in participants]
+        nodes, clients = (
+            [client.node_id for client in participants],
+            [client.index for client in participants],
+        )
+        parts = [self.stragglers.part(client) for client in clients]
         tasks = SumTasks(nodes, clients, server_round, weights, np.array(parts))
-        for client, part in zip(clients, parts, strict=True):
-            self.loads.note(client, size, part)
+        self.loads.note_all(clients, size, parts)
         current.bytes_down = size * len(participants)
         fields = ConfigRecord({**config, messages.SERVER_ROUND: server_round, **rule})
         bound, squares = self.config.update_norm_bound, self.optimizer.reads_squares
@@ -205,7 +207,9 @@ class GatheredRounds(TimedRounds):
         tasks = request.tasks
         self._worth = dict(zip(tasks.clients, tasks.weights, strict=True))
         if current.lost:
-            tasks = tasks.at([place for place, index in enumerate(tasks.clients) if index not in current.lost])
+            tasks = tasks.at(
+                [place for place, index in enumerate(tasks.clients) if index not in current.lost]
+            )
         gathered = WeightedSum(len(current.model), len(tasks))
         for client in current.clients:
             if client.index in current.lost:
@@ -232,12 +236,14 @@ class GatheredRounds(TimedRounds):
                 for place, (reason, outcome) in block.not_counted.items():
                     self._why = reason
                     current.leave_out(current.client(own.clients[place]), reason, outcome=outcome)
-                counting = [place for place in range(block.number) if place not in block.not_counted]
-                told = {name: [values[place] for place in counting] for name, values in block.metrics.items()}
-                taken = own.at(counting)
-                current.count_all(taken.clients, size, [own.clients[place] for place in block.bounded])
-                current.metrics.add_columns(taken.weights, told)
-                gathered.add_block(self._look_at(block.total), block.squares, taken.weights)
+                bounded, told = [own.clients[place] for place in block.bounded], block.metrics
+                if block.not_counted:
+                    counting = [place for place in range(block.number) if place not in block.not_counted]
+                    told = {name: [values[place] for place in counting] for name, values in told.items()}
+                    own = own.at(counting)
+                current.count_all(own.clients, size, bounded)
+                current.metrics.add_columns(own.weights, told)
+                gathered.add_block(self._look_at(block.total), block.squares, own.weights)
                 if self._cut_off():
                     return
         finally:

@@ -46,10 +46,16 @@ class MetricsMean:
                 self._totals[name] = self._totals.get(name, 0.0) + weight
 
     def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
-        """Take in what clients with weights d_i tell, one after the other, by name: numbers."""
+        """Take in numbers that clients with weights d_i tell, by name: as ``add_values`` of one after the other."""
         for name, values in columns.items():
+            sums, total = self._sums.get(name, 0.0), self._totals.get(name, 0.0)
+            if isinstance(sums, list):
+                continue
             for weight, value in zip(weights, values, strict=True):
-                self.add_values(weight, {name: value})
+                sums += weight * value
+                total += weight
+            if values:
+                self._sums[name], self._totals[name] = sums, total
 
     def result(self) -> Values:
         """Return the metrics, by name."""

@@ -50,7 +50,7 @@ def generators(
     """
     start = _name(seed, purpose)
     for words in _seeded(b"".join(_digest(start, each) for each in ids)):
-        yield np.random.Generator(np.random.PCG64(_Words(words)))
+        yield np.random.Generator(np.random.PCG64(_Words(words)))  # type: ignore[arg-type]  # any ISeedSequence
 
 
 def whole_number(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> int:
@@ -94,7 +94,9 @@ def _seeded(digests: bytes) -> NDArray[np.uint64]:
 
     NumPy's SeedSequence is M. E. O'Neill's seed_seq_fe with a pool of four words; NEP 19 keeps it as it is.
     """
-    pool = list(np.frombuffer(digests, ">u4").reshape(-1, 4).astype(np.uint32).T[::-1])  # the lowest word first
+    pool = list(
+        np.frombuffer(digests, ">u4").reshape(-1, 4).astype(np.uint32).T[::-1]
+    )  # the lowest word first
     mixed = _Hash(0x43B0D7E5, 0x931E8875)
     pool = [mixed(word) for word in pool]
     for source in range(4):

@@ -49,15 +49,18 @@ class SumTasks:
 
     def __getitem__(self, places: slice) -> "SumTasks":
         """Return some that follow each other."""
-        columns = self.nodes[places], self.clients[places], self.weights[places]
-        return SumTasks(columns[0], columns[1], self.number, columns[2], self.parts[places])
+        nodes, clients, weights = self.nodes[places], self.clients[places], self.weights[places]
+        return SumTasks(nodes, clients, self.number, weights, self.parts[places])
 
     def at(self, places: Sequence[int]) -> "SumTasks":
         """Return those at these places."""
-        nodes, clients, weights = (
-            [column[place] for place in places] for column in (self.nodes, self.clients, self.weights)
+        return SumTasks(
+            [self.nodes[place] for place in places],
+            [self.clients[place] for place in places],
+            self.number,
+            [self.weights[place] for place in places],
+            self.parts[list(places)],
         )
-        return SumTasks(nodes, clients, self.number, weights, self.parts[list(places)])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedapp import federation
@@ -17,7 +16,7 @@ from fedapp.client.handlers import USER_ERRORS
 from fedapp.client.local_data import expected_data, local_data, no_rows
 from fedapp.client.request import config_of
 from fedapp.client.training import TaskTerms
-from fedapp.data.partition import Partition
+from fedapp.engine.nodes import Nodes
 from fedapp.federation.rows import Rows, RowsOf
 from fedapp.training.block import TaskBlock
 from fedapp.training.trainer import Trainer
@@ -34,17 +33,15 @@ HARMLESS = 1e30
 AT_ONCE = 1 << 17
 
 
-def can_sum(request: SumRequest, contexts: Mapping[int, Context]) -> bool:
+def can_sum(request: SumRequest, nodes: Nodes) -> bool:
     """Tell whether tasks can be summed: by a rule that reads nothing beside the model, on data that all share."""
-    shared = not any("data-path" in context.node_config for context in contexts.values())
+    shared = not any("data-path" in context.node_config for context in nodes.known.values())
     return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
 
 
-def sums(
-    request: SumRequest, contexts: Mapping[int, Context], trainer: Trainer, rows_of: RowsOf
-) -> Iterator[BlockSum]:
-    """Yield the sums of a round's blocks; ``contexts`` are those of the nodes, by id."""
-    terms = SharedTerms(request, contexts, rows_of)
+def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
+    """Yield the sums of a round's blocks of clients."""
+    terms = SharedTerms(request, nodes, rows_of)
     yield from trainer.ahead(lambda tasks: terms.block(tasks, trainer), divided(request), alone=terms.on_gpu)
 
 
@@ -65,10 +62,10 @@ class SharedTerms:
         Returns the rows of all clients.
     """
 
-    def __init__(self, request: SumRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> None:
+    def __init__(self, request: SumRequest, nodes: Nodes, rows_of: RowsOf) -> None:
         self.request = request
         try:
-            self.shared: _Shared | None = _Shared.of(request, contexts, rows_of)
+            self.shared: _Shared | None = _Shared.of(request, nodes, rows_of)
         except USER_ERRORS as error:
             self.shared, self.why = None, messages.last_line(str(error))
 
@@ -94,23 +91,24 @@ class _Shared:
     request: SumRequest
     terms: TaskTerms
     rows: Rows
-    partition: Partition
-    contexts: Mapping[int, Context]
+    offsets: Sequence[int]  # of each partition in the rows
+    nodes: Nodes
     starts: Mapping[str, int]  # where each array begins in the model
     base: Vector
 
     @classmethod
-    def of(cls, request: SumRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> "_Shared":
+    def of(cls, request: SumRequest, nodes: Nodes, rows_of: RowsOf) -> "_Shared":
         config = config_of(request.config)
         device = device_of(config)
-        dataset = expected_data(config, request.config, len(contexts))
-        partition = federation.partition_of(config, len(contexts))
-        rows = rows_of(config, len(contexts), device, dataset.moments)
+        dataset = expected_data(config, request.config, len(nodes))
+        partition = federation.partition_of(config, len(nodes))
+        rows = rows_of(config, len(nodes), device, dataset.moments)
         state = federation.to_state(request.arrays, device)
         terms = TaskTerms.of(request.config, config, dataset, state, device)
         layout = Layout.of(request.arrays)
         starts = dict(zip(layout.names, np.cumsum([0, *layout.sizes]).tolist(), strict=False))
-        return cls(request, terms, rows, partition, contexts, starts, layout.to_vector(request.arrays))
+        offsets = partition.client_offsets.tolist()
+        return cls(request, terms, rows, offsets, nodes, starts, layout.to_vector(request.arrays))
 
     def rows_at(self, node_id: int) -> tuple[int, int]:
         """Return where the rows of a node's client begin and end; they are there then.
@@ -120,12 +118,11 @@ class _Shared:
         DataError
             If it has none.
         """
-        context = self.contexts[node_id]
-        place = context.node_config.get("partition-id")
-        if not isinstance(place, int) or not 0 <= place < len(self.contexts):
-            local_data(self.terms.config, self.request.config, context)  # says what is wrong
+        place = self.nodes.partition_of(node_id)
+        if not isinstance(place, int) or not 0 <= place < len(self.nodes):
+            local_data(self.terms.config, self.request.config, self.nodes[node_id])  # says what is wrong
         assert isinstance(place, int)
-        begin, end = self.partition.client_offsets[place : place + 2].tolist()
+        begin, end = self.offsets[place], self.offsets[place + 1]
         if begin == end:
             raise no_rows(place)
         self.rows.need(begin, end)

@@ -1,7 +1,7 @@
 """Tasks of many clients, by column: what they share is looked up once, and no object is made for each.
 
-A ``TaskBlock`` is of clients who are sent the same model and have their rows in the same data. Those of its tasks that
-take their steps together are a ``TaskStack``, as tasks from anywhere may be.
+A ``TaskBlock`` is of clients who are sent the same model and have their rows in the same data. Those of its tasks
+that take their steps together are a ``TaskStack``, as tasks from anywhere may be.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ class TaskBlock:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def stacked(self, places: Sequence[int]) -> TaskStack:
-        """Return some, of which none is longer than the one before, as a stack; they have nothing beside the model."""
+        """Return some, of which none is longer than the one before, as a stack: they have but the model."""
         like, count = self.one(places[0]), len(places)
         start = Stack.of([like.start] * count)
         anchors = Anchors[Stack](Stack.of([like.pulled_to] * count) if like.rule.alpha else None, None, None)

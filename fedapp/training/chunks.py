@@ -41,7 +41,7 @@ def cut(tasks: Sequence[LocalTask], positions: Sequence[int], *, padded: bool) -
 
 
 def cut_evenly(like: LocalTask, widest: int, positions: Sequence[int]) -> Iterator[list[int]]:
-    """Cut tasks, which are like one of them and have batches of so many examples at most, into stacks of like sizes."""
+    """Cut tasks like one, with batches of so many examples at most, into chunks of like sizes that fit the memory."""
     model_bytes, row_bytes = _bytes(like)
     count = -(-len(positions) // max(_budget(like) // (model_bytes + row_bytes * widest), 1))
     ends = [len(positions) * number // count for number in range(count + 1)]
