@@ -42,7 +42,13 @@ def can_sum(request: SumRequest, nodes: Nodes) -> bool:
 def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
     """Yield the sums of a round's blocks of clients."""
     terms = SharedTerms(request, nodes, rows_of)
-    yield from trainer.ahead(lambda tasks: terms.block(tasks, trainer), divided(request), alone=terms.on_gpu)
+    first = next(divided(request), request.tasks)
+    yield from trainer.ahead(
+        lambda tasks: terms.block(tasks, trainer),
+        divided(request),
+        alone=terms.on_gpu,
+        in_turn=terms.waits(first, trainer),
+    )
 
 
 def divided(request: SumRequest) -> Iterator[SumTasks]:
@@ -73,6 +79,11 @@ class SharedTerms:
     def on_gpu(self) -> bool:
         """Whether the tasks are trained on a GPU."""
         return self.shared is not None and self.shared.rows.x.device.type != "cpu"
+
+    def waits(self, tasks: SumTasks, trainer: Trainer) -> bool:
+        """Say whether threads would wait for each other, by a block."""
+        block = None if self.shared is None else _Block(self.shared, tasks[:1]).built()
+        return block is not None and trainer.waits(block.one(0), len(tasks))
 
     def block(self, tasks: SumTasks, trainer: Trainer) -> BlockSum:
         """Return the sum of a block."""
@@ -135,17 +146,17 @@ class _Block:
     def __init__(self, shared: _Shared, tasks: SumTasks) -> None:
         self.shared = shared
         self.tasks = tasks
+        self.spans: dict[int, tuple[int, int]] = {}  # of the rows of tasks that can be done, by place
         self.not_counted: dict[int, NotCounted] = {}
         self.bounded: set[int] = set()
 
     def summed(self, trainer: Trainer) -> BlockSum:
         """Train the tasks that can be done, and add up their updates in the order of the clients."""
-        spans = dict(self._at_hand())
-        block = self._built(spans) if spans else None
+        block = self.built()
         if block is None:
             return BlockSum(np.zeros(len(self.shared.base)), 0.0, len(self.tasks), {}, self.not_counted)
         stacks = list(trainer.stacks(block))
-        places = list(spans)
+        places = list(self.spans)
         trained = [places[place] for stacked, _, _ in stacks for place in stacked]
         models = _Models([parameters for _, parameters, _ in stacks], self.shared.starts)
         rows = {place: row for row, place in enumerate(trained)}
@@ -164,15 +175,18 @@ class _Block:
             except Exception as error:  # an engine answers with an error, whatever a task raised
                 self.not_counted[place] = NotCounted(_why(error))
 
-    def _built(self, spans: Mapping[int, tuple[int, int]]) -> TaskBlock | None:
-        """Return the tasks whose rows are these, by place; None if they can't be made."""
-        shared, own = self.shared, self.tasks.at(list(spans))
-        begins, ends = np.array(list(spans.values())).T
+    def built(self) -> TaskBlock | None:
+        """Return the tasks that can be done; None if there are none."""
+        self.spans = dict(self._at_hand())
+        if not self.spans:
+            return None
+        shared, own = self.shared, self.tasks.at(list(self.spans))
+        begins, ends = np.array(list(self.spans.values())).T
         tensors = shared.rows.x, shared.rows.y
         try:
             return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.parts)
         except Exception as error:  # likewise
-            self.not_counted |= dict.fromkeys(spans, NotCounted(_why(error)))
+            self.not_counted |= dict.fromkeys(self.spans, NotCounted(_why(error)))
             return None
 
     def _counts(self, place: int, models: "_Models", row: int) -> bool:

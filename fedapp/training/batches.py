@@ -14,6 +14,9 @@ from fedapp.training.draws import SENT
 # Rows of a batch: an index into the client's data, or everything; and the mask of a padded batch.
 Batch = tuple[Tensor | slice, Tensor | None]
 
+# Of so many examples or fewer a list is shuffled sooner than an array.
+FEW = 24
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -81,7 +84,7 @@ def plan_batches(
     per_epoch = -(-num_examples // width)
     indices = np.zeros((epochs, per_epoch * width), dtype=np.int64)
     for epoch in range(epochs):
-        indices[epoch, :num_examples] = rng.permutation(num_examples)
+        indices[epoch, :num_examples] = permutation(num_examples, rng)
     sizes = np.full((epochs, per_epoch), width)
     sizes[:, -1] = num_examples - (per_epoch - 1) * width
     return Batches(indices.reshape(-1, width), sizes.ravel(), num_examples)
@@ -155,6 +158,19 @@ class BatchesOfMany:
         return np.where(number <= self.steps[chosen], sizes, 0)
 
 
+def permutation(number: int, rng: np.random.Generator) -> Sequence[int] | NDArray[np.int64]:
+    """Return ``rng.permutation(number)``.
+
+    A list is shuffled by the same draws, and without giving away Python's lock: of few, a thread would wait for it
+    longer than it shuffles.
+    """
+    if number > FEW:
+        return rng.permutation(number)
+    numbers = list(range(number))
+    rng.shuffle(numbers)
+    return numbers
+
+
 def plan_many(
     num_examples: NDArray[np.int64],
     *,
@@ -183,7 +199,7 @@ def plan_many(
     ):
         for begin in range(start, end, stride):
             if in_epochs:
-                order[begin : begin + number] = rng.permutation(number)
+                order[begin : begin + number] = permutation(number, rng)
             else:
                 order[begin : begin + width] = rng.choice(number, width, replace=False, shuffle=False)
     return planned

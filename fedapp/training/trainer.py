@@ -18,7 +18,7 @@ from torch import Tensor
 from fedapp.training.autograd import train_single, train_vmapped
 from fedapp.training.block import TaskBlock
 from fedapp.training.choose import Way, can, way_of
-from fedapp.training.chunks import cut, cut_evenly
+from fedapp.training.chunks import cut, cut_evenly, stack_bytes
 from fedapp.training.dense import train_dense, train_stack
 from fedapp.training.dual import train_dual
 from fedapp.training.task import LocalTask
@@ -26,6 +26,9 @@ from fedapp.training.vectors import Parameters
 
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
+
+# Bytes of a stack whose steps are short.
+SHORT = 1 << 20
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -89,19 +92,31 @@ class Trainer:
             else:
                 yield places, *_TOGETHER[way]([block.one(place) for place in places])
 
-    def ahead(self, work: Callable[[S], T], items: Iterable[S], *, alone: bool = False) -> Iterator[T]:
+    def waits(self, task: LocalTask, number: int) -> bool:
+        """Say whether threads would wait for each other rather than work, with stacks of so many such tasks.
+
+        What is short goes from one call of PyTorch to the next, under Python's lock.
+        """
+        return (
+            self._way(task) == "stacked" and stack_bytes(task, task.batches.indices.shape[1]) * number < SHORT
+        )
+
+    def ahead(
+        self, work: Callable[[S], T], items: Iterable[S], *, alone: bool = False, in_turn: bool = False
+    ) -> Iterator[T]:
         """Yield the results of some work on threads, in order; a few of it are ahead of who takes them.
 
-        ``alone``: one after the other on this thread, as on a GPU.
+        ``in_turn``: none are ahead, and one thread works; ``alone``: this one, as on a GPU.
         """
         if alone:
             yield from map(work, items)
             return
+        most = 0 if in_turn else 2 * self.workers
         under_way: deque[Future[T]] = deque()
         try:
             for item in items:
                 under_way.append(self._threads.submit(work, item))
-                if len(under_way) > 2 * self.workers:
+                if len(under_way) > most:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
