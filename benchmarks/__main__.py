@@ -26,6 +26,7 @@ from benchmarks.workloads import (
     DEFAULT_CONTENDERS,
     PACKAGES,
     SCALES,
+    SMALL_SCALES,
     WORKLOADS,
     Data,
     Workload,
@@ -34,7 +35,7 @@ from benchmarks.workloads import (
 from fedapp.data.errors import DataError
 
 HERE = Path(__file__).parent
-SCALING = "scaling"
+SCALING, SMALL = "scaling", "small"
 
 console = Console()
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -45,7 +46,8 @@ def main(
     workloads: Annotated[
         str,
         typer.Option(
-            help=f"of {', '.join(WORKLOADS)} and {SCALING} (W1 with 10 samples each), comma-separated"
+            help=f"of {', '.join(WORKLOADS)}, {SCALING} (W1 with 10 samples each, up to 100,000 clients) and "
+            f"{SMALL} (the same of 8x8 pixels, up to a million: 2 GiB of disk, 7 GiB of memory), comma-separated"
         ),
     ] = ",".join((*WORKLOADS, SCALING)),
     contenders: Annotated[str, typer.Option(help=f"of {', '.join(CONTENDERS)}, comma-separated")] = ",".join(
@@ -60,7 +62,9 @@ def main(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3 2, others 1")
     ] = None,
-    max_clients: Annotated[int, typer.Option(min=SCALES[0], help="most clients of scaling")] = SCALES[-1],
+    max_clients: Annotated[
+        int, typer.Option(min=SCALES[0], help=f"most clients of {SCALING} and {SMALL}")
+    ] = SMALL_SCALES[-1],
     data_path: Annotated[
         Path | None,
         typer.Option(help="MNIST as an .npz file, in place of generated images (not for scaling)"),
@@ -73,9 +77,12 @@ def main(
     timeout: Annotated[float, typer.Option(min=1, help="seconds that one run may take")] = 1800,
 ) -> None:
     """Run the command line."""
-    names = _choices("--workloads", workloads, (*WORKLOADS, SCALING))
+    names = _choices("--workloads", workloads, (*WORKLOADS, SCALING, SMALL))
     chosen = _installed(_choices("--contenders", contenders, tuple(CONTENDERS)))
-    compared = [_adapted(WORKLOADS[name], rounds, events, repeats) for name in names if name != SCALING]
+    compared = [_adapted(WORKLOADS[name], rounds, events, repeats) for name in names if name in WORKLOADS]
+    if SMALL in names:
+        small = [scaled(number, small=True) for number in SMALL_SCALES if number <= max_clients]
+        compared += [_adapted(workload, rounds, events, repeats) for workload in small]
     scales = [scaled(number) for number in SCALES if number <= max_clients] if SCALING in names else []
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
     if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):

@@ -138,6 +138,8 @@ WORKLOADS = {
 }
 
 SCALES = (100, 1_000, 10_000, 100_000)
+# With images of 8x8, as the digits are.
+SMALL_SCALES = (1_000, 10_000, 100_000, 1_000_000)
 SAMPLES_PER_CLIENT = 10
 
 # More clients than that would take these contenders too long.
@@ -151,17 +153,18 @@ MOST_CLIENTS = {
 }
 
 
-def scaled(num_clients: int) -> Workload:
-    """Return W1 with so many clients of ten samples each."""
+def scaled(num_clients: int, *, small: bool = False) -> Workload:
+    """Return W1 with so many clients of ten samples each; ``small``: of 8x8 pixels."""
     without = tuple(name for name, most in MOST_CLIENTS.items() if num_clients > most)
     return replace(
         WORKLOADS["W1"],
-        name=f"W1x{num_clients}",
-        title=f"logistic regression, {num_clients:,} of {num_clients:,} clients, {SAMPLES_PER_CLIENT} samples each",
-        data=f"images-{num_clients * SAMPLES_PER_CLIENT}",
+        name=f"{'small' if small else 'W1'}x{num_clients}",
+        title=f"logistic regression, {num_clients:,} of {num_clients:,} clients, {SAMPLES_PER_CLIENT} samples each"
+        + ", 8x8" * small,
+        data=f"{'small-' * small}images-{num_clients * SAMPLES_PER_CLIENT}",
         num_clients=num_clients,
         participants=num_clients,
-        rounds=12 if num_clients == 100 else 5,
+        rounds=12 if num_clients == (1_000 if small else 100) else 5,
         repeats=1,
         without=without,
     )
@@ -196,32 +199,34 @@ class Data:
                 )
 
     def path(self, name: str) -> Path:
-        """Return the file of ``images``, ``digits``, or ``images-N`` with N generated training rows."""
+        """Return the file of ``images``, ``digits``, or N generated rows: ``images-N``, ``small-images-N``."""
         if name == "images" and self.images is not None:
             return self.images.absolute()
         path = self.folder / f"{name}.npz"
         if not path.exists():
-            num_train = int(name.partition("-")[2] or 60_000)
-            arrays = digits() if name == "digits" else images(num_train, 10_000)
+            kind, _, number = name.rpartition("-")
+            size = {"side": 8} if kind.startswith("small") else {}
+            num_train = int(number) if kind else 60_000
+            arrays = digits() if name == "digits" else images(num_train, 10_000, **size)
             np.savez(path, **arrays)  # type: ignore[arg-type]
         return path
 
 
-def images(num_train: int, num_test: int, seed: int = 0) -> dict[str, NDArray[np.generic]]:
-    """Generate images of MNIST's shape: 28x28 bytes, ten classes.
+def images(num_train: int, num_test: int, seed: int = 0, side: int = 28) -> dict[str, NDArray[np.generic]]:
+    """Generate images of MNIST's shape, 28x28 bytes, or of another side, in ten classes.
 
     Each class has four soft spots in places of its own, under noise that is cut off at black, as MNIST's ground is.
     One label in ten is drawn at random, so that the best accuracy there can be is 0.91.
     """
     rng = streams.generator(seed, "made-up-rows")
-    grid = np.arange(28)
-    spots = np.zeros((10, 28, 28), np.float32)
+    grid = np.arange(side)
+    spots = np.zeros((10, side, side), np.float32)
     for label in range(10):
-        for y, x, width in rng.uniform((4, 4, 2), (24, 24, 4), (4, 3)):
+        for y, x, width in rng.uniform((4, 4, 2), (24, 24, 4), (4, 3)) * (side / 28):
             spots[label] += np.exp(-((grid[:, None] - y) ** 2 + (grid - x) ** 2) / (2 * width**2))
     spots = SPOTS * spots.clip(max=1)
     labels = rng.integers(0, 10, num_train + num_test)
-    rows = np.empty((len(labels), 28, 28), np.uint8)
+    rows = np.empty((len(labels), side, side), np.uint8)
     for start in range(0, len(rows), 10_000):
         clean = spots[labels[start : start + 10_000]]
         noisy = clean + NOISE * rng.standard_normal(clean.shape, np.float32)

@@ -58,7 +58,7 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, scaling"),
+        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, scaling, small"),
         (
             "--contenders",
             "tf",
