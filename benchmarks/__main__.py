@@ -79,11 +79,9 @@ def main(
     """Run the command line."""
     names = _choices("--workloads", workloads, (*WORKLOADS, SCALING, SMALL))
     chosen = _installed(_choices("--contenders", contenders, tuple(CONTENDERS)))
-    compared = [_adapted(WORKLOADS[name], rounds, events, repeats) for name in names if name in WORKLOADS]
-    if SMALL in names:
-        small = [scaled(number, small=True) for number in SMALL_SCALES if number <= max_clients]
-        compared += [_adapted(workload, rounds, events, repeats) for workload in small]
-    scales = [scaled(number) for number in SCALES if number <= max_clients] if SCALING in names else []
+    scales, small = (_scales(name, max_clients) if name in names else [] for name in (SCALING, SMALL))
+    compared = [WORKLOADS[name] for name in names if name in WORKLOADS] + small
+    compared = [_adapted(workload, rounds, events, repeats) for workload in compared]
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
     if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):
         raise typer.BadParameter(f"{contenders} can do none of {workloads}", param_hint="--contenders")
@@ -107,6 +105,11 @@ def main(
         write_results(whole, HERE / "RESULTS.md")
     if problems:
         sys.exit("error: " + "\n".join(problems))
+
+
+def _scales(name: str, most: int) -> list[Workload]:
+    small = name == SMALL
+    return [scaled(each, small=small) for each in (SMALL_SCALES if small else SCALES) if each <= most]
 
 
 def measured_rows(
