@@ -47,7 +47,7 @@ def main(
         str,
         typer.Option(
             help=f"of {', '.join(WORKLOADS)}, {SCALING} (W1 with 10 samples each, up to 100,000 clients) and "
-            f"{SMALL} (the same of 8x8 pixels, up to a million: 2 GiB of disk, 7 GiB of memory), comma-separated"
+            f"{SMALL} (of 8x8 pixels, up to a million: 2 GiB of disk, 6 GiB of memory), comma-separated"
         ),
     ] = ",".join((*WORKLOADS, SCALING)),
     contenders: Annotated[str, typer.Option(help=f"of {', '.join(CONTENDERS)}, comma-separated")] = ",".join(
@@ -79,8 +79,7 @@ def main(
     """Run the command line."""
     names = _choices("--workloads", workloads, (*WORKLOADS, SCALING, SMALL))
     chosen = _installed(_choices("--contenders", contenders, tuple(CONTENDERS)))
-    scales, small = (_scales(name, max_clients) if name in names else [] for name in (SCALING, SMALL))
-    compared = [WORKLOADS[name] for name in names if name in WORKLOADS] + small
+    compared, scales = _named(names, max_clients)
     compared = [_adapted(workload, rounds, events, repeats) for workload in compared]
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
     if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):
@@ -96,20 +95,27 @@ def main(
         sys.exit(f"error: {error}")
     problems += more
     whole = report(rows, scaling, problems, data_path.name if data_path else "generated images")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
-    for table in tables(whole):
-        console.print(table)
-    print(out, draw(whole, out.with_suffix(".png")), sep="\n")
+    _show(whole, out)
     if results:
         write_results(whole, HERE / "RESULTS.md")
     if problems:
         sys.exit("error: " + "\n".join(problems))
 
 
-def _scales(name: str, most: int) -> list[Workload]:
-    small = name == SMALL
-    return [scaled(each, small=small) for each in (SMALL_SCALES if small else SCALES) if each <= most]
+def _show(whole: JsonObject, out: Path) -> None:
+    """Write a report and its figure, and show its tables."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
+    for table in tables(whole):
+        console.print(table)
+    print(out, draw(whole, out.with_suffix(".png")), sep="\n")
+
+
+def _named(names: list[str], most: int) -> tuple[list[Workload], list[Workload]]:
+    """Return what is compared, and what is drawn as curves, with so many clients at most."""
+    small = [scaled(number, small=True) for number in SMALL_SCALES if number <= most and SMALL in names]
+    scales = [scaled(number) for number in SCALES if number <= most and SCALING in names]
+    return [WORKLOADS[name] for name in names if name in WORKLOADS] + small, scales
 
 
 def measured_rows(
