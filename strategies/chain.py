@@ -22,8 +22,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from strategies import messages
-from strategies.arrays import ArraysMismatchError, Layout, Vector, clip_update
+from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update
 from strategies.compression import Compression, is_compressed
+from strategies.direct import Work
 from strategies.roster import Client
 from strategies.untrained import Untrained
 
@@ -90,8 +91,8 @@ class Check:
     compression: Compression | None = None
     whole: Callable[[], None] = lambda: None
 
-    def __call__(self, client: Client, reply: Message | None, base: NDArray[Any]) -> Local:
-        """Return the model of a valid reply.
+    def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
+        """Return the model of a valid reply, or of a task that was done without messages.
 
         Raises
         ------
@@ -100,6 +101,8 @@ class Check:
         """
         if reply is None:
             raise ArraysMismatchError(messages.NO_REPLY)
+        if isinstance(reply, Work):
+            return _done(client, reply, base)
         if reply.has_error():
             raise ArraysMismatchError(messages.reason_of(reply))
         if (arrays := messages.model_of(reply, self.arrays_key)) is None:
@@ -135,6 +138,20 @@ class Check:
             raise ArraysMismatchError(
                 f"{self.weight_key} = {said}: it described itself with {client.num_examples}"
             )
+
+
+def fault_of(reply: Message | Work | None) -> str:
+    """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    if isinstance(reply, Work):
+        return messages.FAILED if reply.reason else messages.REFUSED
+    return messages.fault_of(reply)
+
+
+def _done(client: Client, work: Work, base: NDArray[Any]) -> Local:
+    if work.reason:
+        raise ArraysMismatchError(work.reason)
+    check_values(work.model)
+    return Local(client, work.model, base)
 
 
 @dataclass(frozen=True)
@@ -223,16 +240,17 @@ class Contribution:
 
     @classmethod
     def of(
-        cls, local: Local, reply: Message, version: int, staleness: int, key: str = messages.ARRAYS
+        cls, local: Local, reply: Message | Work, version: int, staleness: int, key: str = messages.ARRAYS
     ) -> "Contribution":
         """Return the contribution of a local model that has been through the chain."""
-        base, client = local.base, local.client
+        update, base, when = local.update(), local.base, (version, staleness)
+        if isinstance(reply, Work):
+            return cls(local.client, update, base, *when, reply.metrics, {}, reply.num_bytes)
         return cls(
-            client,
-            local.update(),
+            local.client,
+            update,
             base,
-            version,
-            staleness,
+            *when,
             messages.metrics_of(reply),
             messages.beside_the_model(reply, key),
             messages.total_bytes(reply),

@@ -27,7 +27,8 @@ from flwr.serverapp.strategy import Result
 from strategies import messages
 from strategies.accounts import ACCEPTED
 from strategies.arrays import ArraysMismatchError
-from strategies.chain import Contribution, Local, chain
+from strategies.chain import Contribution, Local, chain, fault_of
+from strategies.direct import Work
 from strategies.errors import RunError
 from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
@@ -95,13 +96,14 @@ class AsynchronousStrategy(HandingOut):
     def _run(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         state = self._begin(initial_arrays)
         self.ledger, self._check = Ledger(works_on=self.works_on), self._reads(Untrained(self._untrained_at))
-        self._held: list[tuple[Task, Local, Message]] = []
+        self._held: list[tuple[Task, Local, Message | Work]] = []
         self._lost_in_a_row = 0
         self._evaluation = EvaluationUnderWay(self._mail, self._take_evaluation)
         self._told, self._told_by_client = {}, {}
         self._over = False
         self._patient_until = NEVER
         working = self.aggregations < num_rounds
+        self._working = self._works_without_messages(grid)
         if working:
             self.clients = self._take_part(grid, self._train)
         if state is None:
@@ -156,7 +158,7 @@ class AsynchronousStrategy(HandingOut):
             # Who was away is asked at once, not only when its next try is due.
             self._offer([self.ledger.members[c.index] for c in clients if c.index not in before])
 
-    def _arrive(self, task: Task, reply: Message | None) -> None:
+    def _arrive(self, task: Task, reply: Message | Work | None) -> None:
         """Take a reply, or its absence, into account."""
         member, ledger = self.ledger.close(task), self.ledger
         self.timeline.arrived(member.client.index, self.pace.now())
@@ -167,7 +169,7 @@ class AsynchronousStrategy(HandingOut):
         try:
             local = self._check(member.client, reply, task.base)
         except ArraysMismatchError as error:
-            self._miss(member, str(error), messages.fault_of(reply))
+            self._miss(member, str(error), fault_of(reply))
             return
         assert reply is not None
         if self.pace.learns:
@@ -210,14 +212,15 @@ class AsynchronousStrategy(HandingOut):
                 if self.aggregations < self.total:
                     self._take_in(task, local, reply)
 
-    def _take_in(self, task: Task, local: Local, reply: Message) -> None:
+    def _take_in(self, task: Task, local: Local, reply: Message | Work) -> None:
         """Let a valid local model go through the chain, and into the buffer."""
         member, ledger = task.member, self.ledger
         chain(*self._links())(local)
         ledger.since.clipped += local.bounded
         staleness = self.aggregations - task.version
         contribution = Contribution.of(local, reply, task.version, staleness, self.flower.arrayrecord_key)
-        self._check_applied(contribution, task.companions)
+        if isinstance(reply, Message):
+            self._check_applied(contribution, task.companions)
         if member.client.num_examples is None:
             member.client = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
             ledger.resized()
@@ -230,7 +233,7 @@ class AsynchronousStrategy(HandingOut):
             ledger.since.discard(contribution)
             self._offer([member])
             return
-        if self.flower.train_metrics_aggr_fn is not None:
+        if self.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
             ledger.since.contents.append(reply.content)
         ledger.keep(contribution)
         if self.ready(len(ledger.buffer)):

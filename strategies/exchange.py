@@ -6,6 +6,7 @@ from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
 
 from strategies.clock import WallClock
+from strategies.direct import Work, WorkingGrid, WorkRequest
 
 # A poll waits for a tenth of the time waited so far, within these bounds (seconds): a simulation's short round
 # isn't rounded up to a coarse poll, a device's long one isn't polled hundreds of times a second.
@@ -88,6 +89,8 @@ def looks(
 class Mail:
     """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
 
+    Tasks may also be handed to a Grid that needs no messages for them (strategies/direct.py).
+
     Parameters
     ----------
     timeout : float
@@ -102,6 +105,13 @@ class Mail:
         self.stopped = stopped
         self.clock = WallClock()
         self._listeners: dict[str, Callable[[Message], None]] = {}
+        self._handed: dict[str, WorkingGrid] = {}  # by task
+
+    def hand_out(self, grid: WorkingGrid, request: WorkRequest) -> Sequence[str]:
+        """Hand out tasks without messages; return an id of each, which ``wait`` takes too."""
+        ids = grid.hand_out(request)
+        self._handed |= dict.fromkeys(ids, grid)
+        return ids
 
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages; return the ids of those that the grid could store."""
@@ -127,8 +137,12 @@ class Mail:
         for message_id in message_ids:
             self._listeners.pop(message_id, None)
 
-    def wait(self, message_id: str) -> Message | None:
-        """Wait for the reply to one message; None if it doesn't come."""
+    def wait(self, message_id: str) -> Message | Work | None:
+        """Wait for the reply to one message, or for what comes of a task; None if it doesn't come."""
+        while message_id in self._handed and not self.stopped():
+            if (work := self._handed[message_id].work(message_id)) is not None:
+                del self._handed[message_id]
+                return work
         return dict(_poll(self.grid, {message_id: 0}, self.timeout, self.stopped)).get(0)
 
 

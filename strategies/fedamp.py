@@ -34,6 +34,7 @@ from strategies.arrays import Layout, Vector
 from strategies.cache import ClientVectors, pooled, squared_distances
 from strategies.chain import Check, Contribution, Local
 from strategies.config import StrategyConfig, SynchronousConfig
+from strategies.direct import Work
 from strategies.roster import Client
 from strategies.rounds import SynchronousStrategy
 from strategies.untrained import Untrained
@@ -92,7 +93,7 @@ class CheckFromOwn(Check):
 
     starts: Mapping[int, Vector] = field(default_factory=dict)
 
-    def __call__(self, client: Client, reply: Message | None, base: NDArray[np.float64]) -> Local:
+    def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[np.float64]) -> Local:
         """Return the model of a valid reply, and what it started from."""
         return super().__call__(client, reply, self.starts.get(client.index, base))
 

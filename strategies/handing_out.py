@@ -5,15 +5,19 @@ books (strategies/ledger.py), and with virtual time a resumed run hands them out
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import Vector
+from strategies.base import FederatedStrategy
+from strategies.direct import HandedTask, WorkingGrid, WorkRequest, writes_requests
 from strategies.exchange import Mail
 from strategies.ledger import LedgerState, Member, Task
 from strategies.lifecycle import State
@@ -30,6 +34,7 @@ class HandingOut(Scheme):
 
     _mail: Mail
     _train: ConfigRecord
+    _working: WorkingGrid | None  # where tasks need no messages
 
     def _welcome(self) -> None:
         fresh = []
@@ -102,32 +107,84 @@ class HandingOut(Scheme):
 
         Return the bytes of the companions.
         """
+        members = [self.ledger.members[index] for index in sent]
+        if self._working is not None:
+            self._hand(
+                self._working, members, {index: when for index, (when, _) in sent.items()}, version, base
+            )
+            return 0
         current = version == self.aggregations
         arrays = self._result.arrays if current else self._layout.to_record(base.astype(np.float64))
-        members = [self.ledger.members[index] for index in sent]
         requests, size = [], 0
         for member, (_, beside) in zip(members, sent.values(), strict=True):
             own = self._train_config(member.client, version + 1, member.tasks, self._train)
             requests.append(self._train_request(member.client, own, arrays, beside))
             size += messages.total_bytes(requests[-1]) - messages.num_bytes(arrays)
             self.loads.note(member.client.index, messages.total_bytes(requests[-1]))
-        gone = {
-            m.client.index for m in members if self.pace.loses(m.client, m.tasks, sent[m.client.index][0])
-        }
+        goes = [self._goes(member, sent[member.client.index][0]) for member in members]
         # What is lost needn't be worked on.
-        asked = zip(members, requests, strict=True)
-        pushed = self._mail.push([request for m, request in asked if m.client.index not in gone])
-        for member, request in zip(members, requests, strict=True):
-            index, message_id = member.client.index, request.metadata.message_id
-            when, beside = sent[index]
-            goes = index in gone
-            message_id = f"lost/{index}/{member.tasks}" if goes else message_id
-            lost = message_id not in pushed
-            self.accounts[index].tasks += 1
-            due = self.pace.due(member, when, self.timeout, lost=lost)
-            self.ledger.open(Task(member, version, base, message_id, when, lost, goes, beside), due)
-            self.timeline.begin(index, when, parts=self.pace.parts(member.client))
+        pushed = self._mail.push([request for request, gone in zip(requests, goes, strict=True) if not gone])
+        for member, request, gone in zip(members, requests, goes, strict=True):
+            when, beside = sent[member.client.index]
+            message_id = request.metadata.message_id
+            stored = not gone and message_id in pushed
+            self._open(Task(member, version, base, message_id, when, not stored, gone, beside))
         return size
+
+    def _hand(
+        self,
+        grid: WorkingGrid,
+        members: Sequence[Member],
+        sent: Mapping[int, float],
+        version: int,
+        base: NDArray[Any],
+    ) -> None:
+        """Do so without messages; ``sent`` are clock seconds by index."""
+        for member in members:
+            self.loads.note(member.client.index, self.loads.model)
+        goes = [self._goes(member, sent[member.client.index]) for member in members]
+        stay = [member for member, gone in zip(members, goes, strict=True) if not gone]
+        tasks = [HandedTask(m.client.node_id, m.client.index, m.tasks) for m in stay]
+        request = self._work_request(version, base, tasks)
+        ids = iter(self._mail.hand_out(grid, request) if tasks else ())
+        for member, gone in zip(members, goes, strict=True):
+            message_id = "" if gone else next(ids)
+            when = sent[member.client.index]
+            self._open(Task(member, version, base, message_id, when, gone, gone))
+
+    def _goes(self, member: Member, when: float) -> bool:
+        """Tell whether a client goes before the task is done that it is sent at a clock time."""
+        return self.pace.loses(member.client, member.tasks, when)
+
+    def _open(self, task: Task) -> None:
+        """Enter a task in the books that was handed out."""
+        member, index = task.member, task.member.client.index
+        if task.gone:  # there is no message
+            task = replace(task, message_id=f"lost/{index}/{member.tasks}")
+        self.accounts[index].tasks += 1
+        due = self.pace.due(member, task.sent, self.timeout, lost=task.lost)
+        self.ledger.open(task, due)
+        self.timeline.begin(index, task.sent, parts=self.pace.parts(member.client))
+
+    # ---- Without messages -----------------------------------------------------------------------------------
+
+    def _work_request(
+        self, version: int, base: NDArray[Any], tasks: Sequence[HandedTask] = ()
+    ) -> WorkRequest:
+        return WorkRequest(self._layout, base, self._train, version + 1, tasks, self.local_rule())
+
+    def _works_without_messages(self, grid: Grid) -> WorkingGrid | None:
+        """Return the grid if its clients need no messages, and nobody looks at these."""
+        if (
+            not isinstance(grid, WorkingGrid)
+            or writes_requests(type(self), FederatedStrategy)
+            or self.pace.waits
+            or self._compression() is not None
+            or self.flower.train_metrics_aggr_fn is not None
+            or len(self._untrained_at)
+        ):
+            return None
+        return grid if grid.can_work(self._work_request(self.aggregations, self._sent)) else None
 
     # ---- Going on where an earlier run was ------------------------------------------------------------------
 

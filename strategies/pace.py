@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from strategies.availability import Stretch
 from strategies.clock import RESOLUTION, Clock
+from strategies.direct import Work
 from strategies.exchange import Mail
 from strategies.ledger import Ledger, Member, Task
 from strategies.load import Loads
@@ -36,7 +37,7 @@ class Arrival(NamedTuple):
     """The reply to a task is there, or it is certain that none comes (None)."""
 
     task: Task
-    reply: Message | None
+    reply: Message | Work | None
 
 
 class Retry(NamedTuple):

@@ -7,7 +7,8 @@ virtual time trains in large batches too: the order of its events follows from t
 All clients' data are kept in one pair of tensors on the device, and a model that many requests share is copied there
 once. Everything else is as in the sequential engine, whose results it reproduces up to rounding.
 
-Rounds of methods that don't look at single updates are done without messages (``fedapp.engine.summing``).
+Rounds of methods that don't look at single updates are done without messages (``fedapp.engine.summing``), and so are
+the tasks of asynchronous runs (``fedapp.engine.direct``).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from fedapp.client.training import (
 )
 from fedapp.config import RunConfig
 from fedapp.engine import summing
+from fedapp.engine.direct import DirectTasks
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
 from fedapp.federation.rows import Rows, RowsOf, all_rows
 from fedapp.training.task import LocalTask
@@ -41,6 +43,7 @@ from fedapp.training.trainer import Trained, Trainer
 from strategies import messages
 from strategies.arrays import Layout
 from strategies.compression import compressed
+from strategies.direct import Work, WorkRequest
 from strategies.messages import EVALUATE, TRAIN
 from strategies.sums import BlockSum, SumRequest, blocks
 
@@ -77,11 +80,13 @@ class VectorizedGrid(SequentialGrid):
         self._known = _Known(rows_of)
         self.trainer = trainer or Trainer()
         self._block_of: dict[str, tuple[str, int]] = {}  # of requests that came with others, by message id
+        self._direct = DirectTasks(self.contexts, self.trainer, rows_of, PULL_BUDGET)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; if one is missing, work on what waits first."""
         wanted = list(message_ids)
         if any(message_id not in self._replies for message_id in wanted):
+            self._direct.train_all()  # in the order in which they came
             kind = self._queue[0].metadata.message_type if self._queue else ""
             if kind == messages.TRAIN:
                 self._train()
@@ -136,6 +141,18 @@ class VectorizedGrid(SequentialGrid):
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of a round's blocks of clients."""
         return summing.sums(request, self.contexts, self.trainer, self.rows_of)
+
+    def can_work(self, request: WorkRequest) -> bool:
+        """Tell whether tasks can be done without messages."""
+        return self._direct.can_work(request)
+
+    def hand_out(self, request: WorkRequest) -> Sequence[str]:
+        """Take tasks; return an id of each."""
+        return self._direct.hand_out(request)
+
+    def work(self, task_id: str) -> Work | None:
+        """Return what came of a task, or None if it isn't done yet."""
+        return self._direct.work(task_id)
 
     def _train(self) -> None:
         """Train what waits at the head of the queue, and clients' own models beside it."""

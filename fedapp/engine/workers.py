@@ -32,6 +32,7 @@ from fedapp.federation.rows import rows_as_needed
 from fedapp.training.choose import Way
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.direct import WorkRequest
 from strategies.errors import RunError
 from strategies.sums import BlockSum, SumRequest, SumTasks
 
@@ -219,6 +220,10 @@ class WorkersGrid(VectorizedGrid):
         name, shared = uuid4().hex, ray.put(replace(request, tasks=request.tasks[:0]))
         units = [Unit(tasks.nodes[0], "sums", (name, shared, tasks)) for tasks in divided(request)]
         return self.workers.run(units)
+
+    def can_work(self, request: WorkRequest) -> bool:
+        """Tell that tasks need messages: they go to workers."""
+        return False
 
     def _train(self) -> None:
         self._send(messages.TRAIN)

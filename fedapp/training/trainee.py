@@ -10,7 +10,7 @@ import copy
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -177,17 +177,22 @@ def by_channel(value: Tensor) -> Tensor:
 _by_channel: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
-def takes_by_channel(model: nn.Module, trainee: Trainee, state: Mapping[str, Tensor], x: Tensor) -> bool:
+def takes_by_channel(
+    model: nn.Module,
+    outputs_of: Callable[[Parameters, Tensor], Tensor],
+    state: Mapping[str, Tensor],
+    x: Tensor,
+) -> bool:
     """Tell whether a module bears images laid out by channel, as ``x.view(B, -1)`` after a convolution doesn't.
 
-    Tried once on two rows of ``x``.
+    ``outputs_of`` its state and inputs is tried once, on two rows of ``x``.
     """
     if model not in _by_channel:
         rows = by_channel(x[torch.zeros(2, dtype=torch.int64, device=x.device)])
         copies = {name: by_channel(value).clone() for name, value in state.items()}
         try:
             with global_stream(0, x.device), torch.no_grad():
-                trainee(copies, rows)
+                outputs_of(copies, rows)
             _by_channel[model] = True
         except RuntimeError:  # if it is another one, it is raised in training, too
             _by_channel[model] = False

@@ -194,64 +194,88 @@ def _ratio(results: Results, plan: Plan) -> Verdict:
     return judge(claim, abs(ratio / published - 1) <= close, evidence)
 
 
+# Of a problem in figure 3: mean and standard deviation by K, of each scheme.
+ByK = dict[str, tuple[list[float], list[float]]]
+
+
 def figure_3(results: Results, plan: Plan, folder: Path) -> Report:
-    """Figure 3: mean and standard deviation of the federated loss over the last 5 % of aggregations, by K."""
+    """Figure 3: mean and standard deviation of the federated loss over the last 5 % of evaluations, by K."""
     report, runs = Report(), results.runs
-    steps = sorted(runs.labels("local-steps"))
-    title = f"asynchronous FedAvg on CIFAR-10, F80, 10 clients, γ = {runs[0].config.lr:g}"
-    figure = new_figure(3.6, title)
-    left, right = figure.subplots(1, 2)
-    curves: dict[str, tuple[list[float], list[float]]] = {}
-    for scheme, color in zip(SCHEMES, COLORS, strict=False):
-        cells = [runs.where(local_steps=K, aggregation_weights=scheme) for K in steps]
-        means = [cell.tails(FEDERATED) for cell in cells]
-        spreads = [[float(run.tail(FEDERATED).std()) for run in cell] for cell in cells]
-        curves[scheme] = [mean(v) for v in means], [mean(v) for v in spreads]
-        for axes, values in zip((left, right), curves[scheme], strict=True):
-            axes.plot(steps, values, "o-", color=color, lw=1.5, ms=4, label=scheme)
-        for K, level, spread in zip(steps, means, spreads, strict=True):
-            report.rows.append(Row(f"K = {K}, {scheme}: mean federated loss, last 5 %", level))
-            report.rows.append(Row(f"K = {K}, {scheme}: its standard deviation", spread))
-    for axes, label in ((left, "mean federated loss, last 5 %"), (right, "its standard deviation")):
-        style_axes(axes)
-        axes.set(xlabel="local steps K", ylabel=label)
-    left.legend(frameon=False, fontsize=9)
+    steps, problems = sorted(runs.labels("local-steps")), runs.labels("problem")
+    title = (
+        f"asynchronous FedAvg, F80, 10 clients, γ = {runs[0].config.lr:g}, T = {runs[0].config.time_budget:g}"
+    )
+    figure = new_figure(1.0 + 2.6 * len(problems), title)
+    panes = figure.subplots(len(problems), 2, squeeze=False)
+    found: dict[str, ByK] = {}
+    for problem, (left, right) in zip(problems, panes, strict=True):
+        own = found[problem] = {}
+        for scheme, color in zip(SCHEMES, COLORS, strict=False):
+            cells = [runs.where(problem=problem, local_steps=K, aggregation_weights=scheme) for K in steps]
+            means = [cell.tails(FEDERATED) for cell in cells]
+            spreads = [[float(run.tail(FEDERATED).std()) for run in cell] for cell in cells]
+            own[scheme] = [mean(v) for v in means], [mean(v) for v in spreads]
+            for axes, values in zip((left, right), own[scheme], strict=True):
+                axes.plot(steps, values, "o-", color=color, lw=1.5, ms=4, label=scheme)
+            for K, level, spread in zip(steps, means, spreads, strict=True):
+                name = f"{problem}, K = {K}, {scheme}"
+                report.rows.append(Row(f"{name}: mean federated loss, last 5 %", level))
+                report.rows.append(Row(f"{name}: its standard deviation", spread))
+        for axes, label in ((left, "mean federated loss, last 5 %"), (right, "its standard deviation")):
+            style_axes(axes)
+            axes.set(xlabel="local steps K", ylabel=label, title=problem)
+    panes[0][0].legend(frameon=False, fontsize=9)
     report.figures.append(save(figure, folder / "figure-3.png"))
-    if missing := results.missing():
-        report.verdicts += [not_run(claim, missing) for claim in plan.parts("002-3")]
-    elif not finite(*(value for pair in curves.values() for values in pair for value in values)):
-        report.verdicts += [judge(claim, None, "a loss isn't finite") for claim in plan.parts("002-3")]
-    else:
-        report.verdicts += _local_work(steps, curves, plan)
+    for claim in plan.parts("002-3"):
+        wanted = plan.threshold(claim, "problems")
+        curves = {problem: own for problem, own in found.items() if problem in wanted}
+        numbers = [v for own in curves.values() for pair in own.values() for values in pair for v in values]
+        if missing := results.missing(problem=wanted):
+            report.verdicts.append(not_run(claim, missing))
+        elif not finite(*numbers):
+            report.verdicts.append(judge(claim, None, "a loss isn't finite"))
+        else:
+            report.verdicts.append(_LOCAL_WORK[claim](claim, steps, curves, plan))
     return report
 
 
-def _local_work(
-    steps: list[int], curves: dict[str, tuple[list[float], list[float]]], plan: Plan
-) -> list[Verdict]:
-    """002-3: the mean falls and rises again, the variance only grows, time-based weights have more of it."""
-    rise = plan.threshold("002-3-mean", "rise")
-    slack = plan.threshold("002-3-variance", "slack")
-    turns, grows, shown = [], [], []
-    for scheme, (level, spread) in curves.items():
-        best = int(np.argmin(level))
-        turns.append(min(level[0], level[-1]) >= (1 + rise) * level[best])
-        grows.append(bool(np.all(np.array(spread[1:]) >= (1 - slack) * np.array(spread[:-1]))))
-        shown.append(
-            f"{scheme}: {level[0]:.4f} at K = {steps[0]}, lowest {level[best]:.4f} at K = {steps[best]}, "
-            f"{level[-1]:.4f} at K = {steps[-1]}"
-        )
-    spreads = "; ".join(
-        f"{scheme}: {', '.join(f'{value:.4f}' for value in spread)}" for scheme, (_, spread) in curves.items()
+def _turns(claim: str, steps: list[int], curves: dict[str, ByK], plan: Plan) -> Verdict:
+    """002-3: the mean falls and rises again."""
+    rise, turns, shown = plan.threshold(claim, "rise"), [], []
+    for problem, own in curves.items():
+        for scheme, (level, _) in own.items():
+            best = int(np.argmin(level))
+            turns.append(min(level[0], level[-1]) >= (1 + rise) * level[best])
+            shown.append(
+                f"{problem}, {scheme}: {level[0]:.4f} at K = {steps[0]}, lowest {level[best]:.4f} at "
+                f"K = {steps[best]}, {level[-1]:.4f} at K = {steps[-1]}"
+            )
+    return judge(claim, all(turns), "; ".join(shown))
+
+
+def _grows(claim: str, steps: list[int], curves: dict[str, ByK], plan: Plan) -> Verdict:
+    """002-3: the variance only grows."""
+    slack, grows, shown = plan.threshold(claim, "slack"), [], []
+    for problem, own in curves.items():
+        for scheme, (_, spread) in own.items():
+            grows.append(bool(np.all(np.array(spread[1:]) >= (1 - slack) * np.array(spread[:-1]))))
+            shown.append(f"{problem}, {scheme}: {', '.join(f'{value:.4f}' for value in spread)}")
+    return judge(claim, all(grows), f"standard deviation by K, {'; '.join(shown)}")
+
+
+def _is_sensitive(claim: str, steps: list[int], curves: dict[str, ByK], plan: Plan) -> Verdict:
+    """002-3: time-based weights have more of it."""
+    wanted, shares = plan.threshold(claim, "share"), {}
+    for problem, own in curves.items():
+        identical, time_based = (np.array(own[scheme][1]) for scheme in SCHEMES)
+        shares[problem] = float(np.mean(time_based > identical))
+    shown = "; ".join(f"{problem}: at {share:.0%} of the K" for problem, share in shares.items())
+    return judge(
+        claim, all(share >= wanted for share in shares.values()), f"more with time-based weights, {shown}"
     )
-    identical, time_based = (np.array(curves[scheme][1]) for scheme in SCHEMES)
-    share = float(np.mean(time_based > identical))
-    wanted = plan.threshold("002-3-sensitive", "share")
-    return [
-        judge("002-3-mean", all(turns), "; ".join(shown)),
-        judge("002-3-variance", all(grows), f"standard deviation by K, {spreads}"),
-        judge("002-3-sensitive", share >= wanted, f"more with time-based weights at {share:.0%} of the K"),
-    ]
+
+
+_LOCAL_WORK = {"002-3-mean": _turns, "002-3-variance": _grows, "002-3-sensitive": _is_sensitive}
 
 
 def figure_4(results: Results, plan: Plan, folder: Path) -> Report:
@@ -270,6 +294,7 @@ def figure_4(results: Results, plan: Plan, folder: Path) -> Report:
         path = folder / f"figure-4-{problem.lower()}.png"
         title = f"{problem}, K = 10, each method at its best learning rate"
         report.figures.append(panels(path, title, grid, y_label={LOSS: "federated loss"}, height=2.6))
+        report.figures.append(_draw_rates(folder, problem, runs.where(problem=problem)))
     for (problem, clients, scenario), best in cells.items():
         for method, cell in best.items():
             name = f"{problem}, {clients} clients, {scenario}, {method} (γ = {cell[0]['lr']:g})"
@@ -278,6 +303,27 @@ def figure_4(results: Results, plan: Plan, folder: Path) -> Report:
     scenarios = list(dict.fromkeys((clients, scenario) for _, clients, scenario in cells))
     report.extra.append(_table_2(scenarios, runs))
     return report
+
+
+def _draw_rates(folder: Path, problem: str, runs: Runs) -> Path:
+    """Draw figures 5 to 7: where each method ends, by learning rate; lines from the lowest to the highest seed."""
+    clients, scenarios = runs.labels("num-clients"), runs.labels("time-scenario")
+    figure = new_figure(1.0 + 2.4 * len(clients), f"{problem}, K = 10, by learning rate")
+    panes = figure.subplots(len(clients), len(scenarios), squeeze=False, sharey=True)
+    for (C, scenario), axes in zip(itertools.product(clients, scenarios), panes.flat, strict=True):
+        own = runs.where(num_clients=C, time_scenario=scenario)
+        for method, color in zip(own.labels("method"), COLORS, strict=False):
+            rates = sorted(own.where(method=method).labels("lr"))
+            ends = [own.where(method=method, lr=rate).tails(LOSS) for rate in rates]
+            axes.plot(rates, [mean(values) for values in ends], "o-", color=color, lw=1.5, ms=4, label=method)
+            axes.vlines(
+                rates, [min(values) for values in ends], [max(values) for values in ends], color=color
+            )
+        style_axes(axes)
+        axes.set(xscale="log", xlabel="learning rate γ", ylabel="federated loss, last 5 %")
+        axes.set_title(f"{scenario}, {C} clients", fontsize=10)
+    panes[0][0].legend(frameon=False, fontsize=9)
+    return save(figure, folder / f"figures-5-7-{problem.lower()}.png")
 
 
 def _best(runs: Runs) -> Cells:

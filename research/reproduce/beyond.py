@@ -1,7 +1,8 @@
-"""All strategies on one problem, by the accuracy that each has reached at a given time."""
+"""Methods side by side on a problem or several, by the accuracy that each has reached at a given time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,57 +11,95 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t as student
 
 from fedapp.report.figures import STEPS, new_figure, save, style_axes
-from fedapp.report.overlay import COLORS, set_view
+from fedapp.report.overlay import COLORS, MOST, set_view
 from fedapp.report.series import Array
 from research.reproduce.experiment import Results
 from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row
 from research.reproduce.runs import Run, Runs, mean
+from strategies import REGISTRY
+
+PROBLEM = "problem"  # the axis of the grid, if there are several
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method's runs at its best step size, and whether that is the smallest or largest that was tried."""
+
+    runs: Runs
+    at_end: bool
+
+    @property
+    def rate(self) -> str:
+        """The step size, as the table has it."""
+        return f"{self.runs[0].config.lr:g}{' †' * self.at_end}"
 
 
 def comparison(results: Results, plan: Plan, folder: Path) -> Report:
-    """Test accuracy against virtual time, each strategy at its best step size, with bands over seeds."""
-    runs = results.runs
-    names = dict.fromkeys(map(_name, runs))
-    best = {name: _best_rate(Runs(run for run in runs if _name(run) == name)) for name in names}
-    target = plan.setting("share") * max(mean(cell.tails("accuracy")) for cell in best.values())
+    """Test accuracy against virtual time, each method at its best step size, with bands over seeds, by problem."""
+    report = Report()
+    problems = dict.fromkeys(run.planned.labels.get(PROBLEM) for run in results.runs)
+    for number, problem in enumerate(problems):
+        runs = Runs(run for run in results.runs if run.planned.labels.get(PROBLEM) == problem)
+        names = dict.fromkeys(map(_name, runs))
+        best = {name: _best_rate(Runs(run for run in runs if _name(run) == name)) for name in names}
+        drawn = {name: best[name].runs for name in _shown(best)}
+        file = folder / ("comparison.png" if not number else f"comparison-{number + 1}.png")
+        of = f"{len(drawn)} of {len(best)} methods, " * (len(drawn) < len(best))
+        title = f"{of}{problem or runs[0].config.dataset}"
+        report.figures.append(_draw(file, title, drawn, plan.setting("confidence-from")))
+        _tell(report, problem, best, plan.setting("share"))
+    return report
+
+
+def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: float) -> None:
+    """Add a problem's numbers, and a table of them with the methods from the best down."""
+    target = share * max(mean(each.runs.tails("accuracy")) for each in best.values())
     columns: dict[str, Callable[[Run], float]] = {
-        "accuracy, %": lambda run: 100 * float(run.tail("accuracy").mean()),
         "averaged over time, %": lambda run: 100 * _average(run),
+        "accuracy, %": lambda run: 100 * float(run.tail("accuracy").mean()),
         f"time to {target:.1%}": lambda run: _time_to(run, target),
         "MB to the server": lambda run: run.facts["bytes-up"] / 1e6,
     }
-    report = Report(figures=[_draw(folder, best, plan.setting("confidence-from"))])
-    lines = [f"| strategy | step size | {' | '.join(columns)} |", "|---|--:" + "|--:" * len(columns) + "|"]
-    for name, cell in best.items():
+    lines = [f"| method | step size | {' | '.join(columns)} |", "|---|--:" + "|--:" * len(columns) + "|"]
+    for name in sorted(best, key=lambda name: -_score(best[name].runs)):
         rows = [
-            Row(f"{name}: {column}", [measure(run) for run in cell]) for column, measure in columns.items()
+            Row(
+                f"{f'{problem}, ' if problem else ''}{name}: {column}",
+                [measure(run) for run in best[name].runs],
+            )
+            for column, measure in columns.items()
         ]
         report.rows += rows
-        lines.append(f"| {name} | {cell[0].config.lr:g} | {' | '.join(row.text(3) for row in rows)} |")
-    report.extra.append("\n".join(["## Strategies", "", *lines]))
-    return report
+        lines.append(f"| {name} | {best[name].rate} | {' | '.join(row.text(3) for row in rows)} |")
+    report.extra.append("\n".join([f"## {problem or 'Methods'}", "", *lines]))
 
 
 def _name(run: Run) -> str:
     """Return what a line is called: its labels but for the seed and the step size, or else its strategy."""
-    labels = {axis: each for axis, each in run.planned.labels.items() if axis not in ("seed", "lr")}
+    labels = {axis: each for axis, each in run.planned.labels.items() if axis not in ("seed", "lr", PROBLEM)}
     shown = [each if isinstance(each, str) else f"{axis} = {each}" for axis, each in labels.items()]
     return ", ".join(shown) or run.config.strategy
 
 
-def _best_rate(runs: Runs) -> Runs:
+def _best_rate(runs: Runs) -> _Method:
     """Keep the runs of the step size with the highest accuracy averaged over time, if there were several."""
-    rates = list(dict.fromkeys(run.config.lr for run in runs))
+    rates = sorted({run.config.lr for run in runs})
+    cells = {rate: Runs(run for run in runs if run.config.lr == rate) for rate in rates}
+    best = max(rates, key=lambda rate: _score(cells[rate]))
+    return _Method(cells[best], len(rates) > 1 and best in (rates[0], rates[-1]))
 
-    def cell(rate: float) -> Runs:
-        return Runs(run for run in runs if run.config.lr == rate)
 
-    def score(rate: float) -> float:
-        value = mean([_average(run) for run in cell(rate)])
-        return value if math.isfinite(value) else -math.inf
+def _score(cell: Runs) -> float:
+    value = mean([_average(run) for run in cell])
+    return value if math.isfinite(value) else -math.inf
 
-    return cell(max(rates, key=score))
+
+def _shown(best: Mapping[str, _Method]) -> list[str]:
+    """Return whose lines are drawn, no more than can be told apart: the first method, and the best."""
+    first, *others = best
+    others.sort(key=lambda name: -_score(best[name].runs))
+    return [first, *others[: MOST - 1]]
 
 
 def _average(run: Run) -> float:
@@ -74,12 +113,12 @@ def _time_to(run: Run, target: float) -> float:
     return float(run.column("time")[reached[0]]) if reached.size else math.nan
 
 
-def _draw(folder: Path, best: dict[str, Runs], enough: int) -> Path:
+def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
     """Draw the curves; with ``enough`` seeds bands are confidence intervals, which say next to nothing with fewer."""
     first = next(iter(best.values()))[0]
     config = first.config
     seeds = min(map(len, best.values()))
-    facts = f"{config.dataset}, {first.planned.num_clients} clients, {config.time_scenario}"
+    facts = f"{problem}, {first.planned.num_clients} clients, {config.time_scenario}"
     kind = "95 % confidence" if seeds >= enough else "lowest to highest"
     shown = " and ".join(map(_as_written, _banded(best)))
     bands = f"\nmean of {seeds} seeds; bands, of {shown}: {kind}" * (seeds > 1)
@@ -107,13 +146,12 @@ def _draw(folder: Path, best: dict[str, Runs], enough: int) -> Path:
         set_view(axes, [(grid[grid >= start], middle[grid >= start]) for grid, middle in drawn.values()])
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     _label(half, drawn)
-    return save(figure, folder / "comparison.png")
+    return save(figure, file)
 
 
-def _as_written(strategy: str) -> str:
-    """Return a strategy's name as people write it."""
-    words = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedfix": "FedFix", "fedbuff": "FedBuff"}
-    return " ".join(words.get(word, word) for word in strategy.split("-"))
+def _as_written(name: str) -> str:
+    """Return a method's name as its paper writes it."""
+    return REGISTRY[name].__name__ if name in REGISTRY else name
 
 
 def _banded(best: dict[str, Runs]) -> list[str]:

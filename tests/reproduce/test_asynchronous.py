@@ -115,14 +115,19 @@ def test_figure_3_has_a_verdict_for_each_part(tmp_path, last, scale, mean, varia
         for steps, level in ((1, 2.0), (8, 1.0), (25, last)):
             # The last 5 % of 40 evaluations are two: level ± a spread that grows with the steps, or falls.
             spread = factor * steps / 100 if factor > 0 else 0.3 / steps
-            labels = {"local-steps": steps, "aggregation-weights": scheme}
-            runs.append(
-                make_run(labels, {"federated-loss": [3.0] * 38 + [level - spread, level + spread]}, lr=0.02)
-            )
+            for problem in ("CIFAR-10", "MNIST-shard"):
+                labels = {"problem": problem, "local-steps": steps, "aggregation-weights": scheme}
+                losses = [3.0] * 38 + [level - spread, level + spread]
+                runs.append(make_run(labels, {"federated-loss": losses}, lr=0.02))
     report = asynchronous.figure_3(results_of(runs), plan_with("002-figure-3"), tmp_path)
     found = [outcome(report, f"002-3-{part}") for part in ("mean", "variance", "sensitive")]
     assert found == [mean, variance, sensitive]
     check_figures(report.figures)
+    one = [run for run in runs if run.planned.labels["problem"] == "CIFAR-10"]
+    others = [run for run in runs if run not in one]
+    report = asynchronous.figure_3(results_of(one, lack=others), plan_with("002-figure-3"), tmp_path)
+    assert outcome(report, "002-3-mean") == mean  # it speaks of CIFAR-10 alone
+    assert outcome(report, "002-3-variance") == "not run"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedapp.models import build_model
-from fedapp.training.evaluation import ACCURACY, CHUNK, Score, evaluate
+from fedapp.training.evaluation import ACCURACY, CHUNK, FEW, Score, evaluate
 
 
 def test_three_rows_by_hand() -> None:
@@ -35,6 +35,45 @@ def test_any_number_of_rows_equals_one_pass(rows: int) -> None:
     assert len(score.losses) == len(score.rows["accuracy"]) == rows
     np.testing.assert_allclose(score.losses, F.cross_entropy(logits, y, reduction="none").numpy(), rtol=1e-5)
     assert score.values()["accuracy"] == int((logits.argmax(1) == y).sum()) / rows
+
+
+class Flat(nn.Module):
+    """A convolution whose outputs are taken by ``view``: it wants images in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(2, 3, 3), nn.Linear(3 * 6 * 6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.convolution(x)).view(len(x), -1))
+
+
+class Normed(nn.Module):
+    """A model with running statistics, which evaluation leaves as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 6 * 6, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Flat, Normed])
+@pytest.mark.parametrize("rows", [1, FEW, 2 * FEW + 5])
+def test_images_are_scored_as_in_one_pass(kind: type[nn.Module], rows: int) -> None:
+    torch.manual_seed(1)
+    model = kind().eval()
+    x, y = torch.randn(rows, 2, 8, 8), torch.randint(4, (rows,))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    score = evaluate(model, state, x, y)
+    with torch.no_grad():
+        expected = F.cross_entropy(model(x), y, reduction="none").numpy()
+    np.testing.assert_allclose(score.losses, expected, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
 def test_the_parameters_given_count_not_the_models_own() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.report.clients import by_evaluation
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, messages
+from strategies.direct import WorkRequest
 from strategies.sums import BlockSum, SumRequest
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -267,6 +268,11 @@ class Faulty:
             self.contexts[3].node_config.clear()  # type: ignore[attr-defined]
             self.contexts[4].node_config["partition-id"] = 99  # type: ignore[attr-defined]
         return super().push_messages(requests)  # type: ignore[misc]
+
+    def hand_out(self, request: WorkRequest) -> Sequence[str]:
+        self.contexts[3].node_config.clear()  # type: ignore[attr-defined]
+        self.contexts[4].node_config["partition-id"] = 99  # type: ignore[attr-defined]
+        return super().hand_out(request)  # type: ignore[misc]
 
     def sums(self, request: SumRequest) -> Iterable[BlockSum]:
         self.contexts[3].node_config.clear()  # type: ignore[attr-defined]

@@ -1,0 +1,200 @@
+"""Tasks without messages: they wait until one of them is asked for, and then all that wait are trained together.
+
+What is trained together is what would be if each task were a message (fedapp/engine/vectorized.py), and so are the
+bits of the results.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, MetricRecord
+from torch import Tensor
+
+from fedapp import federation
+from fedapp.client.device import device_of
+from fedapp.client.handlers import USER_ERRORS
+from fedapp.client.local_data import expected_data, local_data, no_rows
+from fedapp.client.request import config_of
+from fedapp.client.training import TaskTerms, parts_of
+from fedapp.data.partition import Partition
+from fedapp.federation.rows import Rows, RowsOf
+from fedapp.training.schedule import scheduled_lr
+from fedapp.training.task import LocalTask
+from fedapp.training.trainer import Trained, Trainer
+from strategies import messages
+from strategies.direct import HandedTask, Work, WorkRequest
+from strategies.sums import blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A task that waits, the terms of those on the same model, and the block of those that came with it."""
+
+    id: str
+    task: HandedTask
+    request: WorkRequest
+    block: tuple[str, int] | None
+
+
+class DirectTasks:
+    """Tasks that were handed out, and what came of them.
+
+    Parameters
+    ----------
+    contexts : mapping of int to Context
+        Of the nodes, by id.
+    rows_of : callable
+        Returns the rows of all clients.
+    budget : int
+        Bytes of models that are trained at once.
+    """
+
+    def __init__(
+        self, contexts: Mapping[int, Context], trainer: Trainer, rows_of: RowsOf, budget: int
+    ) -> None:
+        self.contexts, self.trainer, self.rows_of, self.budget = contexts, trainer, rows_of, budget
+        self._queue: deque[_Waiting] = deque()
+        self._done: dict[str, Work] = {}
+        self._numbers = count()
+        self._shared: tuple[ConfigRecord, _Shared] | None = None
+
+    def can_work(self, request: WorkRequest) -> bool:
+        """Tell whether such tasks can be done: by a rule that reads nothing beside the model, on data all share."""
+        shared = not any("data-path" in context.node_config for context in self.contexts.values())
+        return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
+
+    def hand_out(self, request: WorkRequest) -> Sequence[str]:
+        """Let tasks wait; return their ids."""
+        ids = [f"task/{next(self._numbers)}" for _ in request.tasks]
+        divided = blocks(len(ids), request.layout.size) if len(ids) > 1 else []
+        block_of = {place: (ids[0], number) for number, places in enumerate(divided) for place in places}
+        for place, (name, task) in enumerate(zip(ids, request.tasks, strict=True)):
+            self._queue.append(_Waiting(name, task, request, block_of.get(place)))
+        return ids
+
+    def work(self, task_id: str) -> Work | None:
+        """Return what came of a task; if it waits, train those at the head of the queue."""
+        if task_id not in self._done:
+            self.train()
+        return self._done.pop(task_id, None)
+
+    def train_all(self) -> None:
+        """Have all trained that wait."""
+        while self._queue:
+            self.train()
+
+    def train(self) -> None:
+        """Train tasks at the head of the queue, as many as are worked on at once."""
+        built: list[tuple[_Waiting, LocalTask]] = []
+        groups: dict[object, list[int]] = {}
+        models: dict[int, TaskTerms] = {}
+        for waiting in self._head():
+            try:
+                task = self._built(waiting, models)
+            except Exception as error:  # an engine answers with an error, whatever a task raised
+                text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
+                self._done[waiting.id] = Work(np.empty(0), MetricRecord(), reason=messages.last_line(text))
+                continue
+            groups.setdefault(waiting.block, []).append(len(built))
+            built.append((waiting, task))
+        trained = self.trainer.train([task for _, task in built], list(groups.values()))
+        for (waiting, task), result in zip(built, trained, strict=True):
+            self._done[waiting.id] = _work_of(waiting.request, task, result)
+
+    def _head(self) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        size, block = 0, None
+        while self._queue:
+            first = self._queue[0]
+            if size >= self.budget and (first.block is None or first.block != block):
+                break
+            block = first.block
+            size += first.request.layout.num_bytes
+            taken.append(self._queue.popleft())
+        return taken
+
+    def _built(self, waiting: _Waiting, models: dict[int, TaskTerms]) -> LocalTask:
+        """Return the task; ``models`` are the terms of those on one model, by its vector's id."""
+        request = waiting.request
+        if self._shared is None or self._shared[0] is not request.config:
+            self._shared = request.config, _Shared.of(request, self.contexts, self.rows_of)
+        shared = self._shared[1]
+        if (terms := models.get(id(request.base))) is None:
+            terms = models[id(request.base)] = shared.terms_on(request)
+        return shared.task(terms, waiting.task)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """What the tasks of a run share: their terms, all clients' rows, and whose are which."""
+
+    config: ConfigRecord
+    terms: TaskTerms
+    rows: Rows
+    partition: Partition
+    contexts: Mapping[int, Context]
+    device: torch.device
+
+    @classmethod
+    def of(cls, request: WorkRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> "_Shared":
+        config = config_of(request.config)
+        device = device_of(config)
+        dataset = expected_data(config, request.config, len(contexts))
+        partition = federation.partition_of(config, len(contexts))
+        rows = rows_of(config, len(contexts), device, dataset.moments)
+        fields = ConfigRecord({**request.config, messages.SERVER_ROUND: request.server_round, **request.rule})
+        terms = TaskTerms.of(fields, config, dataset, _state_of(request, device), device)
+        return cls(request.config, terms, rows, partition, contexts, device)
+
+    def terms_on(self, request: WorkRequest) -> TaskTerms:
+        """Return the terms of the tasks on one version of the model."""
+        config = self.terms.config
+        lr = scheduled_lr(config.lr, config.lr_schedule, request.server_round, config.num_server_rounds)
+        start, fixed = parts_of(self.terms.model, _state_of(request, self.device))
+        return replace(self.terms, start=start, fixed=fixed, lr=lr)
+
+    def task(self, terms: TaskTerms, asked: HandedTask) -> LocalTask:
+        """Return a client's task."""
+        context = self.contexts[asked.node_id]
+        place = context.node_config.get("partition-id")
+        if not isinstance(place, int) or not 0 <= place < len(self.contexts):
+            local_data(terms.config, self.config, context)  # says what is wrong
+        assert isinstance(place, int)
+        begin, end = self.partition.client_offsets[place : place + 2].tolist()
+        if begin == end:
+            raise no_rows(place)
+        self.rows.need(begin, end)
+        return terms.task((self.rows.x, self.rows.y, begin), end - begin, asked.client, asked.number)
+
+
+def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
+    """Return a request's model, which tasks share and don't write to."""
+    state, start, layout = {}, 0, request.layout
+    for name, shape, dtype, size in zip(
+        layout.names, layout.shapes, layout.dtypes, layout.sizes, strict=True
+    ):
+        values = request.base[start : start + size].reshape(shape).astype(dtype, copy=False)
+        state[name] = torch.from_numpy(values).to(device)
+        start += size
+    return state
+
+
+def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:
+    arrays, loss = trained
+    model, start, layout = request.base.astype(np.float64), 0, request.layout
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        if (own := arrays.get(name)) is not None:
+            model[start : start + size] = own.reshape(-1)
+        start += size
+    metrics = MetricRecord(
+        {
+            messages.NUM_EXAMPLES: task.batches.num_examples,
+            messages.NUM_STEPS: len(task.batches),
+            messages.TRAIN_LOSS: loss,
+        }
+    )
+    return Work(model, metrics, layout.num_bytes)

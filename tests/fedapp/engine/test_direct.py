@@ -1,0 +1,183 @@
+"""Asynchronous runs on the vectorized engine, which need no messages, against the same by messages: bit for bit."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+from fedapp import client_app, server
+from fedapp.config import RunConfig
+from fedapp.engine.sequential import SequentialGrid
+from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.training.trainer import Trainer
+from strategies import REGISTRY, AsynchronousStrategy, FedBuff
+from strategies.base import FederatedStrategy
+from strategies.clock import VirtualClock, WallClock
+from strategies.direct import WorkingGrid, WorkRequest, writes_requests
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+Configure = Callable[..., RunConfig]
+CLIENTS = 12
+ASYNCHRONOUS = [name for name, method in REGISTRY.items() if not method.has_rounds]
+
+
+class Counting(VectorizedGrid):
+    """Counts what it is asked for."""
+
+    def __init__(self, clients: int = CLIENTS, workers: int = 2) -> None:
+        super().__init__(client_app.app, clients, Trainer(None, workers))
+        self.tasks = self.models = 0
+
+    def hand_out(self, request: WorkRequest) -> Sequence[str]:
+        self.tasks += len(request.tasks)
+        return super().hand_out(request)
+
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
+        messages = list(messages)
+        self.models += sum(message.metadata.message_type == "train" for message in messages)
+        return super().push_messages(messages)
+
+
+Both = Callable[..., list[Path]]
+
+
+@pytest.fixture
+def both(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
+    """Run a config without messages, and then with them, which a hook that could write into them asks for."""
+    numbers = itertools.count()
+
+    def run(clients: int = CLIENTS, **values: Any) -> list[Path]:
+        given: dict[str, Any] = {
+            "strategy": "async-fedavg", "model": "logistic", "num_server_rounds": 30, "eval_every": 10,
+            "batch_size": 16, "min_samples": 1, "time_scenario": "F80", "results_dir": str(tmp_path), **values,
+        }  # fmt: skip
+        paths = []
+        for writes in (False, True):
+            if writes:
+                method = REGISTRY[given["strategy"]]
+                own = {"outgoing": lambda self, client: {}}
+                monkeypatch.setitem(REGISTRY, given["strategy"], type(method.__name__, (method,), own))
+            config = configure(**given, run_name=f"run-{next(numbers)}")
+            grid = Counting(clients)
+            paths.append(server.run(grid, server.prepare(config, clients)).path)
+            assert (grid.tasks > 0, grid.models > 0) == (not writes, writes)
+        return paths
+
+    return run
+
+
+def assert_same(path: Path, other: Path) -> None:
+    """Compare models, metrics and, but for real seconds, what became of every task."""
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (path / name).read_bytes() == (other / name).read_bytes()
+    tasks, others = (pq.read_table(each / "tasks.parquet") for each in (path, other))
+    virtual = [name for name in tasks.column_names if not name.startswith("wall")]
+    assert tasks.num_rows
+    assert tasks.select(virtual).equals(others.select(virtual))
+
+
+@pytest.mark.parametrize("strategy", ASYNCHRONOUS)
+def test_every_method_has_the_bits_that_messages_give(strategy: str, both: Both) -> None:
+    assert_same(*both(strategy=strategy, num_server_rounds=8 if strategy == "fedfix" else 30))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": {"model": "mlp", "l2": 1e-3, "momentum": 0.9},
+    "cnn": {"model": "cnn", "clients": 6, "num_server_rounds": 8},
+    "uneven": {"data_imbalance": 1.0, "partitioner": "label-quantity-skew", "class_imbalance": 1.0},
+    "bounded": {"update_norm_bound": 0.05, "lr_schedule": "cosine"},
+    "places": {"concurrency": 3},
+    "lost": {"task_failure": 0.3, "availability": "diurnal:0.5"},
+    "evaluated by clients": {"client_evaluation": True, "eval_every": 5},
+    "buffered": {"strategy": "fedbuff", "buffer_size": 5, "server_optimizer": "yogi", "server_lr": 0.1},
+    "guarded": {"strategy": "fedbuff", "buffer_size": 5, "safeguards": "on"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_kind_of_run_has_them(case: str, both: Both) -> None:
+    assert_same(*both(**CASES[case]))
+
+
+def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "strategy": "fedbuff", "buffer_size": 4, "num_server_rounds": 12, "time_scenario": "F80", "model": "mlp",
+        "results_dir": str(tmp_path), "checkpoint_every": 1,
+    }  # fmt: skip
+    whole = server.run(Counting(), server.prepare(configure(**given, run_name="whole"), CLIENTS)).path
+    seen = itertools.count()
+    config = configure(**given, run_name="cut-off")
+    path = server.run(Counting(), server.prepare(config, CLIENTS), stopped=lambda: next(seen) > 120).path
+    assert len((path / "metrics.jsonl").read_text().splitlines()) < 13
+    grid = Counting()
+    server.run(grid, server.prepare(configure(resume=str(path)), CLIENTS))
+    assert grid.tasks
+    assert not grid.models
+    ours, theirs = load_file(path / "model.safetensors"), load_file(whole / "model.safetensors")
+    for name, value in theirs.items():  # what is stacked with what decides the last bits
+        np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_clients_that_cant_take_part_are_named_and_missed(
+    both: Both, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)).astype(np.float32)
+    x[:10] *= 1e25  # all that client 0 has
+    labels = rng.integers(0, 3, 200)
+    file, groups = tmp_path / "data.npz", np.arange(20)
+    np.savez(
+        file, x_train=x, y_train=labels, x_test=x[100:], y_test=labels[100:],
+        group_train=np.repeat(groups, 10), group_test=np.repeat(groups, 5),
+    )  # fmt: skip
+    path, other = both(
+        dataset="npz", data_path=str(file), partitioner="natural", normalize=False, lr=1.0, clients=20,
+        num_server_rounds=60,
+    )  # fmt: skip
+    assert_same(path, other)
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum(text.startswith("client 0 (node 1), task 1: its arrays") for text in texts) == 2
+    assert any("is dropped after 3 misses" in text for text in texts)
+
+
+def test_a_task_that_raises_is_a_failure_with_its_reason(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = Counting()
+    monkeypatch.setitem(grid.contexts[3].node_config, "partition-id", 99)
+    config = configure(strategy="fedbuff", buffer_size=3, num_server_rounds=4, results_dir=str(tmp_path))
+    server.run(grid, server.prepare(config, CLIENTS))
+    assert grid.tasks
+    assert any("partition-id = 99: must be 0 to 11" in record.getMessage() for record in caplog.records)
+
+
+def test_who_writes_into_requests_or_waits_for_real_time_gets_messages() -> None:
+    class Own(FedBuff):
+        def outgoing(self, client: Any) -> dict[str, Any]:
+            return {}
+
+    assert writes_requests(Own, FederatedStrategy)
+    assert not any(writes_requests(REGISTRY[name], FederatedStrategy) for name in ASYNCHRONOUS)
+    assert isinstance(VectorizedGrid(client_app.app, 2), WorkingGrid)
+    assert not isinstance(SequentialGrid(client_app.app, 2), WorkingGrid)
+    assert issubclass(Own, AsynchronousStrategy)
+    assert (FedBuff(clock=VirtualClock()).pace.waits, FedBuff(clock=WallClock()).pace.waits) == (False, True)
+
+
+def test_compressed_updates_travel_as_messages(configure: Configure, tmp_path: Path) -> None:
+    grid = Counting()
+    config = configure(
+        strategy="fedbuff",
+        buffer_size=3,
+        num_server_rounds=2,
+        compression="qsgd:8",
+        results_dir=str(tmp_path),
+    )
+    server.run(grid, server.prepare(config, CLIENTS))
+    assert (grid.tasks, grid.models > 0) == (0, True)
