@@ -6,7 +6,7 @@ from typing import Any
 # Keys that say where and how a run is recorded or computed, not what it computes.
 PLACES = (
     "data-path", "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
-    "checkpoint-every", "resume", "log-format", "metrics-port", "metrics-host",
+    "checkpoint-every", "resume", "log-format", "metrics-port", "metrics-host", "figures",
 )  # fmt: skip
 
 _BARE = ("strategy", "dataset", "model")  # their values say what they are

@@ -15,8 +15,9 @@ STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespe
 
 DATA_PATH = "data-path"
 
-# Most runs are too short to be worth a checkpoint; an experiment with long ones says otherwise.
-NO_CHECKPOINTS: dict[str, Value] = {"checkpoint-every": 0}
+# Most runs are too short to be worth a checkpoint; an experiment with long ones says otherwise. Nobody looks at each
+# one's figures, which take as long as a short run.
+OF_ALL: dict[str, Value] = {"checkpoint-every": 0, "figures": False}
 
 
 class Quick(Strict):
@@ -176,7 +177,7 @@ class Plan(Grid):
         planned = []
         for labels, settings in points(self.grid):
             values = {
-                **NO_CHECKPOINTS,
+                **OF_ALL,
                 **self.base,
                 **settings,
                 **(self.quick.base if self.quick and self.is_quick else {}),
