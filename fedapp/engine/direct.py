@@ -5,23 +5,20 @@ bits of the results.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord
 from torch import Tensor
 
-from fedapp import federation
-from fedapp.client.device import device_of
 from fedapp.client.handlers import USER_ERRORS
-from fedapp.client.local_data import expected_data, local_data, no_rows
-from fedapp.client.request import config_of
 from fedapp.client.training import TaskTerms, parts_of
-from fedapp.data.partition import Partition
-from fedapp.federation.rows import Rows, RowsOf
+from fedapp.engine.nodes import Nodes
+from fedapp.engine.shared_rows import SharedRows, all_share
+from fedapp.federation.rows import RowsOf
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
@@ -45,18 +42,16 @@ class DirectTasks:
 
     Parameters
     ----------
-    contexts : mapping of int to Context
-        Of the nodes, by id.
+    nodes : Nodes
+        Those that there are.
     rows_of : callable
         Returns the rows of all clients.
     budget : int
         Bytes of models that are trained at once.
     """
 
-    def __init__(
-        self, contexts: Mapping[int, Context], trainer: Trainer, rows_of: RowsOf, budget: int
-    ) -> None:
-        self.contexts, self.trainer, self.rows_of, self.budget = contexts, trainer, rows_of, budget
+    def __init__(self, nodes: Nodes, trainer: Trainer, rows_of: RowsOf, budget: int) -> None:
+        self.nodes, self.trainer, self.rows_of, self.budget = nodes, trainer, rows_of, budget
         self._queue: deque[_Waiting] = deque()
         self._done: dict[str, Work] = {}
         self._numbers = count()
@@ -64,8 +59,7 @@ class DirectTasks:
 
     def can_work(self, request: WorkRequest) -> bool:
         """Tell whether such tasks can be done: by a rule that reads nothing beside the model, on data all share."""
-        shared = not any("data-path" in context.node_config for context in self.contexts.values())
-        return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
+        return all_share(self.nodes, request.config) and set(request.rule) <= {messages.ALPHA}
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
         """Let tasks wait; return their ids."""
@@ -121,7 +115,7 @@ class DirectTasks:
         """Return the task; ``models`` are the terms of those on one model, by its vector's id."""
         request = waiting.request
         if self._shared is None or self._shared[0] is not request.config:
-            self._shared = request.config, _Shared.of(request, self.contexts, self.rows_of)
+            self._shared = request.config, _Shared.of(request, self.nodes, self.rows_of)
         shared = self._shared[1]
         if (terms := models.get(id(request.base))) is None:
             terms = models[id(request.base)] = shared.terms_on(request)
@@ -132,43 +126,28 @@ class DirectTasks:
 class _Shared:
     """What the tasks of a run share: their terms, all clients' rows, and whose are which."""
 
-    config: ConfigRecord
     terms: TaskTerms
-    rows: Rows
-    partition: Partition
-    contexts: Mapping[int, Context]
-    device: torch.device
+    data: SharedRows
 
     @classmethod
-    def of(cls, request: WorkRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> "_Shared":
-        config = config_of(request.config)
-        device = device_of(config)
-        dataset = expected_data(config, request.config, len(contexts))
-        partition = federation.partition_of(config, len(contexts))
-        rows = rows_of(config, len(contexts), device, dataset.moments)
+    def of(cls, request: WorkRequest, nodes: Nodes, rows_of: RowsOf) -> "_Shared":
+        data = SharedRows.of(request.config, nodes, rows_of)
         fields = ConfigRecord({**request.config, messages.SERVER_ROUND: request.server_round, **request.rule})
-        terms = TaskTerms.of(fields, config, dataset, _state_of(request, device), device)
-        return cls(request.config, terms, rows, partition, contexts, device)
+        state = _state_of(request, data.device)
+        return cls(TaskTerms.of(fields, data.config, data.dataset, state, data.device), data)
 
     def terms_on(self, request: WorkRequest) -> TaskTerms:
         """Return the terms of the tasks on one version of the model."""
-        config = self.terms.config
+        config = self.data.config
         lr = scheduled_lr(config.lr, config.lr_schedule, request.server_round, config.num_server_rounds)
-        start, fixed = parts_of(self.terms.model, _state_of(request, self.device))
+        start, fixed = parts_of(self.terms.model, _state_of(request, self.data.device))
         return replace(self.terms, start=start, fixed=fixed, lr=lr)
 
     def task(self, terms: TaskTerms, asked: HandedTask) -> LocalTask:
         """Return a client's task."""
-        context = self.contexts[asked.node_id]
-        place = context.node_config.get("partition-id")
-        if not isinstance(place, int) or not 0 <= place < len(self.contexts):
-            local_data(terms.config, self.config, context)  # says what is wrong
-        assert isinstance(place, int)
-        begin, end = self.partition.client_offsets[place : place + 2].tolist()
-        if begin == end:
-            raise no_rows(place)
-        self.rows.need(begin, end)
-        return terms.task((self.rows.x, self.rows.y, begin), end - begin, asked.client, asked.number)
+        begin, end = self.data.span(asked.node_id)
+        rows = self.data.rows
+        return terms.task((rows.x, rows.y, begin), end - begin, asked.client, asked.number)
 
 
 def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:

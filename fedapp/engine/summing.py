@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp import federation
-from fedapp.client.device import device_of
 from fedapp.client.handlers import USER_ERRORS
-from fedapp.client.local_data import expected_data, local_data, no_rows
-from fedapp.client.request import config_of
 from fedapp.client.training import TaskTerms
 from fedapp.engine.nodes import Nodes
-from fedapp.federation.rows import Rows, RowsOf
+from fedapp.engine.shared_rows import SharedRows, all_share
+from fedapp.federation.rows import RowsOf
 from fedapp.training.block import TaskBlock
 from fedapp.training.trainer import Trainer
 from fedapp.training.vectors import Parameters
@@ -35,8 +33,7 @@ AT_ONCE = 1 << 17
 
 def can_sum(request: SumRequest, nodes: Nodes) -> bool:
     """Tell whether tasks can be summed: by a rule that reads nothing beside the model, on data that all share."""
-    shared = not any("data-path" in context.node_config for context in nodes.known.values())
-    return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
+    return all_share(nodes, request.config) and set(request.rule) <= {messages.ALPHA}
 
 
 def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
@@ -78,7 +75,7 @@ class SharedTerms:
     @property
     def on_gpu(self) -> bool:
         """Whether the tasks are trained on a GPU."""
-        return self.shared is not None and self.shared.rows.x.device.type != "cpu"
+        return self.shared is not None and self.shared.data.device.type != "cpu"
 
     def waits(self, tasks: SumTasks, trainer: Trainer) -> bool:
         """Say whether threads would wait for each other, by a block."""
@@ -101,43 +98,18 @@ class _Shared:
 
     request: SumRequest
     terms: TaskTerms
-    rows: Rows
-    offsets: Sequence[int]  # of each partition in the rows
-    nodes: Nodes
+    data: SharedRows
     starts: Mapping[str, int]  # where each array begins in the model
     base: Vector
 
     @classmethod
     def of(cls, request: SumRequest, nodes: Nodes, rows_of: RowsOf) -> "_Shared":
-        config = config_of(request.config)
-        device = device_of(config)
-        dataset = expected_data(config, request.config, len(nodes))
-        partition = federation.partition_of(config, len(nodes))
-        rows = rows_of(config, len(nodes), device, dataset.moments)
-        state = federation.to_state(request.arrays, device)
-        terms = TaskTerms.of(request.config, config, dataset, state, device)
+        data = SharedRows.of(request.config, nodes, rows_of)
+        state = federation.to_state(request.arrays, data.device)
+        terms = TaskTerms.of(request.config, data.config, data.dataset, state, data.device)
         layout = Layout.of(request.arrays)
         starts = dict(zip(layout.names, np.cumsum([0, *layout.sizes]).tolist(), strict=False))
-        offsets = partition.client_offsets.tolist()
-        return cls(request, terms, rows, offsets, nodes, starts, layout.to_vector(request.arrays))
-
-    def rows_at(self, node_id: int) -> tuple[int, int]:
-        """Return where the rows of a node's client begin and end; they are there then.
-
-        Raises
-        ------
-        DataError
-            If it has none.
-        """
-        place = self.nodes.partition_of(node_id)
-        if not isinstance(place, int) or not 0 <= place < len(self.nodes):
-            local_data(self.terms.config, self.request.config, self.nodes[node_id])  # says what is wrong
-        assert isinstance(place, int)
-        begin, end = self.offsets[place], self.offsets[place + 1]
-        if begin == end:
-            raise no_rows(place)
-        self.rows.need(begin, end)
-        return begin, end
+        return cls(request, terms, data, starts, layout.to_vector(request.arrays))
 
 
 class _Block:
@@ -171,7 +143,7 @@ class _Block:
         """Yield the places in the block of the tasks that can be done, and where their rows begin and end."""
         for place, node_id in enumerate(self.tasks.nodes):
             try:
-                yield place, self.shared.rows_at(node_id)
+                yield place, self.shared.data.span(node_id)
             except Exception as error:  # an engine answers with an error, whatever a task raised
                 self.not_counted[place] = NotCounted(_why(error))
 
@@ -182,7 +154,7 @@ class _Block:
             return None
         shared, own = self.shared, self.tasks.at(list(self.spans))
         begins, ends = np.array(list(self.spans.values())).T
-        tensors = shared.rows.x, shared.rows.y
+        tensors = shared.data.rows.x, shared.data.rows.y
         try:
             return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.parts)
         except Exception as error:  # likewise

@@ -1,0 +1,80 @@
+"""All clients' rows in one place, and whose are which: what tasks without messages have in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from flwr.app import ConfigRecord
+
+from fedapp import federation
+from fedapp.client.device import device_of
+from fedapp.client.local_data import expected_data, local_data, no_rows
+from fedapp.client.request import config_of
+from fedapp.config import RunConfig
+from fedapp.data import Dataset
+from fedapp.engine.nodes import Nodes
+from fedapp.federation.rows import Rows, RowsOf
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """The data that the clients of a config share.
+
+    Attributes
+    ----------
+    config : RunConfig
+        That of ``record``, which every request says.
+    dataset : Dataset
+        What the model expects.
+    rows : Rows
+        Of all clients, on ``device``.
+    offsets : sequence of int
+        Where each partition begins in them, and where the last one ends.
+    """
+
+    record: ConfigRecord
+    config: RunConfig
+    dataset: Dataset
+    device: torch.device
+    rows: Rows
+    offsets: Sequence[int]
+    nodes: Nodes
+
+    @classmethod
+    def of(cls, record: ConfigRecord, nodes: Nodes, rows_of: RowsOf) -> "SharedRows":
+        """Look the data up; ``rows_of`` returns the rows of all clients.
+
+        Raises
+        ------
+        DataError
+            If they aren't there, or not what the model expects.
+        """
+        config, number = config_of(record), len(nodes)
+        device, dataset = device_of(config), expected_data(config, record, number)
+        offsets = federation.partition_of(config, number).client_offsets.tolist()
+        rows = rows_of(config, number, device, dataset.moments)
+        return cls(record, config, dataset, device, rows, offsets, nodes)
+
+    def span(self, node_id: int) -> tuple[int, int]:
+        """Return where the rows of a node's client begin and end; they are there then.
+
+        Raises
+        ------
+        DataError
+            If it has none.
+        """
+        place = self.nodes.partition_of(node_id)
+        if not isinstance(place, int) or not 0 <= place < len(self.nodes):
+            local_data(self.config, self.record, self.nodes[node_id])  # says what is wrong
+        assert isinstance(place, int)
+        begin, end = self.offsets[place], self.offsets[place + 1]
+        if begin == end:
+            raise no_rows(place)
+        self.rows.need(begin, end)
+        return begin, end
+
+
+def all_share(nodes: Nodes, record: ConfigRecord) -> bool:
+    """Tell whether clients' data are common, and what they make of them goes as it is."""
+    shared = not any("data-path" in context.node_config for context in nodes.known.values())
+    return shared and config_of(record).dp == "none"
