@@ -26,6 +26,7 @@ from benchmarks.workloads import (
     DEFAULT_CONTENDERS,
     PACKAGES,
     SCALES,
+    SMALL_SCALES,
     WORKLOADS,
     Data,
     Workload,
@@ -34,7 +35,7 @@ from benchmarks.workloads import (
 from fedapp.data.errors import DataError
 
 HERE = Path(__file__).parent
-SCALING = "scaling"
+SCALING, SMALL = "scaling", "small"
 
 console = Console()
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -45,7 +46,8 @@ def main(
     workloads: Annotated[
         str,
         typer.Option(
-            help=f"of {', '.join(WORKLOADS)} and {SCALING} (W1 with 10 samples each), comma-separated"
+            help=f"of {', '.join(WORKLOADS)}, {SCALING} (W1 with 10 samples each, up to 100,000 clients) and "
+            f"{SMALL} (of 8x8 pixels, up to a million: 2 GiB of disk, 6 GiB of memory), comma-separated"
         ),
     ] = ",".join((*WORKLOADS, SCALING)),
     contenders: Annotated[str, typer.Option(help=f"of {', '.join(CONTENDERS)}, comma-separated")] = ",".join(
@@ -60,7 +62,9 @@ def main(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3, W5 2, others 1")
     ] = None,
-    max_clients: Annotated[int, typer.Option(min=SCALES[0], help="most clients of scaling")] = SCALES[-1],
+    max_clients: Annotated[
+        int, typer.Option(min=SCALES[0], help=f"most clients of {SCALING} and {SMALL}")
+    ] = SMALL_SCALES[-1],
     data_path: Annotated[
         Path | None, typer.Option(help="MNIST or CIFAR-10 as .npz, in place of what is generated")
     ] = None,
@@ -72,10 +76,10 @@ def main(
     timeout: Annotated[float, typer.Option(min=1, help="seconds that one run may take")] = 1800,
 ) -> None:
     """Run the command line."""
-    names = _choices("--workloads", workloads, (*WORKLOADS, SCALING))
+    names = _choices("--workloads", workloads, (*WORKLOADS, SCALING, SMALL))
     chosen = _installed(_choices("--contenders", contenders, tuple(CONTENDERS)))
-    compared = [_adapted(WORKLOADS[name], rounds, events, repeats) for name in names if name != SCALING]
-    scales = [scaled(number) for number in SCALES if number <= max_clients] if SCALING in names else []
+    compared, scales = _named(names, max_clients)
+    compared = [_adapted(workload, rounds, events, repeats) for workload in compared]
     scales = [_adapted(workload, rounds, events, 1) for workload in scales]
     if all(set(chosen) <= set(workload.without) for workload in (*compared, *scales)):
         raise typer.BadParameter(f"{contenders} can do none of {workloads}", param_hint="--contenders")
@@ -90,15 +94,27 @@ def main(
         sys.exit(f"error: {error}")
     problems += more
     whole = report(rows, scaling, problems, data_path.name if data_path else "generated images")
+    _show(whole, out)
+    if results:
+        write_results(whole, HERE / "RESULTS.md")
+    if problems:
+        sys.exit("error: " + "\n".join(problems))
+
+
+def _show(whole: JsonObject, out: Path) -> None:
+    """Write a report and its figure, and show its tables."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
     for table in tables(whole):
         console.print(table)
     print(out, draw(whole, out.with_suffix(".png")), sep="\n")
-    if results:
-        write_results(whole, HERE / "RESULTS.md")
-    if problems:
-        sys.exit("error: " + "\n".join(problems))
+
+
+def _named(names: list[str], most: int) -> tuple[list[Workload], list[Workload]]:
+    """Return what is compared, and what is drawn as curves, with so many clients at most."""
+    small = [scaled(number, small=True) for number in SMALL_SCALES if number <= most and SMALL in names]
+    scales = [scaled(number) for number in SCALES if number <= most and SCALING in names]
+    return [WORKLOADS[name] for name in names if name in WORKLOADS] + small, scales
 
 
 def measured_rows(

@@ -179,6 +179,8 @@ WORKLOADS = {
 }
 
 SCALES = (100, 1_000, 10_000, 100_000)
+# With images of 8x8, as the digits are.
+SMALL_SCALES = (1_000, 10_000, 100_000, 1_000_000)
 SAMPLES_PER_CLIENT = 10
 
 # More clients than that would take these contenders too long.
@@ -193,17 +195,18 @@ MOST_CLIENTS = {
 }
 
 
-def scaled(num_clients: int) -> Workload:
-    """Return W1 with so many clients of ten samples each."""
+def scaled(num_clients: int, *, small: bool = False) -> Workload:
+    """Return W1 with so many clients of ten samples each; ``small``: of 8x8 pixels."""
     without = tuple(name for name, most in MOST_CLIENTS.items() if num_clients > most)
     return replace(
         WORKLOADS["W1"],
-        name=f"W1x{num_clients}",
-        title=f"logistic regression, {num_clients:,} of {num_clients:,} clients, {SAMPLES_PER_CLIENT} samples each",
-        data=f"images-{num_clients * SAMPLES_PER_CLIENT}",
+        name=f"{'small' if small else 'W1'}x{num_clients}",
+        title=f"logistic regression, {num_clients:,} of {num_clients:,} clients, {SAMPLES_PER_CLIENT} samples each"
+        + ", 8x8" * small,
+        data=f"{'small-' * small}images-{num_clients * SAMPLES_PER_CLIENT}",
         num_clients=num_clients,
         participants=num_clients,
-        rounds=12 if num_clients == 100 else 5,
+        rounds=12 if num_clients == (1_000 if small else 100) else 5,
         repeats=1,
         without=without,
     )
@@ -212,6 +215,7 @@ def scaled(num_clients: int) -> Workload:
 # Shape and training rows of what is generated, and what shapes may take its place.
 GENERATED: dict[str, tuple[tuple[int, ...], int]] = {
     "images": ((1, 28, 28), 60_000),
+    "small-images": ((1, 8, 8), 60_000),
     "colour": ((3, 32, 32), 50_000),
 }
 OWN_SHAPES = {"images": [(28, 28)], "colour": [(3, 32, 32), (32, 32, 3)]}
@@ -250,12 +254,12 @@ class Data:
             self.own[fits[0]] = images.absolute()
 
     def path(self, name: str) -> Path:
-        """Return the file of ``images``, ``colour``, ``digits``, or ``images-N`` with N generated training rows."""
+        """Return the file of ``images``, ``colour``, ``digits``, or N rows: ``images-N``, ``small-images-N``."""
         if name in self.own:
             return self.own[name]
         path = self.folder / f"{name}.npz"
         if not path.exists():
-            kind, _, number = name.partition("-")
+            kind, _, number = name.rpartition("-") if name[-1].isdigit() else (name, "", "")
             if kind == "digits":
                 arrays = digits()
             else:
@@ -277,7 +281,7 @@ def images(
     grid = np.arange(shape[-1])
     spots = np.zeros((10, *shape), np.float32)
     for channel in spots.reshape(-1, *shape[1:]):
-        for y, x, width in rng.uniform((4, 4, 2), (shape[1] - 4, shape[2] - 4, 4), (4, 3)):
+        for y, x, width in rng.uniform((4, 4, 2), (24, 24, 4), (4, 3)) * (shape[-1] / 28):
             channel += np.exp(-((grid[:, None] - y) ** 2 + (grid - x) ** 2) / (2 * width**2))
     spots = SPOTS * spots.clip(max=1)
     labels = rng.integers(0, 10, num_train + num_test)

@@ -4,6 +4,7 @@ A task that was handed out ends as one of ``OUTCOMES``; an update that was too l
 ``clipped`` beside that.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -44,12 +45,12 @@ class Accounts:
     """The accounts by client index; a client has one from the first time that it is named."""
 
     def __init__(self) -> None:
-        self._accounts: dict[int, Account] = {}
+        self._accounts: defaultdict[int, Account] = defaultdict(Account)
         self._seconds = self._wasted = 0.0
 
     def took(self, index: int, seconds: float, outcome: str) -> None:
         """Note how long a client's task took, by the run's clock, and what became of it."""
-        account, wasted = self[index], 0.0 if outcome == ACCEPTED else seconds
+        account, wasted = self._accounts[index], 0.0 if outcome == ACCEPTED else seconds
         account.seconds += seconds
         account.wasted += wasted
         self._seconds += seconds
@@ -62,7 +63,7 @@ class Accounts:
         return {messages.DEVICE_SECONDS: self._seconds, messages.WASTED_SECONDS: self._wasted}
 
     def __getitem__(self, index: int) -> Account:
-        return self._accounts.setdefault(index, Account())
+        return self._accounts[index]
 
     def items(self) -> list[tuple[int, Account]]:
         """Return the accounts that there are; another thread may ask."""
@@ -104,11 +105,12 @@ class Accounts:
         kept = state.get("accounts", ())
         kinds = [type(value) for value in vars(Account()).values()]
         if isinstance(kept, np.ndarray):
-            self._accounts = {
+            restored = {
                 int(index): Account(*(kind(value) for kind, value in zip(kinds, values, strict=False)))
                 for index, *values in kept.tolist()
             }
         else:  # of an earlier version
-            self._accounts = {int(index): Account(**account) for index, account in kept}
+            restored = {int(index): Account(**account) for index, account in kept}
+        self._accounts = defaultdict(Account, restored)
         # Not the sums of the clients': added up in another order they differ in the last bit.
         self._seconds, self._wasted = state.get("account-totals", (0.0, 0.0))

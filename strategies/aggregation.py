@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum
+from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import Vector
@@ -53,6 +54,11 @@ def least_updates(rule: str, faulty: int) -> int:
 def square_of(update: Vector) -> float:
     """Return ‖Δ_i‖² of an update (D,)."""
     return float(np.einsum("i,i->", update, update))
+
+
+def added_in_order(rows: NDArray[np.float64]) -> Vector:
+    """Return the sum (m,) of rows (n, m) as a loop has it, one after the other: NumPy adds one column in pairs."""
+    return np.asarray(rows.sum(0) if rows.shape[1] > 1 else np.cumsum(rows, axis=0)[-1])
 
 
 class WeightedSum:

@@ -23,7 +23,7 @@ from strategies.metrics import MetricsMean
 from strategies.roster import Client
 from strategies.round import Round
 from strategies.safeguards import bounded
-from strategies.sums import SummingGrid, SumRequest, SumTask
+from strategies.sums import SummingGrid, SumRequest, SumTasks
 from strategies.timed_rounds import TimedRounds
 from strategies.untrained import Untrained
 
@@ -183,11 +183,14 @@ class GatheredRounds(TimedRounds):
         if weights is None:
             return None
         current = self._round = self._round_of(server_round, participants, weights)
-        size, rule, tasks = messages.num_bytes(arrays), self.local_rule(), []
-        for client, weight in zip(participants, weights, strict=True):
-            part = self.stragglers.asks(client).get(messages.PART, 1.0)
-            tasks.append(SumTask(client.node_id, client.index, server_round, weight, part))
-            self.loads.note(client.index, size, part)
+        size, rule = messages.num_bytes(arrays), self.local_rule()
+        nodes, clients = (
+            [client.node_id for client in participants],
+            [client.index for client in participants],
+        )
+        parts = [self.stragglers.part(client) for client in clients]
+        tasks = SumTasks(nodes, clients, server_round, weights, np.array(parts))
+        self.loads.note_all(clients, size, parts)
         current.bytes_down = size * len(participants)
         fields = ConfigRecord({**config, messages.SERVER_ROUND: server_round, **rule})
         bound, squares = self.config.update_norm_bound, self.optimizer.reads_squares
@@ -201,14 +204,18 @@ class GatheredRounds(TimedRounds):
         assert current is not None
         assert current.weights is not None
         current.begin_tasks(self.timeline, self.pace)
-        self._worth = {task.client: task.weight for task in request.tasks}
-        there = [task for task in request.tasks if task.client not in current.lost]
-        gathered = WeightedSum(len(current.model), len(there))
+        tasks = request.tasks
+        self._worth = dict(zip(tasks.clients, tasks.weights, strict=True))
+        if current.lost:
+            tasks = tasks.at(
+                [place for place, index in enumerate(tasks.clients) if index not in current.lost]
+            )
+        gathered = WeightedSum(len(current.model), len(tasks))
         for client in current.clients:
             if client.index in current.lost:
                 current.leave_out(client, messages.NO_REPLY)
-        if there:
-            self._gather_sums(current, grid, replace(request, tasks=there), gathered)
+        if len(tasks):
+            self._gather_sums(current, grid, replace(request, tasks=tasks), gathered)
         if self._cut_off():
             return None, None
         return self._conclude(current, current.weights, gathered, Untrained(self._untrained_at))
@@ -217,26 +224,26 @@ class GatheredRounds(TimedRounds):
         self, current: Round, grid: SummingGrid, request: SumRequest, gathered: WeightedSum
     ) -> None:
         """Take sums in as they come, until the round is cut off; keep the reasons against single tasks."""
-        size, by_index = (
-            messages.num_bytes(request.arrays),
-            {client.index: client for client in current.clients},
-        )
-        self._asked = {task.node_id: task.client for task in request.tasks}
-        tasks = iter(request.tasks)
+        size, tasks, begin = messages.num_bytes(request.arrays), request.tasks, 0
+        self._asked = dict(zip(tasks.nodes, tasks.clients, strict=True))
         try:
             for block in grid.sums(request):
-                kept = []
-                for summand, task in zip(block.summands, tasks, strict=False):
-                    del self._asked[task.node_id]
-                    self.timeline.arrived(task.client, self.pace.now())
-                    if summand.reason:
-                        self._why = summand.reason
-                        current.leave_out(by_index[task.client], summand.reason, outcome=summand.outcome)
-                        continue
-                    kept.append(task.weight)
-                    current.count(task.client, size, bounded=summand.bounded)
-                    current.metrics.add_values(task.weight, summand.metrics)
-                gathered.add_block(self._look_at(block.total), block.squares, kept)
+                own = tasks[begin : begin + block.number]
+                begin += block.number
+                for node_id in own.nodes:
+                    del self._asked[node_id]
+                self.timeline.arrived_all(own.clients, self.pace.now())
+                for place, (reason, outcome) in block.not_counted.items():
+                    self._why = reason
+                    current.leave_out(current.client(own.clients[place]), reason, outcome=outcome)
+                bounded, told = [own.clients[place] for place in block.bounded], block.metrics
+                if block.not_counted:
+                    counting = [place for place in range(block.number) if place not in block.not_counted]
+                    told = {name: [values[place] for place in counting] for name, values in told.items()}
+                    own = own.at(counting)
+                current.count_all(own.clients, size, bounded)
+                current.metrics.add_columns(own.weights, told)
+                gathered.add_block(self._look_at(block.total), block.squares, own.weights)
                 if self._cut_off():
                     return
         finally:

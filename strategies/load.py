@@ -1,6 +1,6 @@
 """What a client's task weighs: its work, and the bytes of its two messages. Virtual time follows from these."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strategies.errors import RunError
@@ -43,6 +43,14 @@ class Loads:
         self._parts.pop(client, None)
         if part < 1:
             self._parts[client] = part
+
+    def note_all(self, clients: Sequence[int], down: int, parts: Sequence[float]) -> None:
+        """Note that of several clients, who are all sent as much."""
+        self._beside = max(self._beside, down - self.model)
+        self._down.update(dict.fromkeys(clients, down))
+        for client in clients if self._parts else ():
+            self._parts.pop(client, None)
+        self._parts.update((client, part) for client, part in zip(clients, parts, strict=True) if part < 1)
 
     def known(self, more_than_the_model: bool) -> bool:
         """Tell whether it is known how many bytes clients are sent, which may be more than those of the model."""

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
@@ -200,7 +200,7 @@ def whole(value: object) -> int | None:
     return None
 
 
-def weight_of(metrics: MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
+def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
     """Return how much a description or a reply says that its client counts, which is its size; None if it doesn't.
 
     Raises

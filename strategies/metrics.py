@@ -1,6 +1,6 @@
 """What clients' metrics are together: a weighted mean of each, or what a function of the user's makes of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import MetricRecord, RecordDict
 
@@ -44,6 +44,18 @@ class MetricsMean:
             if (sums := _added(self._sums.get(name), weight, value)) is not None:
                 self._sums[name] = sums
                 self._totals[name] = self._totals.get(name, 0.0) + weight
+
+    def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
+        """Take in numbers that clients with weights d_i tell, by name: as ``add_values`` of one after the other."""
+        for name, values in columns.items():
+            sums, total = self._sums.get(name, 0.0), self._totals.get(name, 0.0)
+            if isinstance(sums, list):
+                continue
+            for weight, value in zip(weights, values, strict=True):
+                sums += weight * value
+                total += weight
+            if values:
+                self._sums[name], self._totals[name] = sums, total
 
     def result(self) -> Values:
         """Return the metrics, by name."""

@@ -161,6 +161,10 @@ class Pace(ABC):
         One that its client drops ends then: see ``loses``.
         """
 
+    def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
+        """Return that of several."""
+        return [self.foretold(client, task) for client in clients]
+
     def parts(self, client: Client) -> Parts | None:
         """Return what the time of a client's last task consists of; None where nobody can tell its parts apart."""
         return None
@@ -177,6 +181,10 @@ class Pace(ABC):
     def loses(self, client: Client, task: int, when: float | None = None) -> bool:
         """Tell whether a task that is handed out at a time, or now, is lost, as its client goes before its end."""
         return False
+
+    def losing(self, clients: Sequence[Client], task: int) -> list[Client]:
+        """Return those of some clients that lose a task which is handed out now."""
+        return [] if self.always else [client for client in clients if self.loses(client, task)]
 
     def there(self, client: Client) -> bool:
         """Tell whether a client is there, by its availability."""

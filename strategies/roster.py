@@ -29,6 +29,7 @@ from flwr.serverapp import Grid
 
 from strategies import messages
 from strategies.clock import WallClock
+from strategies.description import DescribingGrid, Description
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import exchange, never
@@ -57,7 +58,7 @@ class Client:
     node_id: int
     index: int
     num_examples: float | None
-    description: MetricRecord
+    description: Description
     name: str = ""
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class Client:
 
 
 # Partition, node id, number of examples, all metrics that were said, and the device's name.
-_Described = tuple[int | None, int, float | None, MetricRecord, str]
+_Described = tuple[int | None, int, float | None, Description, str]
 
 
 class Roster:
@@ -202,6 +203,12 @@ class Roster:
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
+        if isinstance(grid, DescribingGrid):
+            told = grid.descriptions(node_ids, config)
+            self._place([self._described(node_id, said, "") for node_id, said in told.items()])
+            self._clients = None
+            if not (node_ids := [node_id for node_id in node_ids if node_id not in told]):
+                return
         # In a simulation all run the same app: where one has no handler, the others aren't asked, as each would show
         # a traceback.
         asked = node_ids if self.devices or self._by_node else node_ids[:1]
@@ -236,14 +243,15 @@ class Roster:
                 continue
             metrics = messages.metrics_of(reply)
             try:
-                num_examples = messages.weight_of(metrics, self.weight_key)
+                described.append(self._described(node_id, metrics, messages.name_of(reply)))
             except ValueError as error:
                 _refuse(node_id, error)
-                continue
-            name = messages.name_of(reply)
-            described.append((self._partition_of(metrics), node_id, num_examples, metrics, name))
         self._place(described)
         self._place_silent(silent | dict.fromkeys(unasked, NOT_ASKED))
+
+    def _described(self, node_id: int, metrics: Description, name: str) -> _Described:
+        num_examples = messages.weight_of(metrics, self.weight_key)
+        return self._partition_of(metrics), node_id, num_examples, metrics, name
 
     def _place_silent(self, reasons: Mapping[int, str]) -> None:
         """Make clients of nodes that don't describe themselves: after the others, by node id."""
@@ -292,7 +300,7 @@ class Roster:
         """The devices' names, by the clients' index; a client that has changed its name has the last one."""
         return {index: name for name, index in list(self._owners.items())}
 
-    def _partition_of(self, metrics: MetricRecord) -> int | None:
+    def _partition_of(self, metrics: Description) -> int | None:
         """Return the place that a description claims, if it may."""
         if self.devices and messages.NUM_PARTITIONS not in metrics:
             return None

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 from flwr.app import Message, Metadata, MetricRecord
@@ -153,11 +155,11 @@ class Round:
 
     def begin_tasks(self, timeline: Timeline, pace: Pace) -> None:
         """Note that tasks begin, and of which it is known that their clients go away."""
-        now = pace.now()
-        for client in self.clients:
-            timeline.begin(client.index, now, pace.foretold(client, self.number), pace.parts(client))
-            if pace.loses(client, self.number):
-                self.lost.add(client.index)
+        clients = self.clients
+        ends = pace.foretold_all(clients, self.number)
+        parts = map(pace.parts, clients) if pace.weighs else repeat(None)
+        timeline.begin_all([client.index for client in clients], pace.now(), ends, parts)
+        self.lost |= {client.index for client in pace.losing(clients, self.number)}
 
     def to_work_on(self, requests: Sequence[Message]) -> list[Message]:
         """Return the requests but those that are lost: nobody needs to work on these."""
@@ -176,6 +178,21 @@ class Round:
             self.bounded.add(index)
         self.sizes[index] = num_bytes
         self.bytes_up += num_bytes
+
+    def count_all(self, indices: Sequence[int], num_bytes: int, bounded: Iterable[int]) -> None:
+        """Note that the work of some clients counts, of so many bytes each; some of them are bounded."""
+        self.outcomes.update(dict.fromkeys(indices, ACCEPTED))
+        self.sizes.update(dict.fromkeys(indices, num_bytes))
+        self.bytes_up += num_bytes * len(indices)
+        self.bounded.update(bounded)
+
+    def client(self, index: int) -> Client:
+        """Return one of the clients by its index."""
+        return self._by_index[index]
+
+    @cached_property
+    def _by_index(self) -> dict[int, Client]:
+        return {client.index: client for client in self.clients}
 
     def leave_out(
         self, client: Client, reason: str, reply: Message | None = None, outcome: str | None = None
@@ -215,12 +232,13 @@ class Round:
 
     def settle(self, accounts: Accounts, timeline: Timeline, now: float) -> None:
         """Enter what came of it by now in the books; name every client left out, in one line per reason."""
-        for index in (client.index for client in self.clients if client.index in self.outcomes):
-            outcome = self.outcomes[index]
-            accounts[index].tasks += 1
-            clipped, size = index in self.bounded, self.sizes.get(index, 0)
-            accounts[index].note(outcome, clipped=clipped, num_bytes=size)
-            timeline.end(index, now, outcome)
+        indices = [client.index for client in self.clients if client.index in self.outcomes]
+        outcomes, sizes, bounded = self.outcomes, self.sizes, self.bounded
+        for index in indices:
+            account = accounts[index]
+            account.tasks += 1
+            account.note(outcomes[index], clipped=index in bounded, num_bytes=sizes.get(index, 0))
+        timeline.end_all(indices, now, [outcomes[index] for index in indices])
         for reason in dict.fromkeys(self.failures.values()):
             left_out = [client for client in self.clients if self.failures.get(client.index) == reason]
             named = ", ".join(client.located for client in left_out)

@@ -77,6 +77,10 @@ class Stragglers:
         own = [weights[place] for place in there]
         return kept, [d * sum(weights) / sum(own) for d in own] if sum(own) > 0 else own
 
+    def part(self, index: int) -> float:
+        """Return what part of its usual work a participant gets done, by its index."""
+        return self._parts.get(index, 1.0)
+
     def asks(self, client: Client) -> dict[str, float]:
         """Return what a participant's request says beside the rest: the part of its work, if it straggles."""
         return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}

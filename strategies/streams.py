@@ -11,9 +11,12 @@ The name is written out (``7/participants/3``), which no other seed, purpose or 
 import hashlib
 import operator
 import re
-from typing import SupportsIndex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 _PURPOSE = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -38,6 +41,18 @@ def generator(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> np.rand
     return np.random.Generator(np.random.PCG64(_entropy(seed, purpose, ids)))
 
 
+def generators(
+    seed: SupportsIndex, purpose: str, ids: Iterable[Sequence[SupportsIndex]]
+) -> Iterator[np.random.Generator]:
+    """Yield the stream of each list of ids, as ``generator`` does: of many in a fraction of the time.
+
+    Most of that is NumPy's seeding, which is done here for all of them at once.
+    """
+    start = _name(seed, purpose)
+    for words in _seeded(b"".join(_digest(start, each) for each in ids)):
+        yield np.random.Generator(np.random.PCG64(_Words(words)))  # type: ignore[arg-type]  # any ISeedSequence
+
+
 def whole_number(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> int:
     """Return a seed in [0, 2³¹) for a library that takes one in place of a generator."""
     return _entropy(seed, purpose, ids) >> 97
@@ -48,8 +63,59 @@ def unpredictable() -> np.random.Generator:
     return np.random.Generator(np.random.PCG64())
 
 
-def _entropy(seed: SupportsIndex, purpose: str, ids: tuple[SupportsIndex, ...]) -> int:
+def _entropy(seed: SupportsIndex, purpose: str, ids: Sequence[SupportsIndex]) -> int:
+    return int.from_bytes(_digest(_name(seed, purpose), ids), "big")
+
+
+def _name(seed: SupportsIndex, purpose: str) -> str:
     if not _PURPOSE.fullmatch(purpose):
         raise ValueError(f"purpose = {purpose!r}: must be lower-case letters, digits and hyphens")
-    name = "/".join([str(operator.index(seed)), purpose, *(str(operator.index(number)) for number in ids)])
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
+    return f"{operator.index(seed)}/{purpose}"
+
+
+def _digest(name: str, ids: Sequence[SupportsIndex]) -> bytes:
+    whole = "/".join([name, *map(str, map(operator.index, ids))])
+    return hashlib.blake2b(whole.encode(), digest_size=16).digest()
+
+
+class _Words(ISeedSequence):
+    """What a PCG64 asks its seed for, (4,): made already."""
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self.words = words
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[np.uint64]:
+        assert (n_words, dtype) == (len(self.words), np.uint64)
+        return self.words
+
+
+def _seeded(digests: bytes) -> NDArray[np.uint64]:
+    """Return ``SeedSequence(entropy).generate_state(4, np.uint64)`` of numbers of 16 bytes each, as (n, 4).
+
+    NumPy's SeedSequence is M. E. O'Neill's seed_seq_fe with a pool of four words; NEP 19 keeps it as it is.
+    """
+    pool = list(
+        np.frombuffer(digests, ">u4").reshape(-1, 4).astype(np.uint32).T[::-1]
+    )  # the lowest word first
+    mixed = _Hash(0x43B0D7E5, 0x931E8875)
+    pool = [mixed(word) for word in pool]
+    for source in range(4):
+        for other in (place for place in range(4) if place != source):
+            word = np.uint32(0xCA01F9DD) * pool[other] - np.uint32(0x4973F715) * mixed(pool[source])
+            pool[other] = word ^ (word >> np.uint32(16))
+    told = _Hash(0x8B51F9DD, 0x58F38DED)
+    words = np.stack([told(word) for word in pool * 2], axis=1).astype(np.uint64)
+    return words[:, ::2] | words[:, 1::2] << np.uint64(32)
+
+
+class _Hash:
+    """The hash that mixes words (n,), with other constants each time."""
+
+    def __init__(self, constant: int, factor: int) -> None:
+        self.constant, self.factor = constant, factor
+
+    def __call__(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        words = words ^ np.uint32(self.constant)
+        self.constant = self.constant * self.factor & 0xFFFFFFFF
+        words *= np.uint32(self.constant)
+        return words ^ (words >> np.uint32(16))

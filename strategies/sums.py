@@ -9,26 +9,58 @@ size depends on the number of tasks and the model's alone. Within a block update
 clients, in float64, and then the blocks in theirs (``strategies.aggregation.WeightedSum``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
+from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import Vector, clip_update
 from strategies.safeguards import bounded
 
 
-@dataclass(frozen=True, slots=True)
-class SumTask:
-    """A client's task: its node, its index, the number of the task, d_i, and what part of the usual work it is."""
+@dataclass(frozen=True)
+class SumTasks:
+    """Tasks of clients, in their order, by column.
 
-    node_id: int
-    client: int
+    Attributes
+    ----------
+    nodes, clients : sequence of int
+        Ids of the clients' nodes, and their indices.
+    number : int
+        Of the task, for each of them.
+    weights : sequence of float
+        d_i.
+    parts : array
+        What part of the usual work each is.
+    """
+
+    nodes: Sequence[int]
+    clients: Sequence[int]
     number: int
-    weight: float
-    part: float = 1.0
+    weights: Sequence[float]
+    parts: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, places: slice) -> "SumTasks":
+        """Return some that follow each other."""
+        nodes, clients, weights = self.nodes[places], self.clients[places], self.weights[places]
+        return SumTasks(nodes, clients, self.number, weights, self.parts[places])
+
+    def at(self, places: Sequence[int]) -> "SumTasks":
+        """Return those at these places."""
+        return SumTasks(
+            [self.nodes[place] for place in places],
+            [self.clients[place] for place in places],
+            self.number,
+            [self.weights[place] for place in places],
+            self.parts[list(places)],
+        )
 
 
 @dataclass(frozen=True)
@@ -41,8 +73,8 @@ class SumRequest:
         The model that all are sent.
     config : ConfigRecord
         What a request says to all of them, the round and the method's local rule among it.
-    tasks : sequence of SumTask
-        In the order of the clients.
+    tasks : SumTasks
+        Of all that take part.
     rule : mapping of str to float
         Of the config, the fields of the local rule.
     bound : float
@@ -53,7 +85,7 @@ class SumRequest:
 
     arrays: ArrayRecord
     config: ConfigRecord
-    tasks: Sequence[SumTask]
+    tasks: SumTasks
     rule: Mapping[str, float] = field(default_factory=dict)
     bound: float = 0.0
     squares: bool = False
@@ -65,35 +97,39 @@ class SumRequest:
         return bounded(weight, model, self.bound), longer
 
 
-@dataclass(frozen=True, slots=True)
-class Summand:
-    """What came of a task.
+class NotCounted(NamedTuple):
+    """Why a client's update isn't in the sum: a reason, and ``FAILED`` or ``REFUSED`` (strategies/messages.py)."""
 
-    Attributes
-    ----------
-    metrics : mapping of str to float
-        What the client tells that is averaged over clients, by d_i.
-    reason : str
-        Why its update isn't in the sum; "": it is.
-    outcome : str
-        Of one that isn't, ``FAILED`` or ``REFUSED`` (strategies/messages.py).
-    bounded : bool
-        Whether its update was longer than the bound.
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
+    reason: str
     outcome: str = messages.FAILED
-    bounded: bool = False
 
 
 @dataclass(frozen=True)
 class BlockSum:
-    """Σ d_i Δ_i (D,) over the clients of a block whose updates count, Σ d_i ‖Δ_i‖², and what came of each task."""
+    """What came of a block's tasks.
+
+    Attributes
+    ----------
+    total : Vector
+        Σ d_i Δ_i (D,) over the clients whose updates count.
+    squares : float
+        Σ d_i ‖Δ_i‖², if that is asked for.
+    number : int
+        Of tasks.
+    metrics : mapping of str to sequence of float
+        What each client tells that is averaged over clients, by d_i; of one that doesn't count, anything.
+    not_counted : mapping of int to NotCounted
+        The tasks that aren't in the sum, by their places.
+    bounded : collection of int
+        Places of those whose updates were longer than the bound.
+    """
 
     total: Vector
     squares: float
-    summands: Sequence[Summand]
+    number: int
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    not_counted: Mapping[int, NotCounted] = field(default_factory=dict)
+    bounded: Collection[int] = ()
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ Source: Fraboni et al. 2023, section 5.1; ``half-normal``: Nguyen et al. 2022 (F
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,12 @@ class TimeScenario:
             drawn = rng.exponential(mean) if self.law == "exponential" else mean * abs(rng.normal(0, _WIDTH))
             return float(drawn)
         return float(self._means[client])
+
+    def task_times(self, clients: Sequence[int], task: int) -> list[float]:
+        """Return the seconds that a task of each of these clients takes, where they follow from no load."""
+        if self.trace or self.law or max(clients, default=0) >= self.num_clients:
+            return [self.task_time(client, task) for client in clients]
+        return self._means[np.asarray(clients, dtype=np.int64)].tolist()  # type: ignore[no-any-return]
 
     def distribution(self, client: int, load: Load | None = None) -> NDArray[np.float64]:
         """Return equally likely values of T_i: all that there are, or 2,000 quantiles of what is drawn."""

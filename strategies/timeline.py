@@ -1,7 +1,7 @@
 """When each task of a client began and ended, and its parts, by any strategy, until somebody takes that down."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from strategies import messages
@@ -52,6 +52,14 @@ class _Open:
         self.wall_began = wall_began
         self.wall_ended: float | None = None
 
+    def arrive(self, now: float, wall: float) -> tuple[float, float]:
+        """Note that its reply is there, if it wasn't before; return when it ended, by both clocks."""
+        if self.wall_ended is None:
+            self.wall_ended = wall
+        if self.ended is None:
+            self.ended = now
+        return self.ended, self.wall_ended
+
 
 class Timeline:
     """The tasks of a run's clients; a client has one at a time.
@@ -87,6 +95,22 @@ class Timeline:
             self.end(client, began, LOST)
         self._open[client] = _Open(began, ends, self.watch.now(), parts)
 
+    def begin_all(
+        self,
+        clients: Sequence[int],
+        began: float,
+        ends: Iterable[float | None],
+        parts: Iterable[Parts | None],
+    ) -> None:
+        """Note that several were handed one at once."""
+        for client in [each for each in clients if each in self._open]:
+            self.end(client, began, LOST)
+        wall = self.watch.now()
+        self._open.update(
+            (client, _Open(began, end, wall, each))
+            for client, end, each in zip(clients, ends, parts, strict=False)
+        )
+
     def parts(self, client: int) -> Parts | None:
         """Return what the time of a client's task that hasn't ended consists of, if that is known."""
         task = self._open.get(client)
@@ -94,21 +118,29 @@ class Timeline:
 
     def arrived(self, client: int, now: float) -> None:
         """Note that a client's reply is there, or that nobody waits for it any more; what it is worth comes later."""
-        task = self._open.get(client)
-        if task is not None and task.wall_ended is None:
-            task.wall_ended = self.watch.now()
-            task.ended = now if task.ended is None else task.ended
+        self.arrived_all([client], now)
+
+    def arrived_all(self, clients: Iterable[int], now: float) -> None:
+        """Note that for some clients at once."""
+        wall = self.watch.now()
+        for client in clients:
+            if (task := self._open.get(client)) is not None:
+                task.arrive(now, wall)
 
     def end(self, client: int, now: float, outcome: str) -> None:
         """Note what became of a client's task, which ends now if it hasn't before; one that isn't known is none."""
-        self.arrived(client, now)
-        task = self._open.pop(client, None)
-        if task is not None:
-            assert task.ended is not None
-            assert task.wall_ended is not None
-            self._ended.append(span := _span(client, task, task.ended, task.wall_ended, outcome))
+        self.end_all([client], now, [outcome])
+
+    def end_all(self, clients: Iterable[int], now: float, outcomes: Iterable[str]) -> None:
+        """Note that for some clients, in this order."""
+        wall = self.watch.now()
+        for client, outcome in zip(clients, outcomes, strict=True):
+            if (task := self._open.pop(client, None)) is None:
+                continue
+            ended, wall_ended = task.arrive(now, wall)
+            self._ended.append(_span(client, task, ended, wall_ended, outcome))
             if self._took is not None:
-                self._took(client, span.ended - span.began, outcome)
+                self._took(client, ended - task.began, outcome)
 
     def take(self) -> list[TaskSpan]:
         """Return the tasks that ended since this was last asked, in that order, and keep them no longer."""

@@ -110,13 +110,20 @@ class VirtualPace(Pace):
     def round_time(self, clients: Iterable[Client], task: int) -> float:
         """Return the time of the slowest; of a task that is lost, until then."""
         if self.always:
-            return max((self._task_time(client, task) for client in clients), default=0.0)
+            return max(self._task_times(clients, task), default=0.0)
         now = self.now()
         return max((self.outlook(client, task, now).due - now for client in clients), default=0.0)
 
     def foretold(self, client: Client, task: int) -> float | None:
         """Return when its time in the scenario is over, or its client gone."""
         return self.outlook(client, task, self.now()).due
+
+    def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
+        """Look at all of them at once, where nobody comes and goes."""
+        if not self.always:
+            return super().foretold_all(clients, task)
+        now = self.now()
+        return [now + seconds for seconds in self._task_times(clients, task)]
 
     def parts(self, client: Client) -> Parts | None:
         """Look at its device, where the scenario says what devices can do."""
@@ -240,6 +247,12 @@ class VirtualPace(Pace):
         if law.devices is None:
             return law.task_time(self._place(client), task)
         return law.task_time(self._place(client), task, load or self.loads.of_last(client))
+
+    def _task_times(self, clients: Iterable[Client], task: int) -> Sequence[float]:
+        law = self._scenario()
+        if law.devices is None:
+            return law.task_times([self._place(client) for client in clients], task)
+        return [self._task_time(client, task) for client in clients]
 
     def _load(self, client: Client) -> Load | None:
         """Return what a task of a client weighs, where its time follows from that."""

@@ -7,7 +7,9 @@ Everything a client needs comes with the message, apart from what only the node 
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fedapp.client.device import device_of
@@ -58,17 +60,21 @@ def describe(message: Message, context: Context) -> Message:
     """Say who this client is: partition, number of examples, GPU or not, and the device's name if it has one."""
     record, config = read_config(message)
     data = local_data(config, record, context)
-    metrics = MetricRecord(
-        {messages.NUM_EXAMPLES: len(data.rows), "gpu": int(device_of(config).type == "cuda")}
-    )
-    if data.partition_id is not None:
-        metrics[messages.PARTITION_ID] = data.partition_id
-    if (number := node_number(context, "num-partitions")) is not None:
-        metrics[messages.NUM_PARTITIONS] = number
+    number = node_number(context, "num-partitions")
+    metrics = MetricRecord(description(len(data.rows), device_of(config), data.partition_id, number))
     content = RecordDict({messages.METRICS: metrics})
     if (name := context.node_config.get("name")) is not None:
         content[messages.DEVICE] = ConfigRecord({messages.NAME: str(name)})
     return Message(content, reply_to=message)
+
+
+def description(
+    num_examples: int, device: torch.device, partition_id: int | None, num_partitions: int | None
+) -> dict[str, Any]:
+    """Return what a client says of itself, in numbers."""
+    places = {messages.PARTITION_ID: partition_id, messages.NUM_PARTITIONS: num_partitions}
+    known = {key: place for key, place in places.items() if place is not None}
+    return {messages.NUM_EXAMPLES: num_examples, "gpu": int(device.type == "cuda"), **known}
 
 
 @answers_errors

@@ -16,8 +16,13 @@ def read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
     """Return a message's config record and the run config in it, and let torch use the threads it says."""
     record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
     config = config_of(record)
-    torch.set_num_threads(config.client_threads or ALL_THREADS)
+    use_threads(config)
     return record, config
+
+
+def use_threads(config: RunConfig) -> None:
+    """Let torch use the threads that a run's config gives its clients."""
+    torch.set_num_threads(config.client_threads or ALL_THREADS)
 
 
 def config_of(record: ConfigRecord) -> RunConfig:

@@ -1,6 +1,6 @@
 """A training request as a task for ``fedapp.training``, and its answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedapp import federation
@@ -19,8 +20,9 @@ from fedapp.config import RunConfig
 from fedapp.data import Dataset
 from fedapp.training import work
 from fedapp.training.augment import Augmentation
-from fedapp.training.batches import Batches, plan_batches
-from fedapp.training.draws import SENT, Draws
+from fedapp.training.batches import Batches, plan_batches, plan_many
+from fedapp.training.block import TaskBlock
+from fedapp.training.draws import SENT, Draws, batches_of_many
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import SGD, optimizer_of
@@ -147,8 +149,41 @@ class TaskTerms:
         constant: Parameters | None = None,
     ) -> LocalTask:
         """Return a client's task, with so many rows."""
+        batches = batches_of(self.config, rows, client, task, part=part)
+        return self._with(batches, tensors, client, task, neighbours, constant)
+
+    def block(
+        self,
+        tensors: tuple[Tensor, Tensor],
+        offsets: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        clients: Sequence[int],
+        task: int,
+        parts: NDArray[np.float64],
+    ) -> TaskBlock:
+        """Return the tasks of some clients, who have nothing beside the model: each ``task``'s, by column, (G,)."""
+        config, rngs = self.config, batches_of_many(self.config.seed, clients, task)
+        usual = config.step_heterogeneity, config.local_epochs, config.local_steps
+        epochs, steps = work.of_clients(*usual, clients, parts)
+        batches = plan_many(rows, batch_size=config.batch_size, epochs=epochs, steps=steps, rngs=rngs)
+        lr = self.lr / batches.steps if config.normalize_steps else np.full(len(rows), self.lr)
+
+        def one(place: int) -> LocalTask:
+            where = *tensors, int(offsets[place])
+            return self._with(batches.of(place), where, clients[place], task)
+
+        return TaskBlock(one, batches, offsets, lr)
+
+    def _with(
+        self,
+        batches: Batches,
+        tensors: ClientTensors,
+        client: int,
+        task: int,
+        neighbours: Parameters | None = None,
+        constant: Parameters | None = None,
+    ) -> LocalTask:
         config, (x, y, offset) = self.config, tensors
-        batches = batches_of(config, rows, client, task, part=part)
         return LocalTask(
             self.model,
             self.start,

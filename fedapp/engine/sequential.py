@@ -6,13 +6,17 @@ debugger, for tests, and for runs too small to pay for Ray's start.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 
-from strategies.flower_internals import RUN_ID, be_the_server, give_id
+from fedapp import client_app as fedapp_client
+from fedapp.engine.describing import descriptions
+from fedapp.engine.nodes import Nodes
+from strategies.description import Description
+from strategies.flower_internals import be_the_server, give_id
 from strategies.local_grid import LocalGrid
 
 # Longest time that one call of pull_messages works (seconds), so that a run can be interrupted between clients.
@@ -38,16 +42,7 @@ class SequentialGrid(LocalGrid):
     def __init__(self, client_app: ClientApp, num_supernodes: int) -> None:
         be_the_server()
         self.client_app = client_app
-        self.contexts = {
-            partition + 1: Context(
-                run_id=RUN_ID,
-                node_id=partition + 1,
-                node_config={"partition-id": partition, "num-partitions": num_supernodes},
-                state=RecordDict(),
-                run_config={},
-            )
-            for partition in range(num_supernodes)
-        }
+        self.contexts = Nodes(num_supernodes)
         self._queue: deque[Message] = deque()
         self._replies: dict[str, Message] = {}
 
@@ -71,6 +66,10 @@ class SequentialGrid(LocalGrid):
             message = self._queue.popleft()
             self._replies[message.metadata.message_id] = self._work(message)
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
+        """Return what nodes say of themselves: of this app's clients, whose parts of common data are known here."""
+        return descriptions(node_ids, config, self.contexts) if self.client_app is fedapp_client.app else {}
 
     def _work(self, message: Message) -> Message:
         try:

@@ -5,11 +5,10 @@ What all tasks of a round share is read once; of each client there remain its ro
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedapp import federation
 from fedapp.client.device import device_of
@@ -17,34 +16,42 @@ from fedapp.client.handlers import USER_ERRORS
 from fedapp.client.local_data import expected_data, local_data, no_rows
 from fedapp.client.request import config_of
 from fedapp.client.training import TaskTerms
-from fedapp.data.partition import Partition
+from fedapp.engine.nodes import Nodes
 from fedapp.federation.rows import Rows, RowsOf
-from fedapp.training.task import LocalTask
+from fedapp.training.block import TaskBlock
 from fedapp.training.trainer import Trainer
+from fedapp.training.vectors import Parameters
 from strategies import messages
-from strategies.aggregation import square_of
+from strategies.aggregation import added_in_order, square_of
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values
-from strategies.sums import BlockSum, Summand, SumRequest, SumTask, blocks
+from strategies.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
 
 # A stack's models are harmless where the squares of their values, summed in float32, are below this.
 HARMLESS = 1e30
 
+# Values of models that are added up at once, in float64: half of a core's cache.
+AT_ONCE = 1 << 17
 
-def can_sum(request: SumRequest, contexts: Mapping[int, Context]) -> bool:
+
+def can_sum(request: SumRequest, nodes: Nodes) -> bool:
     """Tell whether tasks can be summed: by a rule that reads nothing beside the model, on data that all share."""
-    shared = not any("data-path" in context.node_config for context in contexts.values())
+    shared = not any("data-path" in context.node_config for context in nodes.known.values())
     return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
 
 
-def sums(
-    request: SumRequest, contexts: Mapping[int, Context], trainer: Trainer, rows_of: RowsOf
-) -> Iterator[BlockSum]:
-    """Yield the sums of a round's blocks; ``contexts`` are those of the nodes, by id."""
-    terms = SharedTerms(request, contexts, rows_of)
-    yield from trainer.ahead(lambda tasks: terms.block(tasks, trainer), divided(request), alone=terms.on_gpu)
+def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
+    """Yield the sums of a round's blocks of clients."""
+    terms = SharedTerms(request, nodes, rows_of)
+    first = next(divided(request), request.tasks)
+    yield from trainer.ahead(
+        lambda tasks: terms.block(tasks, trainer),
+        divided(request),
+        alone=terms.on_gpu,
+        in_turn=terms.waits(first, trainer),
+    )
 
 
-def divided(request: SumRequest) -> Iterator[Sequence[SumTask]]:
+def divided(request: SumRequest) -> Iterator[SumTasks]:
     """Yield the tasks of each block."""
     for places in blocks(len(request.tasks), Layout.of(request.arrays).size):
         yield request.tasks[places.start : places.stop]
@@ -61,10 +68,10 @@ class SharedTerms:
         Returns the rows of all clients.
     """
 
-    def __init__(self, request: SumRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> None:
+    def __init__(self, request: SumRequest, nodes: Nodes, rows_of: RowsOf) -> None:
         self.request = request
         try:
-            self.shared: _Shared | None = _Shared.of(request, contexts, rows_of)
+            self.shared: _Shared | None = _Shared.of(request, nodes, rows_of)
         except USER_ERRORS as error:
             self.shared, self.why = None, messages.last_line(str(error))
 
@@ -73,11 +80,18 @@ class SharedTerms:
         """Whether the tasks are trained on a GPU."""
         return self.shared is not None and self.shared.rows.x.device.type != "cpu"
 
-    def block(self, tasks: Sequence[SumTask], trainer: Trainer) -> BlockSum:
+    def waits(self, tasks: SumTasks, trainer: Trainer) -> bool:
+        """Say whether threads would wait for each other, by a block."""
+        block = None if self.shared is None else _Block(self.shared, tasks[:1]).built()
+        return block is not None and trainer.waits(block.one(0), len(tasks))
+
+    def block(self, tasks: SumTasks, trainer: Trainer) -> BlockSum:
         """Return the sum of a block."""
         if self.shared is None:
-            size = Layout.of(self.request.arrays).size
-            return BlockSum(np.zeros(size), 0.0, [Summand(reason=self.why)] * len(tasks))
+            left_out = dict.fromkeys(range(len(tasks)), NotCounted(self.why))
+            return BlockSum(
+                np.zeros(Layout.of(self.request.arrays).size), 0.0, len(tasks), not_counted=left_out
+            )
         return _Block(self.shared, tasks).summed(trainer)
 
 
@@ -88,111 +102,169 @@ class _Shared:
     request: SumRequest
     terms: TaskTerms
     rows: Rows
-    partition: Partition
-    contexts: Mapping[int, Context]
-    layout: Layout
+    offsets: Sequence[int]  # of each partition in the rows
+    nodes: Nodes
+    starts: Mapping[str, int]  # where each array begins in the model
     base: Vector
 
     @classmethod
-    def of(cls, request: SumRequest, contexts: Mapping[int, Context], rows_of: RowsOf) -> "_Shared":
+    def of(cls, request: SumRequest, nodes: Nodes, rows_of: RowsOf) -> "_Shared":
         config = config_of(request.config)
         device = device_of(config)
-        dataset = expected_data(config, request.config, len(contexts))
-        partition = federation.partition_of(config, len(contexts))
-        rows = rows_of(config, len(contexts), device, dataset.moments)
+        dataset = expected_data(config, request.config, len(nodes))
+        partition = federation.partition_of(config, len(nodes))
+        rows = rows_of(config, len(nodes), device, dataset.moments)
         state = federation.to_state(request.arrays, device)
         terms = TaskTerms.of(request.config, config, dataset, state, device)
         layout = Layout.of(request.arrays)
-        base = layout.to_vector(request.arrays)
-        return cls(request, terms, rows, partition, contexts, layout, base)
+        starts = dict(zip(layout.names, np.cumsum([0, *layout.sizes]).tolist(), strict=False))
+        offsets = partition.client_offsets.tolist()
+        return cls(request, terms, rows, offsets, nodes, starts, layout.to_vector(request.arrays))
 
-    def task(self, asked: SumTask) -> LocalTask:
-        """Return a client's task."""
-        context = self.contexts[asked.node_id]
-        place = context.node_config.get("partition-id")
-        if not isinstance(place, int) or not 0 <= place < len(self.contexts):
-            local_data(self.terms.config, self.request.config, context)  # says what is wrong
+    def rows_at(self, node_id: int) -> tuple[int, int]:
+        """Return where the rows of a node's client begin and end; they are there then.
+
+        Raises
+        ------
+        DataError
+            If it has none.
+        """
+        place = self.nodes.partition_of(node_id)
+        if not isinstance(place, int) or not 0 <= place < len(self.nodes):
+            local_data(self.terms.config, self.request.config, self.nodes[node_id])  # says what is wrong
         assert isinstance(place, int)
-        begin, end = self.partition.client_offsets[place : place + 2].tolist()
+        begin, end = self.offsets[place], self.offsets[place + 1]
         if begin == end:
             raise no_rows(place)
         self.rows.need(begin, end)
-        tensors = self.rows.x, self.rows.y, begin
-        return self.terms.task(tensors, end - begin, asked.client, asked.number, part=asked.part)
-
-
-class _Trained:
-    """A stack's parameters on the host, each (G, ...), by where they begin in a model's vector."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], layout: Layout) -> None:
-        starts = dict(zip(layout.names, np.cumsum([0, *layout.sizes]).tolist(), strict=False))
-        arrays = {starts[name]: value.cpu().numpy() for name, value in parameters.items()}
-        self.arrays = {start: value.reshape(len(value), -1) for start, value in arrays.items()}
-
-    @property
-    def is_harmless(self) -> bool:
-        """Whether no model can hold what doesn't count (``strategies.arrays.check_values``)."""
-        flat: list[NDArray[np.float32]] = [value.reshape(-1) for value in self.arrays.values()]
-        with np.errstate(over="ignore", invalid="ignore"):
-            return all(float(np.dot(values, values)) < HARMLESS for values in flat)
-
-    def model(self, number: int, base: Vector) -> Vector:
-        """Return a client's model (D,)."""
-        model = base.copy()
-        for start, value in self.arrays.items():
-            model[start : start + value.shape[1]] = value[number]
-        return model
-
-    def update(self, number: int, base: Vector, out: Vector) -> Vector:
-        """Return a client's update (D,) in ``out``, which is 0 where nothing is trained."""
-        for start, value in self.arrays.items():
-            end = start + value.shape[1]
-            np.subtract(value[number], base[start:end], out=out[start:end])
-        return out
+        return begin, end
 
 
 class _Block:
     """Some tasks of a round."""
 
-    def __init__(self, shared: _Shared, asked: Sequence[SumTask]) -> None:
+    def __init__(self, shared: _Shared, tasks: SumTasks) -> None:
         self.shared = shared
-        self.asked = asked
-        self.summands: list[Summand | None] = [None] * len(asked)
+        self.tasks = tasks
+        self.spans: dict[int, tuple[int, int]] = {}  # of the rows of tasks that can be done, by place
+        self.not_counted: dict[int, NotCounted] = {}
+        self.bounded: set[int] = set()
 
     def summed(self, trainer: Trainer) -> BlockSum:
         """Train the tasks that can be done, and add up their updates in the order of the clients."""
-        built = list(self._built())
-        found: dict[int, tuple[_Trained, bool, int, float]] = {}
-        for places, parameters, losses in trainer.stacks([task for _, task in built]):
-            trained = _Trained(parameters, self.shared.layout)
-            harmless = trained.is_harmless
-            for number, (place, loss) in enumerate(zip(places, losses.tolist(), strict=True)):
-                found[place] = trained, harmless, number, loss
-        total, memory, squares = np.zeros(len(self.shared.base)), np.zeros(len(self.shared.base)), 0.0
-        request, base = self.shared.request, self.shared.base
-        for i, (place, _) in enumerate(built):
-            trained, harmless, number, loss = found[i]
-            weight, longer = self.asked[place].weight, False
-            try:
-                if not harmless:
-                    check_values(trained.model(number, base))
-            except ArraysMismatchError as error:
-                self.summands[place] = Summand(reason=str(error), outcome=messages.REFUSED)
-                continue
-            if request.bound:
-                update, longer = request.counted(trained.model(number, base), base, weight)
-            else:
-                update = trained.update(number, base, memory)
-            squares += weight * square_of(update) if request.squares else 0.0
-            total += np.multiply(weight, update, out=memory)
-            self.summands[place] = Summand({messages.TRAIN_LOSS: loss}, bounded=longer)
-        return BlockSum(total, squares, [summand for summand in self.summands if summand is not None])
+        block = self.built()
+        if block is None:
+            return BlockSum(np.zeros(len(self.shared.base)), 0.0, len(self.tasks), {}, self.not_counted)
+        stacks = list(trainer.stacks(block))
+        places = list(self.spans)
+        trained = [places[place] for stacked, _, _ in stacks for place in stacked]
+        models = _Models([parameters for _, parameters, _ in stacks], self.shared.starts)
+        rows = {place: row for row, place in enumerate(trained)}
+        counting = {place: rows[place] for place in places if self._counts(place, models, rows[place])}
+        total, squares = self._sum(models, counting)
+        losses = np.full(len(self.tasks), np.nan)
+        losses[trained] = np.concatenate([loss.double().cpu().numpy() for _, _, loss in stacks])
+        metrics = {messages.TRAIN_LOSS: losses.tolist()}
+        return BlockSum(total, squares, len(self.tasks), metrics, self.not_counted, self.bounded)
 
-    def _built(self) -> Iterator[tuple[int, LocalTask]]:
-        """Yield the tasks that can be done, with their places in the block."""
-        for place, asked in enumerate(self.asked):
+    def _at_hand(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the places in the block of the tasks that can be done, and where their rows begin and end."""
+        for place, node_id in enumerate(self.tasks.nodes):
             try:
-                yield place, self.shared.task(asked)
+                yield place, self.shared.rows_at(node_id)
             except Exception as error:  # an engine answers with an error, whatever a task raised
-                text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-                self.summands[place] = Summand(reason=messages.last_line(text))
+                self.not_counted[place] = NotCounted(_why(error))
+
+    def built(self) -> TaskBlock | None:
+        """Return the tasks that can be done; None if there are none."""
+        self.spans = dict(self._at_hand())
+        if not self.spans:
+            return None
+        shared, own = self.shared, self.tasks.at(list(self.spans))
+        begins, ends = np.array(list(self.spans.values())).T
+        tensors = shared.rows.x, shared.rows.y
+        try:
+            return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.parts)
+        except Exception as error:  # likewise
+            self.not_counted |= dict.fromkeys(self.spans, NotCounted(_why(error)))
+            return None
+
+    def _counts(self, place: int, models: "_Models", row: int) -> bool:
+        """Tell whether a client's model is one; if not, note why."""
+        try:
+            if not models.harmless:
+                check_values(models.model(row, self.shared.base))
+        except ArraysMismatchError as error:
+            self.not_counted[place] = NotCounted(str(error), messages.REFUSED)
+            return False
+        return True
+
+    def _sum(self, models: "_Models", rows: Mapping[int, int]) -> tuple[Vector, float]:
+        """Return Σ d_i Δ_i (D,) and Σ d_i ‖Δ_i‖² of the models in these rows, by place."""
+        request, base, squares = self.shared.request, self.shared.base, 0.0
+        weights = [self.tasks.weights[place] for place in rows]
+        if rows and not (request.bound or request.squares):
+            return models.weighted_sum(list(rows.values()), weights, base), 0.0
+        total = np.zeros(len(base))
+        for (place, row), weight in zip(rows.items(), weights, strict=True):
+            update, longer = request.counted(models.model(row, base), base, weight)
+            squares += weight * square_of(update) if request.squares else 0.0
+            total += weight * update
+            if longer:
+                self.bounded.add(place)
+        return total, squares
+
+
+class _Models:
+    """The models of some stacks, one after the other: their arrays (G, ...) on the host, by where they begin.
+
+    Parameters
+    ----------
+    stacks : sequence of Parameters
+        What of them is trained.
+    starts : mapping of str to int
+        Where each array begins in a model (D,).
+    """
+
+    def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
+        self.arrays: dict[int, NDArray[np.float32]] = {}
+        for name in stacks[0]:
+            found = [stack[name].flatten(1).cpu().numpy() for stack in stacks]
+            self.arrays[starts[name]] = np.concatenate(found) if len(found) > 1 else found[0]
+
+    @cached_property
+    def harmless(self) -> bool:
+        """Whether no model can hold what doesn't count (``strategies.arrays.check_values``)."""
+        flat = [values.reshape(-1) for values in self.arrays.values()]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(float(np.dot(values, values)) < HARMLESS for values in flat)
+
+    def model(self, row: int, base: Vector) -> Vector:
+        """Return a client's model (D,)."""
+        model = base.copy()
+        for start, values in self.arrays.items():
+            model[start : start + values.shape[1]] = values[row]
+        return model
+
+    def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
+        """Return Σ d_i Δ_i (D,) of some, in this order: 0 where nothing is trained.
+
+        So many values at once as stay in a core's cache, of all clients.
+        """
+        total, factors = np.zeros(len(base)), np.array(weights)[:, None]
+        step = max(AT_ONCE // max(len(rows), 1), 1)
+        in_order = list(rows) == list(range(len(rows)))
+        for start, values in self.arrays.items():
+            for begin in range(0, values.shape[1], step):
+                some = values[:, begin : begin + step]
+                place = slice(start + begin, start + begin + some.shape[1])
+                moves = (some[: len(rows)] if in_order else some[rows]).astype(np.float64)
+                moves -= base[place]
+                moves *= factors
+                total[place] = added_in_order(moves)
+        return total
+
+
+def _why(error: Exception) -> str:
+    text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
+    return messages.last_line(text)

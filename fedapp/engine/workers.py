@@ -34,7 +34,7 @@ from fedapp.training.trainer import Trainer
 from strategies import messages
 from strategies.direct import WorkRequest
 from strategies.errors import RunError
-from strategies.sums import BlockSum, SumRequest, SumTask
+from strategies.sums import BlockSum, SumRequest, SumTasks
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -61,7 +61,7 @@ class RayWorker:
         """Return the id of the machine that this is on."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def sums(self, name: str, request: SumRequest, tasks: Sequence[SumTask]) -> BlockSum:
+    def sums(self, name: str, request: SumRequest, tasks: SumTasks) -> BlockSum:
         """Return the sum of a block of the round with this name."""
         with self._lock:
             if self._terms is None or self._terms[0] != name:
@@ -217,8 +217,8 @@ class WorkersGrid(VectorizedGrid):
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of a round's blocks of clients."""
-        name, shared = uuid4().hex, ray.put(replace(request, tasks=()))
-        units = [Unit(tasks[0].node_id, "sums", (name, shared, tasks)) for tasks in divided(request)]
+        name, shared = uuid4().hex, ray.put(replace(request, tasks=request.tasks[:0]))
+        units = [Unit(tasks.nodes[0], "sums", (name, shared, tasks)) for tasks in divided(request)]
         return self.workers.run(units)
 
     def can_work(self, request: WorkRequest) -> bool:

@@ -41,6 +41,10 @@ STANDARDIZATION = "standardization.json"
 PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 
 
+# Bytes of arrays from which on they aren't compressed, at 20 MB a second: the row numbers of a million clients.
+LARGE = 64 << 20
+
+
 class RunDirectory:
     """A run's folder, ``RESULTS-DIR/RUN-NAME``.
 
@@ -185,8 +189,9 @@ class RunDirectory:
         write_summary(self.path, {key: _finite(value) for key, value in summary.items()})
 
     def _write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        buffer = BytesIO()
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        buffer, large = BytesIO(), sum(array.nbytes for array in arrays.values()) > LARGE
+        write = np.savez if large else np.savez_compressed
+        write(buffer, **({key: _narrow(array) for key, array in arrays.items()} if large else arrays))  # type: ignore[arg-type]
         self._replace(name, buffer.getvalue())
 
     def _replace(self, name: str, content: bytes) -> None:
@@ -197,6 +202,12 @@ class RunDirectory:
         except OSError:
             temporary.unlink(missing_ok=True)  # a full disk needs its space
             raise
+
+
+def _narrow(array: np.ndarray) -> np.ndarray:
+    """Return whole numbers in four bytes each, if they are such."""
+    fits = array.dtype == np.int64 and (not array.size or np.abs(array).max() < 1 << 31)
+    return array.astype(np.int32) if fits else array
 
 
 def _make_folder(config: RunConfig) -> Path:

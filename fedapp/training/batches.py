@@ -1,15 +1,21 @@
 """Which examples each local step of a task sees."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedapp.training.draws import SENT
 
 # Rows of a batch: an index into the client's data, or everything; and the mask of a padded batch.
 Batch = tuple[Tensor | slice, Tensor | None]
+
+# Of so many examples or fewer a list is shuffled sooner than an array.
+FEW = 24
 
 
 @dataclass(frozen=True)
@@ -71,19 +77,132 @@ def plan_batches(
     """
     width = num_examples if batch_size == 0 else min(batch_size, num_examples)
     if batch_size == 0:
-        count = epochs or steps
-        everything = np.broadcast_to(np.arange(num_examples), (count, num_examples))
-        return Batches(everything, np.full(count, num_examples), num_examples, whole=True)
+        return _whole(num_examples, epochs or steps)
     if steps:
         drawn = [rng.choice(num_examples, width, replace=False, shuffle=False) for _ in range(steps)]
         return Batches(np.stack(drawn), np.full(steps, width), num_examples)
     per_epoch = -(-num_examples // width)
     indices = np.zeros((epochs, per_epoch * width), dtype=np.int64)
     for epoch in range(epochs):
-        indices[epoch, :num_examples] = rng.permutation(num_examples)
+        indices[epoch, :num_examples] = permutation(num_examples, rng)
     sizes = np.full((epochs, per_epoch), width)
     sizes[:, -1] = num_examples - (per_epoch - 1) * width
     return Batches(indices.reshape(-1, width), sizes.ravel(), num_examples)
+
+
+def _whole(num_examples: int, steps: int) -> Batches:
+    everything = np.broadcast_to(np.arange(num_examples), (steps, num_examples))
+    return Batches(everything, np.full(steps, num_examples), num_examples, whole=True)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchesOfMany:
+    """Which examples each local step of G tasks sees, by column: what ``Batches`` says of one.
+
+    Attributes
+    ----------
+    num_examples, steps, widths : int array (G,)
+        n_i, S_i and B_i: a task's indices are (S_i, B_i).
+    per_epoch, last : int array (G,)
+        After so many steps comes one of so many real examples; the others see B_i.
+    order, starts : int array (T,), (G,)
+        The indices of all tasks, one after the other, and where each one's begin; of ``whole`` ones none.
+    whole : bool
+        Every step sees all examples of its task, in order.
+    """
+
+    num_examples: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    widths: NDArray[np.int64]
+    per_epoch: NDArray[np.int64]
+    last: NDArray[np.int64]
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    whole: bool
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def of(self, place: int) -> Batches:
+        """Return those of one task."""
+        steps, width, number = int(self.steps[place]), int(self.widths[place]), int(self.num_examples[place])
+        if self.whole:
+            return _whole(number, steps)
+        start = int(self.starts[place])
+        indices = self.order[start : start + steps * width].reshape(steps, width)
+        return Batches(indices, self._sizes(np.array([place]), steps)[:, 0], number)
+
+    def stacked(self, places: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the indices (S, G, B) and sizes (S, G) of some, of which none is longer than the one before.
+
+        What a task hasn't is 0.
+        """
+        chosen = np.asarray(places)
+        steps = int(self.steps[chosen[0]])
+        indices = np.zeros((steps, len(chosen), int(self.widths[chosen].max())), np.int64)
+        shapes = zip(self.steps[chosen].tolist(), self.widths[chosen].tolist(), strict=True)
+        begin = 0
+        for (own, width), alike in groupby(shapes):
+            end = begin + len(list(alike))
+            seen: NDArray[np.int64] = np.arange(own * width) % width
+            if not self.whole:
+                seen = self.order[self.starts[chosen[begin:end], None] + np.arange(own * width)]
+            indices[:own, begin:end, :width] = seen.reshape(-1, own, width).transpose(1, 0, 2)
+            begin = end
+        return indices, self._sizes(chosen, steps)
+
+    def _sizes(self, chosen: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
+        number = np.arange(1, steps + 1)[:, None]
+        ends_epoch = number % self.per_epoch[chosen] == 0
+        sizes = np.where(ends_epoch, self.last[chosen], self.widths[chosen])
+        return np.where(number <= self.steps[chosen], sizes, 0)
+
+
+def permutation(number: int, rng: np.random.Generator) -> Sequence[int] | NDArray[np.int64]:
+    """Return ``rng.permutation(number)``.
+
+    A list is shuffled by the same draws, and without giving away Python's lock: of few, a thread would wait for it
+    longer than it shuffles.
+    """
+    if number > FEW:
+        return rng.permutation(number)
+    numbers = list(range(number))
+    rng.shuffle(numbers)
+    return numbers
+
+
+def plan_many(
+    num_examples: NDArray[np.int64],
+    *,
+    batch_size: int,
+    epochs: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    rngs: Iterable[np.random.Generator],
+) -> BatchesOfMany:
+    """Draw the batches of G tasks, as ``plan_batches`` does for one; arrays are (G,), and ``rngs`` are theirs."""
+    widths = np.minimum(num_examples, batch_size) if batch_size else num_examples
+    in_epochs, once = bool(epochs.any()) and batch_size > 0, np.ones_like(widths)
+    per_epoch = -(-num_examples // widths) if in_epochs else once
+    last = num_examples - (per_epoch - 1) * widths if in_epochs else widths
+    count = np.where(epochs > 0, epochs * per_epoch, steps)
+    ends = np.cumsum(count * widths)
+    order = np.zeros(int(ends[-1]) if batch_size else 0, np.int64)
+    planned = BatchesOfMany(
+        num_examples, count, widths, per_epoch, last, order, ends - count * widths, not batch_size
+    )
+    if not batch_size:
+        return planned
+    strides = (per_epoch * widths).tolist()  # from one permutation, or one step's draw, to the next
+    numbers, drawn, starts = num_examples.tolist(), last.tolist(), planned.starts.tolist()
+    for rng, number, width, stride, start, end in zip(
+        rngs, numbers, drawn, strides, starts, ends.tolist(), strict=True
+    ):
+        for begin in range(start, end, stride):
+            if in_epochs:
+                order[begin : begin + number] = permutation(number, rng)
+            else:
+                order[begin : begin + width] = rng.choice(number, width, replace=False, shuffle=False)
+    return planned
 
 
 def task_rng(seed: int, client: int, task: int) -> np.random.Generator:

@@ -17,16 +17,12 @@ MOST_PADDING = 1.5
 
 def cut(tasks: Sequence[LocalTask], positions: Sequence[int], *, padded: bool) -> Iterator[list[int]]:
     """Cut sorted tasks into chunks that fit the memory, of like sizes; padded ones so that they waste little."""
-    budget = CPU_CHUNK if tasks[0].x.device.type == "cpu" else GPU_CHUNK
-    # Parameters, and two intermediate values of a batch beside its inputs; activations of convolutions are larger.
-    model_bytes = sum(value.nbytes for value in tasks[0].start.values())
-    row_bytes = 4 * int(np.prod(tasks[0].x.shape[1:])) * (16 if padded else 1)
     if not padded:
-        largest = model_bytes + row_bytes * max(task.batches.indices.shape[1] for task in tasks)
-        count = -(-len(tasks) // max(budget // largest, 1))
-        ends = [len(tasks) * number // count for number in range(count + 1)]
-        yield from (list(positions[start:end]) for start, end in pairwise(ends))
+        widest = max(task.batches.indices.shape[1] for task in tasks)
+        yield from cut_evenly(tasks[0], widest, positions)
         return
+    model_bytes, row_bytes = _bytes(tasks[0])
+    row_bytes *= 16  # activations of convolutions are larger
     chunk: list[int] = []
     used, real, steps, width = 0, 0, 0, 0
     for task, position in zip(tasks, positions, strict=True):
@@ -35,10 +31,32 @@ def cut(tasks: Sequence[LocalTask], positions: Sequence[int], *, padded: bool) -
         new_steps, new_width = max(steps, len(batches)), max(width, batches.indices.shape[1])
         amount = real + int(batches.sizes.sum())
         waste = new_steps * new_width * (len(chunk) + 1) > MOST_PADDING * amount
-        if chunk and (used + size > budget or waste):
+        if chunk and (used + size > _budget(task) or waste):
             yield chunk
             chunk, used, real, steps, width = [], 0, 0, 0, 0
             new_steps, new_width, amount = len(batches), batches.indices.shape[1], int(batches.sizes.sum())
         chunk.append(position)
         used, real, steps, width = used + size, amount, new_steps, new_width
     yield chunk
+
+
+def cut_evenly(like: LocalTask, widest: int, positions: Sequence[int]) -> Iterator[list[int]]:
+    """Cut tasks like one, with batches of so many examples at most, into chunks of like sizes that fit the memory."""
+    count = -(-len(positions) // max(_budget(like) // stack_bytes(like, widest), 1))
+    ends = [len(positions) * number // count for number in range(count + 1)]
+    yield from (list(positions[start:end]) for start, end in pairwise(ends))
+
+
+def stack_bytes(like: LocalTask, widest: int) -> int:
+    """Return what a task takes in a stack, with batches of so many examples."""
+    model_bytes, row_bytes = _bytes(like)
+    return model_bytes + row_bytes * widest
+
+
+def _budget(task: LocalTask) -> int:
+    return CPU_CHUNK if task.x.device.type == "cpu" else GPU_CHUNK
+
+
+def _bytes(task: LocalTask) -> tuple[int, int]:
+    """Return the bytes of the parameters, and of two intermediate values of an example beside its inputs."""
+    return sum(value.nbytes for value in task.start.values()), 4 * int(np.prod(task.x.shape[1:]))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedapp.training.backpropagation import backward, forward
+from fedapp.training.block import TaskStack
 from fedapp.training.layers import Layer, dense_layers
 from fedapp.training.losses import ErrorsAt, columns
 from fedapp.training.rule import Anchors, LocalRule, at, step
@@ -27,48 +28,46 @@ from fedapp.training.vectors import Parameters, Stack
 
 
 def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
-    """Train a stack of G clients on shared data.
+    """Train a stack of G clients on shared data: see ``train_stack``.
 
     Parameters
     ----------
     tasks : sequence of LocalTask
         With the same model, rule, loss, optimizer, x and y, and all or none with a ``constant``; a longer one never
-        after a shorter one: at each step those that still train are then the first of the stack.
+        after a shorter one.
+    """
+    return train_stack(TaskStack.of(tasks))
+
+
+def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
+    """Train a stack of G clients: at each step those that still train are its first.
 
     Returns
     -------
     dict of str to Tensor, Tensor
         The trained parameters, each (G, ...), and the losses averaged over each client's steps, (G,).
     """
-    first = tasks[0]
-    x, y, rule = first.x.flatten(1), first.y, first.rule
-    layers = dense_layers(first.model)
-    w = Stack.of([task.start for task in tasks])
-    anchors = Anchors(
-        Stack.of([task.pulled_to for task in tasks]) if rule.alpha else None,
-        Stack.of([task.neighbours or {} for task in tasks]) if rule.beta != 1 else None,
-        Stack.of([task.constant or {} for task in tasks]) if first.constant is not None else None,
-    )
-    lr = torch.tensor([task.lr for task in tasks], device=x.device)
-    move = first.optimizer.begin()
-    assert first.loss.errors is not None
-    total = torch.zeros(len(tasks), device=x.device)
+    like, w, anchors, lr = stack.like, stack.start, stack.anchors, stack.lr
+    x, rule, layers = like.x.flatten(1), like.rule, dense_layers(like.model)
+    move = like.optimizer.begin()
+    assert like.loss.errors is not None
+    total = torch.zeros(len(stack), device=x.device)
     velocity: Stack | None = None
     gather = _Gather(x)
-    for batch in _steps(tasks, y):
+    for batch in _steps(stack):
         count = len(batch.rows)
-        if count < len(tasks):  # views cost as much as a small product
+        if count < len(stack):  # views cost as much as a small product
             own, around = w.first(count), anchors.each(methodcaller("first", count))
             velocity = None if velocity is None else velocity.first(count)
         else:
             own, around = w, anchors
-        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, first.loss.errors)
+        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, like.loss.errors)
         if move is None and has_fused(rule):
             _, loss = fused_step(rule, own, around, gradient, lr[:count])
         else:
             velocity, loss = step(rule, own, around, gradient, lr[:count], velocity, move)
         total[:count].add_(loss)
-    counts = torch.tensor([len(task.batches) for task in tasks], device=x.device)
+    counts = torch.from_numpy(stack.steps).to(x.device)
     return w.named, total / counts.clamp(min=1)
 
 
@@ -163,22 +162,13 @@ class _StackedBatch(NamedTuple):
     share: Tensor | float
 
 
-def _steps(tasks: Sequence[LocalTask], y: Tensor) -> Iterator[_StackedBatch]:
+def _steps(stack: TaskStack) -> Iterator[_StackedBatch]:
     """Yield what each step sees; whatever can be looked up for all steps at once is."""
-    lengths = np.array([len(task.batches) for task in tasks])
-    numbers = np.zeros(
-        (lengths[0], len(tasks), max(task.batches.indices.shape[1] for task in tasks)), np.int64
-    )
-    sizes = np.zeros((lengths[0], len(tasks)), np.int64)
-    for k, task in enumerate(tasks):
-        steps, width = task.batches.indices.shape
-        numbers[:, k] = task.offset  # a row that isn't real is still the client's own
-        numbers[:steps, k, :width] += task.batches.indices
-        sizes[:steps, k] = task.batches.sizes
+    y, sizes = stack.like.y, stack.sizes
     widths = sizes.max(1)
-    active = (lengths > np.arange(lengths[0])[:, None]).sum(1)
+    active = (sizes > 0).sum(1)
     even = ((sizes == widths[:, None]) | (sizes == 0)).all(1)
-    rows = torch.from_numpy(numbers).to(y.device)
+    rows = torch.from_numpy(stack.rows).to(y.device)
     targets = columns(y[rows])
     for number, (count, width) in enumerate(zip(active.tolist(), widths.tolist(), strict=True)):
         share: Tensor | float = 1 / float(width)

@@ -4,7 +4,7 @@ batches, augmentation     a generator, of (seed, client, task)
 randomness                the seed of what the model itself draws, such as dropout
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,3 +41,8 @@ FINE_TUNING = Draws(
     lambda seed, *ids: streams.generator(seed, "fine-tuning-augmentation", *ids),
     lambda seed, *ids: streams.whole_number(seed, "fine-tuning-randomness", *ids),
 )
+
+
+def batches_of_many(seed: int, clients: Sequence[int], task: int) -> Iterator[np.random.Generator]:
+    """Yield what ``SENT`` draws the batches of this task of each of the clients from."""
+    return streams.generators(seed, "batches", [(client, task) for client in clients])

@@ -16,15 +16,19 @@ import torch
 from torch import Tensor
 
 from fedapp.training.autograd import train_single, train_vmapped
+from fedapp.training.block import TaskBlock
 from fedapp.training.choose import Way, can, way_of
-from fedapp.training.chunks import cut
-from fedapp.training.dense import train_dense
+from fedapp.training.chunks import cut, cut_evenly, stack_bytes
+from fedapp.training.dense import train_dense, train_stack
 from fedapp.training.dual import train_dual
 from fedapp.training.task import LocalTask
 from fedapp.training.vectors import Parameters
 
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
+
+# Bytes of a stack whose steps are short.
+SHORT = 1 << 20
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -80,24 +84,39 @@ class Trainer:
                 trained[position] = one
         return trained  # type: ignore[return-value]
 
-    def stacks(self, tasks: Sequence[LocalTask]) -> Iterator[tuple[list[int], Parameters, Tensor]]:
-        """Train tasks on this thread; yield places of some, their parameters (G, ...) and mean losses (G,)."""
-        for way, chunk in self._chunks(tasks):
-            yield chunk, *_STACKED[way]([tasks[i] for i in chunk])
+    def stacks(self, block: TaskBlock) -> Iterator[tuple[list[int], Parameters, Tensor]]:
+        """Train a block on this thread; yield places of some, their parameters (G, ...) and mean losses (G,)."""
+        for way, places in self._stacks_of(block):
+            if way == "stacked":
+                yield places, *train_stack(block.stacked(places))
+            else:
+                yield places, *_TOGETHER[way]([block.one(place) for place in places])
 
-    def ahead(self, work: Callable[[S], T], items: Iterable[S], *, alone: bool = False) -> Iterator[T]:
+    def waits(self, task: LocalTask, number: int) -> bool:
+        """Say whether threads would wait for each other rather than work, with stacks of so many such tasks.
+
+        What is short goes from one call of PyTorch to the next, under Python's lock.
+        """
+        return (
+            self._way(task) == "stacked" and stack_bytes(task, task.batches.indices.shape[1]) * number < SHORT
+        )
+
+    def ahead(
+        self, work: Callable[[S], T], items: Iterable[S], *, alone: bool = False, in_turn: bool = False
+    ) -> Iterator[T]:
         """Yield the results of some work on threads, in order; a few of it are ahead of who takes them.
 
-        ``alone``: one after the other on this thread, as on a GPU.
+        ``in_turn``: none are ahead, and one thread works; ``alone``: this one, as on a GPU.
         """
         if alone:
             yield from map(work, items)
             return
+        most = 0 if in_turn else 2 * self.workers
         under_way: deque[Future[T]] = deque()
         try:
             for item in items:
                 under_way.append(self._threads.submit(work, item))
-                if len(under_way) > 2 * self.workers:
+                if len(under_way) > most:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
@@ -133,6 +152,28 @@ class Trainer:
             for chunk in cut([tasks[i] for i in positions], positions, padded=way == "vmapped"):
                 yield way, chunk
 
+    def _stacks_of(self, block: TaskBlock) -> Iterator[tuple[Way, list[int]]]:
+        """Yield a way to train and the places of tasks, a stack at a time: as ``_chunks`` of the same tasks."""
+        kinds = block.kinds
+        first: dict[Way, int] = {}
+        keys: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+        ways: dict[int, Way] = {}
+        for place, kind in enumerate(kinds):
+            if kind not in keys:
+                way = self._way(block.one(place))
+                number = first.setdefault(way, place)
+                keys[kind], ways[number] = (number, -kind[0], -kind[1]), way
+        order = sorted(range(len(kinds)), key=lambda place: keys[kinds[place]])
+        for number, alike in groupby(order, key=lambda place: keys[kinds[place]][0]):
+            places, way = list(alike), ways[number]
+            if way in ("single", "dual"):
+                stacks: Iterable[list[int]] = ([place] for place in places)
+            elif way == "vmapped":
+                stacks = cut([block.one(place) for place in places], places, padded=True)
+            else:
+                stacks = cut_evenly(block.one(places[0]), max(kinds[place][1] for place in places), places)
+            yield from ((way, stack) for stack in stacks)
+
     def _way(self, task: LocalTask) -> Way:
         way = self.way or way_of(task)
         return way if can(way, task) else "single"
@@ -164,8 +205,7 @@ def _alone(
     return {name: value.detach().unsqueeze(0) for name, value in w.items()}, loss.reshape(1)
 
 
-_STACKED: dict[Way, Callable[[Sequence[LocalTask]], tuple[Parameters, Tensor]]] = {
-    "stacked": train_dense,
+_TOGETHER: dict[Way, Callable[[Sequence[LocalTask]], tuple[Parameters, Tensor]]] = {
     "vmapped": train_vmapped,
     "dual": partial(_alone, train_dual),
     "single": partial(_alone, train_single),

@@ -9,6 +9,7 @@ step is μ_k = μ / E_k, and the gradient is unbiased again.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -49,7 +50,7 @@ def local_work(kind: str, usual: int, task_times: NDArray[np.float64], seed: int
     if name == "none":
         work = np.full(num_clients, usual)
     elif name == "list":
-        work = np.array(_listed(argument))
+        work = np.array(_listed(kind))
         if len(work) != num_clients:
             raise ValueError(
                 f"step-heterogeneity = {kind!r}: has {len(work)} numbers, must have one for each of the "
@@ -89,9 +90,20 @@ def of_client(kind: str, epochs: int, steps: int, client: int) -> tuple[int, int
     """
     if kind == "none":
         return epochs, steps
-    work = _listed(kind.removeprefix("list:"))
+    work = _listed(kind)
     own = work[min(client, len(work) - 1)]
     return (own, 0) if epochs else (0, own)
+
+
+def of_clients(
+    kind: str, epochs: int, steps: int, clients: Sequence[int], parts: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what parts (n,) of their usual epochs (n,) and steps (n,) are, of several clients."""
+    usual = (
+        [(epochs, steps)] if kind == "none" else [of_client(kind, epochs, steps, each) for each in clients]
+    )
+    own = np.ceil(np.array(usual) * parts[:, None]).astype(np.int64)
+    return own[:, 0], own[:, 1]
 
 
 def in_part(work: int, part: float) -> int:
@@ -100,5 +112,5 @@ def in_part(work: int, part: float) -> int:
 
 
 @lru_cache(maxsize=2)
-def _listed(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(","))
+def _listed(kind: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in kind.removeprefix("list:").split(","))

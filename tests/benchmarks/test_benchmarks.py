@@ -58,7 +58,7 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, W5, scaling"),
+        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, W5, scaling, small"),
         (
             "--contenders",
             "tf",
@@ -228,6 +228,15 @@ def test_every_contender_has_a_color_and_scaling_leaves_out_the_slow() -> None:
     peers = ("appfl", "flgo", "pfl")
     assert scaled(100_000).without == ("stock", "ray", "bare-2", "bare-1", "sequential", "vmap", *peers)
     assert scaled(100).without == ("bare-2", *peers)
+    assert scaled(1_000_000, small=True).without == scaled(100_000).without
+
+
+def test_small_images_have_the_digits_size(tmp_path: Path) -> None:
+    workload = scaled(1_000, small=True)
+    with np.load(Data(tmp_path).path(workload.data)) as stored:
+        assert stored["x_train"].shape == (10_000, 8, 8)
+        assert stored["x_train"].dtype == np.uint8
+        assert len(stored["x_test"]) == 10_000
 
 
 def test_tables_fit_in_80_columns() -> None:

@@ -153,7 +153,11 @@ def test_the_model_reads_back_by_name(directory: RunDirectory) -> None:
     )
 
 
-def test_the_partition_reads_back(directory: RunDirectory) -> None:
+@pytest.mark.parametrize("large", [0, 1 << 20])
+def test_the_partition_reads_back(
+    large: int, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.server.run_directory.LARGE", large)
     parts = [np.array(part) for part in ([0, 3, 4], [0, 1, 3], [1, 2], [0, 2])]
     directory.write_partition(Partition(*parts), np.array([1, 0, 0, 2, 1]), 3)
     with np.load(directory.path / "partition.npz") as read:
@@ -162,6 +166,7 @@ def test_the_partition_reads_back(directory: RunDirectory) -> None:
         # client 0 has row 0, of class 1; client 1 rows 3 and 4
         assert read["class_counts"].tolist() == [[0, 1, 0], [0, 1, 1]]
         assert [read[key].tolist() for key in keys] == [part.tolist() for part in parts]
+        assert {read[key].itemsize for key in keys} == {8 if large else 4}
 
 
 def test_files_are_replaced_whole_and_leave_no_temporary_one(directory: RunDirectory) -> None:

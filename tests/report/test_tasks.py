@@ -13,7 +13,8 @@ from fedapp.engine.in_process import make_grid
 from fedapp.report import tasks
 from fedapp.report.page.content import page_content
 from fedapp.report.tasks import TasksFile, read_tasks
-from strategies.timeline import LOST, UNDER_WAY, TaskSpan, Timeline
+from strategies.clock import VirtualClock
+from strategies.timeline import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
 
 CLIENTS = 5
 KEYS = {"model": "logistic", "time-scenario": "F80", "eval-every": 2, "checkpoint-every": 1}
@@ -117,6 +118,29 @@ def test_a_timeline_by_hand() -> None:
     assert timeline.take() == []
     (left,) = timeline.under_way(8.0)
     assert (left.client, left.began, left.ended, left.outcome) == (1, 7.0, 8.0, UNDER_WAY)
+
+
+def test_a_timeline_of_several_at_once_is_that_of_each() -> None:
+    clock, told = VirtualClock(), ([], [])
+    at_once, each = (Timeline(lambda *task, to=to: to.append(task)) for to in told)
+    at_once.watch = each.watch = clock
+    for timeline in (at_once, each):
+        timeline.begin(2, 0.5)  # lost when it is handed another
+    clients, ends, parts = [0, 1, 2], [4.0, None, 6.0], [Parts(1.0, 2.0, 1.0), None, None]
+    at_once.begin_all(clients, 1.0, ends, parts)
+    for client, end, part in zip(clients, ends, parts, strict=True):
+        each.begin(client, 1.0, end, part)
+    clock.wait_until(3.0)
+    at_once.arrived_all([1, 9], 3.0)
+    for client in (1, 9):
+        each.arrived(client, 3.0)
+    clock.wait_until(5.0)
+    at_once.end_all([0, 1, 9], 5.0, ["accepted", "refused", "late"])
+    for client, outcome in ((0, "accepted"), (1, "refused"), (9, "late")):
+        each.end(client, 5.0, outcome)
+    assert at_once.under_way(7.0) == each.under_way(7.0)
+    assert at_once.take() == each.take()
+    assert told[0] == told[1] == [(2, 0.5, LOST), (0, 3.0, "accepted"), (1, 2.0, "refused")]
 
 
 def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from strategies import FedAvg, FedProx, RunError, Spectral
-from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, least_updates
+from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, added_in_order, least_updates
 
 Make = Callable[..., Any]
 ROBUST = [rule for rule in RULES if rule != MEAN]
@@ -172,3 +172,13 @@ def test_weights_that_cancel_still_have_a_sum() -> None:
     gathered.add(-1.0, np.array([0.0, 5.0]))
     gathered.end()
     assert gathered.total.tolist() == [3.0, -5.0]
+
+
+@given(st.integers(1, 150), st.sampled_from([1, 2, 3, 4, 7, 8, 9, 33, 1000]), st.integers(0, 2**32))
+def test_rows_are_added_one_after_the_other(rows: int, columns: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given_rows = rng.normal(size=(rows, columns)) * 10.0 ** rng.integers(-12, 12, (rows, 1))
+    total = np.zeros(columns)
+    for row in given_rows:
+        total += row
+    assert added_in_order(given_rows).tobytes() == total.tobytes()

@@ -250,6 +250,18 @@ def test_a_task_weighs_its_examples_and_the_bytes_that_it_was_sent() -> None:
     assert loads.of(client(None)).work == 7.5
 
 
+def test_what_several_are_sent_is_noted_as_of_each() -> None:
+    at_once, each = Loads(), Loads()
+    for clients, down, parts in (([0, 1, 2], 150, [1.0, 0.5, 1.0]), ([1, 2], 120, [1.0, 0.25])):
+        at_once.note_all(clients, down, parts)
+        for index, part in zip(clients, parts, strict=True):
+            each.note(index, down, part)
+    for index in range(3):
+        one = Client(1, index, 30, MetricRecord())
+        assert at_once.of_last(one) == each.of_last(one)
+    assert at_once.state() == each.state()
+
+
 def test_without_a_size_nobody_knows_the_work() -> None:
     with pytest.raises(RunError, match=r"client 0 doesn't say how many examples it has \(query.describe\)"):
         Loads().of(client(None))

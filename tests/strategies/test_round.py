@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from strategies import FedAvg, FedProx, RunError, messages
+from strategies.metrics import MetricsMean
 
 LOGGER = "flwr.strategies"
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
@@ -373,3 +374,15 @@ def test_an_initial_model_that_is_not_finite_is_refused_before_training(
     with pytest.raises(ValueError, match="finite"):
         FedAvg().start(grid, model(float("nan")), num_rounds=1, train_config=ConfigRecord())
     assert grid.requests() == []
+
+
+def test_metrics_of_several_are_added_as_those_of_each() -> None:
+    rng = np.random.default_rng(0)
+    weights, losses = rng.random(50).tolist(), rng.normal(size=50).tolist()
+    at_once, each = MetricsMean(), MetricsMean()
+    for columns in (slice(0, 20), slice(20, 20), slice(20, 50)):
+        at_once.add_columns(weights[columns], {"loss": losses[columns]})
+    for weight, loss in zip(weights, losses, strict=True):
+        each.add_values(weight, {"loss": loss})
+    assert at_once.result() == each.result()
+    assert MetricsMean().result() == {}

@@ -76,17 +76,38 @@ def test_what_is_no_name_is_refused(seed: int, purpose: str, numbers: tuple[int,
         streams.generator(seed, purpose, *numbers)
 
 
+@given(seeds, purposes, st.lists(ids, max_size=20))
+def test_streams_of_many_are_those_of_each(seed: int, purpose: str, lists: list[list[int]]) -> None:
+    found = [rng.bit_generator.state for rng in streams.generators(seed, purpose, lists)]
+    assert found == [streams.generator(seed, purpose, *numbers).bit_generator.state for numbers in lists]
+
+
+@given(st.lists(st.integers(0, 2**128 - 1) | st.sampled_from([0, 1, 2**32, 2**64 - 1, 2**96, 2**127])))
+def test_seeds_are_numpys(entropies: list[int]) -> None:
+    found = streams._seeded(b"".join(entropy.to_bytes(16, "big") for entropy in entropies))
+    expected = [np.random.SeedSequence(entropy).generate_state(4, np.uint64) for entropy in entropies]
+    assert found.tolist() == [words.tolist() for words in expected]
+
+
+def test_what_is_no_name_of_many_is_refused() -> None:
+    for purpose, numbers in (("A", [[1]]), ("a", [[1.0]])):
+        with pytest.raises((ValueError, TypeError)):
+            list(streams.generators(0, purpose, numbers))  # type: ignore[arg-type]
+
+
 def test_unpredictable_streams_differ() -> None:
     assert streams.unpredictable().random() != streams.unpredictable().random()
 
 
-def calls() -> Iterator[tuple[str, str]]:
+def calls(
+    names: tuple[str, ...] = ("streams.generator", "streams.whole_number"),
+) -> Iterator[tuple[str, str]]:
     """Every purpose that the project draws for, and where."""
     for folder in ("strategies", "fedapp", "custom", "research", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-                if named and ast.unparse(node.func) in ("streams.generator", "streams.whole_number"):
+                if named and ast.unparse(node.func) in names:
                     purpose = node.args[1]
                     assert isinstance(purpose, ast.Constant), f"{path}:{node.lineno} hides its purpose"
                     yield purpose.value, f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -99,3 +120,10 @@ def test_a_purpose_belongs_to_one_place() -> None:
     assert len(places) > 10
     shared = {purpose: where for purpose, where in places.items() if len(where) > 1}
     assert not shared
+
+
+def test_what_is_drawn_for_many_is_drawn_for_one_in_the_same_file() -> None:
+    files = {purpose: place.partition(":")[0] for purpose, place in calls()}
+    several = [(purpose, place.partition(":")[0]) for purpose, place in calls(("streams.generators",))]
+    assert several
+    assert all(files[purpose] == file for purpose, file in several)

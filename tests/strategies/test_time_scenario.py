@@ -218,3 +218,12 @@ def test_any_trace_gives_back_its_rows_in_order(
     own = [seconds for index, seconds in rows if index == client]
     assert [scenario.task_time(client, task + 1) for task in range(2 * len(own))] == 2 * own
     assert scenario.means[client] == pytest.approx(np.mean(own))
+
+
+@pytest.mark.parametrize("name", ["F80", "F0", "exponential", "half-normal:F30", "trace"])
+@pytest.mark.parametrize("clients", [[], [0, 2, 1], [1, 3, 7]])
+def test_times_of_several_are_those_of_each(name: str, clients: list[int], trace: Write) -> None:
+    if name == "trace":
+        name = trace("0,1\n0,2\n1,3\n2,4\n")
+    scenario = TimeScenario(name, 3, seed=5)
+    assert scenario.task_times(clients, 2) == [scenario.task_time(client, 2) for client in clients]

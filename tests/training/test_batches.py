@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedapp.training.batches import FEW, permutation, plan_many, task_rng
+from fedapp.training.draws import batches_of_many
 from tests.training.cases import plan, rows_of
 
 SETTINGS = settings(deadline=None, max_examples=60)
@@ -93,3 +95,51 @@ def test_padding_keeps_the_rows_and_masks_the_rest(
     real = [indices[step][mask[step] == 1].tolist() for step in range(steps)]
     everything = [torch.arange(n)[rows].tolist() for rows, _ in batches.ragged()]
     assert real == everything + [[]] * more
+
+
+# Of many ---------------------------------------------------------------------------------------------------------
+
+
+@given(n=st.integers(1, 2 * FEW) | sizes, seed=seeds)
+@SETTINGS
+def test_a_permutation_is_numpys_and_takes_as_many_draws(n: int, seed: int) -> None:
+    own, numpys = task_rng(seed, 0, 0), task_rng(seed, 0, 0)
+    assert list(permutation(n, own)) == numpys.permutation(n).tolist()
+    assert own.bit_generator.state == numpys.bit_generator.state
+
+
+@given(
+    tasks=st.lists(st.tuples(sizes, st.integers(1, 4)), min_size=1, max_size=12),
+    batch=st.integers(0, 30),
+    in_epochs=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+@SETTINGS
+def test_batches_of_many_are_those_of_each(
+    tasks: list[tuple[int, int]], batch: int, in_epochs: bool, seed: int
+) -> None:
+    numbers, work = (np.array(column) for column in zip(*tasks, strict=True))
+    amounts = (work, 0 * work) if in_epochs else (0 * work, work)
+    many = plan_many(
+        numbers,
+        batch_size=batch,
+        epochs=amounts[0],
+        steps=amounts[1],
+        rngs=batches_of_many(seed, range(len(tasks)), 3),
+    )
+    name = "epochs" if in_epochs else "steps"
+    each = [plan(n, batch=batch, key=(seed, k, 3), **{name: e}) for k, (n, e) in enumerate(tasks)]
+    for place, one in enumerate(each):
+        found = many.of(place)
+        assert np.array_equal(found.indices, one.indices)
+        assert np.array_equal(found.sizes, one.sizes)
+        assert (found.num_examples, found.whole) == (one.num_examples, one.whole)
+    order = sorted(range(len(each)), key=lambda place: (-len(each[place]), -each[place].indices.shape[1]))
+    indices, sizes_of = many.stacked(order)
+    for k, place in enumerate(order):
+        one = each[place]
+        steps, width = one.indices.shape
+        assert np.array_equal(indices[:steps, k, :width], one.indices)
+        assert not indices[steps:, k].any()
+        assert not indices[:, k, width:].any()
+        assert sizes_of[:, k].tolist() == one.sizes.tolist() + [0] * (len(indices) - steps)
