@@ -1,4 +1,4 @@
-"""Measure how fast federated training is simulated: this app beside stock Flower and a bare PyTorch loop.
+"""Measure how fast federated training is simulated: this app beside stock Flower, other simulators and bare loops.
 
 Each contender runs in a process of its own, in turn (A B C A B C ...); what is shown are medians over the repeats.
 Seconds are those between the first round and the last but one, so neither start-up nor evaluation is in them. The
@@ -54,20 +54,19 @@ def main(
         DEFAULT_CONTENDERS
     ),
     rounds: Annotated[
-        int | None, typer.Option(min=3, help="rounds of W1 to W3 and scaling; default: each workload's own")
+        int | None, typer.Option(min=3, help="rounds, but of W4; default: each workload's own")
     ] = None,
     events: Annotated[
         int | None, typer.Option(min=1002, help="aggregations of W4; default: 20,000, on Ray 2,500")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3 2, others 1")
+        int | None, typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3, W5 2, others 1")
     ] = None,
     max_clients: Annotated[
         int, typer.Option(min=SCALES[0], help=f"most clients of {SCALING} and {SMALL}")
     ] = SMALL_SCALES[-1],
     data_path: Annotated[
-        Path | None,
-        typer.Option(help="MNIST as an .npz file, in place of generated images (not for scaling)"),
+        Path | None, typer.Option(help="MNIST or CIFAR-10 as .npz, in place of what is generated")
     ] = None,
     out: Annotated[Path, typer.Option(help="JSON to write; the figure goes beside it")] = HERE
     / "results/latest.json",

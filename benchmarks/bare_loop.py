@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.job import Job, Log, accuracy, load_rows
 from fedapp.models import build_model
+from strategies import streams
 from strategies.time_scenario import TimeScenario
 
 State = dict[str, Tensor]
@@ -20,6 +21,8 @@ State = dict[str, Tensor]
 def run(job: Job) -> Log:
     """Run a job."""
     torch.set_num_threads(job.threads)
+    # What dropout draws from.
+    torch.manual_seed(streams.whole_number(job.seed, "bare-dropout"))  # noqa: TID251
     return Loop(job).run_asynchronous() if job.server_lr else Loop(job).run_rounds()
 
 
@@ -31,7 +34,9 @@ class Loop:
         self.x, self.y = load_rows(job.data, "train")
         self.x_test, self.y_test = load_rows(job.data, "test")
         shape = tuple(self.x.shape[1:])
-        self.model = build_model(job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed)
+        self.model = build_model(
+            job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed
+        ).train()
         self.bounds = np.linspace(0, len(self.x), job.num_clients + 1).round().astype(int)
         self.rng = job.stream_of_batches()
         self.log = Log()
@@ -93,7 +98,8 @@ class Loop:
         """Note the accuracy of a model, if it is due."""
         if self.job.evaluates(number):
             self.model.load_state_dict(state)
-            self.log.accuracy[number] = accuracy(self.model, self.x_test, self.y_test)
+            self.log.accuracy[number] = accuracy(self.model.eval(), self.x_test, self.y_test)
+            self.model.train()
 
 
 def copy_of(model: nn.Module) -> State:

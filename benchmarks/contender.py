@@ -1,5 +1,6 @@
 """The process of one contender: ``python -m benchmarks.contender KIND JOB.json LOG.json``."""
 
+import importlib
 import os
 import sys
 import traceback
@@ -7,31 +8,25 @@ from pathlib import Path
 
 from benchmarks.job import Job
 
+# What each kind runs; any other is an engine of this app.
+MODULES = {
+    "bare": "bare_loop",
+    "stock": "stock_flower",
+    "vmap": "vmap_loop",
+    "batched": "batched_loop",
+    "jax": "jax_loop",
+    "appfl": "appfl_driver",
+    "flgo": "flgo_server",
+    "pfl": "pfl_backend",
+}
+
 
 def main(kind: str, job_path: str, log_path: str) -> None:
-    """Run a job the way ``kind`` says: bare, stock, vmap, batched, jax, or an engine of this app; write its log."""
+    """Run a job the way ``kind`` says, one of ``MODULES`` or an engine of this app; write its log."""
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
-    if kind == "bare":
-        from benchmarks import bare_loop
-
-        log = bare_loop.run(job)
-    elif kind == "stock":
-        from benchmarks import stock_flower
-
-        log = stock_flower.run(job)
-    elif kind == "vmap":
-        from benchmarks import vmap_loop
-
-        log = vmap_loop.run(job)
-    elif kind == "batched":
-        from benchmarks import batched_loop
-
-        log = batched_loop.run(job)
-    elif kind == "jax":
-        from benchmarks import jax_loop
-
-        log = jax_loop.run(job)
+    if kind in MODULES:
+        log = importlib.import_module(f"benchmarks.{MODULES[kind]}").run(job)
     else:
         from benchmarks import fedapp_run
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedapp.data.arrays import channels_first
 from strategies import streams
 
 
@@ -22,7 +23,7 @@ class Job:
     data : str
         An .npz file with x_train, y_train, x_test, y_test; bytes are scaled by 1/255, floats stay as they are.
     model : str
-        One of ``fedapp.models.MODELS``; all contenders start from the same parameters.
+        One of ``fedapp.models.MODELS``, or ``module:name``; all contenders start from the same parameters.
     num_clients, participants : int
         Clients, and how many of them train in a round.
     batch_size : int
@@ -36,7 +37,7 @@ class Job:
     server_lr : float
         0: rounds. Else asynchronous FedAvg with time-based weights and this learning rate of the server.
     threads : int
-        Of the bare loop.
+        Of loops by hand and of peers.
     """
 
     data: str
@@ -96,10 +97,10 @@ class Log:
 
 
 def load_rows(path: str, part: str) -> tuple[Tensor, Tensor]:
-    """Return inputs (N, 1, H, W) float32 and labels (N,) of ``train`` or ``test``, in the order of the file."""
+    """Return inputs (N, C, H, W) float32 and labels (N,) of ``train`` or ``test``, in the order of the file."""
     with np.load(path) as arrays:
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-    inputs = torch.from_numpy(x[:, np.newaxis].astype(np.float32))
+    inputs = torch.from_numpy(channels_first(x).astype(np.float32, order="C"))
     return inputs.div_(255) if x.dtype == np.uint8 else inputs, torch.from_numpy(y.astype(np.int64))
 
 

@@ -25,6 +25,9 @@ COLORS = {
     "vmap": "#D55E00",
     "jax": "#CC79A7",
     "batched": "#F0E442",
+    "appfl": "#882255",
+    "flgo": "#44AA99",
+    "pfl": "#000000",
 }
 
 

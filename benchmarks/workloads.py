@@ -11,7 +11,7 @@ from fedapp.data.errors import DataError
 from fedapp.data.npz import read_npz
 from strategies import streams
 
-# Name on the command line → (kind of process, threads of the bare loop, name in tables and figures).
+# Name on the command line → (kind of process, threads of loops and peers, name in tables and figures).
 CONTENDERS: dict[str, tuple[str, int, str]] = {
     "bare-1": ("bare", 1, "bare loop, 1 thread"),
     "bare-2": ("bare", 2, "bare loop, 2 threads"),
@@ -22,9 +22,13 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "vmap": ("vmap", 2, "vmap, by hand"),
     "jax": ("jax", 2, "JAX, by hand"),
     "batched": ("batched", 2, "batched, by hand"),
+    "appfl": ("appfl", 1, "APPFL, simulated"),
+    "flgo": ("flgo", 1, "FLGo"),
+    "pfl": ("pfl", 2, "pfl-research"),
 }
 # What those are written in that need more than this project does.
-PACKAGES = {"jax": "jax"}
+PACKAGES = {"jax": "jax", "appfl": "appfl", "flgo": "flgo", "pfl": "pfl"}
+ASYNCHRONOUS = ("appfl", "flgo")  # written for asynchronous FedAvg alone
 DEFAULT_CONTENDERS = ("bare-1", "bare-2", "stock", "ray", "vectorized")
 
 
@@ -52,6 +56,8 @@ class Workload:
         Of asynchronous FedAvg; 0: synchronous.
     without : tuple of str
         Contenders that can't do it, or would take too long.
+    evaluate_every : int
+        Aggregations between two evaluations; 0: one, where the shortest run ends.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Workload:
     warmup: int = 1
     server_lr: float = 0.0
     without: tuple[str, ...] = ()
+    evaluate_every: int = 0
 
     @property
     def unit(self) -> tuple[int, str]:
@@ -83,7 +90,7 @@ class Workload:
         return self.rounds_of.get(contender, self.rounds)
 
     def job(self, contender: str, data: Path) -> Job:
-        """Return what a contender is told; all of them evaluate where the shortest run ends."""
+        """Return what a contender is told; all of them evaluate at the same aggregations."""
         return Job(
             data=str(data),
             model=self.model,
@@ -92,7 +99,7 @@ class Workload:
             batch_size=self.batch_size,
             lr=self.lr,
             rounds=self.rounds_for(contender),
-            evaluate_every=min([self.rounds, *self.rounds_of.values()]),
+            evaluate_every=self.evaluate_every or min([self.rounds, *self.rounds_of.values()]),
             server_lr=self.server_lr,
             threads=CONTENDERS[contender][1],
         )
@@ -102,9 +109,29 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload(
-            "W1", "logistic regression, 100 of 100 clients", "images", "logistic", 100, 100, 64, 0.1, 10
+            "W1",
+            "logistic regression, 100 of 100 clients",
+            "images",
+            "logistic",
+            100,
+            100,
+            64,
+            0.1,
+            10,
+            without=ASYNCHRONOUS,
         ),
-        Workload("W2", "MLP 784-128-10, 100 of 100 clients", "images", "mlp", 100, 100, 64, 0.1, 8),
+        Workload(
+            "W2",
+            "MLP 784-128-10, 100 of 100 clients",
+            "images",
+            "mlp",
+            100,
+            100,
+            64,
+            0.1,
+            8,
+            without=ASYNCHRONOUS,
+        ),
         Workload(
             "W3",
             "CNN, 10 of 100 clients",
@@ -116,7 +143,7 @@ WORKLOADS = {
             0.1,
             6,
             repeats=2,
-            without=("jax", "batched"),
+            without=("jax", "batched", *ASYNCHRONOUS),
         ),
         Workload(
             "W4",
@@ -132,7 +159,21 @@ WORKLOADS = {
             repeats=1,
             warmup=1000,  # on average one answer of each client
             server_lr=0.01,
-            without=("stock", "vmap", "jax", "batched"),  # they have no asynchronous strategy
+            without=("stock", "vmap", "jax", "batched", "pfl"),  # they have no asynchronous strategy
+        ),
+        Workload(
+            "W5",
+            "pfl-research's CIFAR10-IID, CNN, 50 of 1,000 clients",
+            "colour",
+            "benchmarks.nets:simple_cnn",
+            num_clients=1000,
+            participants=50,
+            batch_size=10,
+            lr=0.1,
+            rounds=20,  # of its 1,500
+            repeats=2,
+            without=("stock", "vmap", "jax", "batched", *ASYNCHRONOUS),
+            evaluate_every=10,
         ),
     )
 }
@@ -150,6 +191,7 @@ MOST_CLIENTS = {
     "bare-1": 10_000,
     "sequential": 10_000,
     "vmap": 10_000,
+    **dict.fromkeys(("appfl", "flgo", "pfl"), 0),
 }
 
 
@@ -170,6 +212,15 @@ def scaled(num_clients: int, *, small: bool = False) -> Workload:
     )
 
 
+# Shape and training rows of what is generated, and what shapes may take its place.
+GENERATED: dict[str, tuple[tuple[int, ...], int]] = {
+    "images": ((1, 28, 28), 60_000),
+    "small-images": ((1, 8, 8), 60_000),
+    "colour": ((3, 32, 32), 50_000),
+}
+OWN_SHAPES = {"images": [(28, 28)], "colour": [(3, 32, 32), (32, 32, 3)]}
+
+
 class Data:
     """The data sets, written to a folder when they are first needed.
 
@@ -178,7 +229,8 @@ class Data:
     folder : Path
         Where to.
     images : Path, optional
-        An .npz file of 28x28 images in 10 classes, with test rows, to take in place of generated ones.
+        An .npz file of images in 10 classes, with test rows, to take in place of generated ones: 28x28, or 32x32 in
+        colour, as CIFAR-10 is.
 
     Raises
     ------
@@ -188,52 +240,59 @@ class Data:
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
         self.folder = folder
-        self.images = images
+        self.own: dict[str, Path] = {}  # by the names of what they take the place of
         if images is not None:
             splits = read_npz(images)
             shape, classes = splits[0].x.shape[1:], int(splits[0].y.max()) + 1
-            if len(splits) != 2 or shape != (28, 28) or classes != 10:
+            fits = [kind for kind, shapes in OWN_SHAPES.items() if shape in shapes]
+            if len(splits) != 2 or not fits or classes != 10:
                 raise DataError(
-                    f"--data-path {images}: must hold x_train, y_train, x_test, y_test, 28x28 images of 10 classes; "
+                    f"--data-path {images}: must hold x_train, y_train, x_test, y_test, 28x28 images of 10 classes "
+                    "or 32x32 in colour; "
                     f"found {len(splits) - 1} test sets, images of shape {shape}, {classes} classes"
                 )
+            self.own[fits[0]] = images.absolute()
 
     def path(self, name: str) -> Path:
-        """Return the file of ``images``, ``digits``, or N generated rows: ``images-N``, ``small-images-N``."""
-        if name == "images" and self.images is not None:
-            return self.images.absolute()
+        """Return the file of ``images``, ``colour``, ``digits``, or N rows: ``images-N``, ``small-images-N``."""
+        if name in self.own:
+            return self.own[name]
         path = self.folder / f"{name}.npz"
         if not path.exists():
-            kind, _, number = name.rpartition("-")
-            size = {"side": 8} if kind.startswith("small") else {}
-            num_train = int(number) if kind else 60_000
-            arrays = digits() if name == "digits" else images(num_train, 10_000, **size)
+            kind, _, number = name.rpartition("-") if name[-1].isdigit() else (name, "", "")
+            if kind == "digits":
+                arrays = digits()
+            else:
+                shape, num_train = GENERATED[kind]
+                arrays = images(int(number or num_train), 10_000, shape=shape)
             np.savez(path, **arrays)  # type: ignore[arg-type]
         return path
 
 
-def images(num_train: int, num_test: int, seed: int = 0, side: int = 28) -> dict[str, NDArray[np.generic]]:
-    """Generate images of MNIST's shape, 28x28 bytes, or of another side, in ten classes.
+def images(
+    num_train: int, num_test: int, seed: int = 0, shape: tuple[int, ...] = (1, 28, 28)
+) -> dict[str, NDArray[np.generic]]:
+    """Generate images of MNIST's shape, or another: bytes, ten classes; without an axis for a single channel.
 
-    Each class has four soft spots in places of its own, under noise that is cut off at black, as MNIST's ground is.
-    One label in ten is drawn at random, so that the best accuracy there can be is 0.91.
+    Each class has four soft spots a channel in places of its own, under noise that is cut off at black, as MNIST's
+    ground is. One label in ten is drawn at random, so that the best accuracy there can be is 0.91.
     """
     rng = streams.generator(seed, "made-up-rows")
-    grid = np.arange(side)
-    spots = np.zeros((10, side, side), np.float32)
-    for label in range(10):
-        for y, x, width in rng.uniform((4, 4, 2), (24, 24, 4), (4, 3)) * (side / 28):
-            spots[label] += np.exp(-((grid[:, None] - y) ** 2 + (grid - x) ** 2) / (2 * width**2))
+    grid = np.arange(shape[-1])
+    spots = np.zeros((10, *shape), np.float32)
+    for channel in spots.reshape(-1, *shape[1:]):
+        for y, x, width in rng.uniform((4, 4, 2), (24, 24, 4), (4, 3)) * (shape[-1] / 28):
+            channel += np.exp(-((grid[:, None] - y) ** 2 + (grid - x) ** 2) / (2 * width**2))
     spots = SPOTS * spots.clip(max=1)
     labels = rng.integers(0, 10, num_train + num_test)
-    rows = np.empty((len(labels), side, side), np.uint8)
+    rows = np.empty((len(labels), *shape), np.uint8)
     for start in range(0, len(rows), 10_000):
         clean = spots[labels[start : start + 10_000]]
         noisy = clean + NOISE * rng.standard_normal(clean.shape, np.float32)
         rows[start : start + 10_000] = (255 * noisy).clip(0, 255)
     wrong = rng.random(len(labels)) < 0.1
     labels[wrong] = rng.integers(0, 10, wrong.sum())
-    return _split(rows, labels, num_train)
+    return _split(rows[:, 0] if shape[0] == 1 else rows, labels, num_train)
 
 
 SPOTS, NOISE = 0.8, 0.4  # brightness of a spot's middle, deviation of the noise; white is 1

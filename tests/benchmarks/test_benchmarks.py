@@ -58,11 +58,12 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, scaling, small"),
+        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, W5, scaling, small"),
         (
             "--contenders",
             "tf",
-            "'tf': allowed are bare-1, bare-2, stock, ray, sequential, vectorized, vmap, jax, batched",
+            "'tf': allowed are bare-1, bare-2, stock, ray, sequential, vectorized, vmap, jax, batched, "
+            "appfl, flgo, pfl",
         ),
     ],
 )
@@ -214,7 +215,8 @@ def test_bytes_are_scaled_and_floats_are_not(image_file: Path, tmp_path: Path) -
 def test_own_images_must_be_like_mnist(tmp_path: Path) -> None:
     np.savez(tmp_path / "wrong.npz", x_train=np.zeros((4, 8, 8), np.uint8), y_train=np.arange(4))
     with pytest.raises(
-        DataError, match=r"28x28 images of 10 classes; found 0 test sets, images of shape \(8, 8\), 4"
+        DataError,
+        match=r"28x28 images of 10 classes or 32x32 in colour; found 0 test sets, images of shape \(8, 8\), 4",
     ):
         Data(tmp_path, tmp_path / "wrong.npz")
 
@@ -223,8 +225,9 @@ def test_every_contender_has_a_color_and_scaling_leaves_out_the_slow() -> None:
     from benchmarks.report import COLORS
 
     assert set(COLORS) == set(CONTENDERS)
-    assert scaled(100_000).without == ("stock", "ray", "bare-2", "bare-1", "sequential", "vmap")
-    assert scaled(100).without == ("bare-2",)
+    peers = ("appfl", "flgo", "pfl")
+    assert scaled(100_000).without == ("stock", "ray", "bare-2", "bare-1", "sequential", "vmap", *peers)
+    assert scaled(100).without == ("bare-2", *peers)
     assert scaled(1_000_000, small=True).without == scaled(100_000).without
 
 
