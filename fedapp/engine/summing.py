@@ -3,32 +3,24 @@
 What all tasks of a round share is read once; of each client there remain its rows, and the stream of its batches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedapp import federation
 from fedapp.client.handlers import USER_ERRORS
 from fedapp.client.training import TaskTerms
+from fedapp.engine.models import Models, models_of
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.shared_rows import SharedRows, all_share
 from fedapp.federation.rows import RowsOf
 from fedapp.training.block import TaskBlock
 from fedapp.training.trainer import Trainer
-from fedapp.training.vectors import Parameters
 from strategies import messages
-from strategies.aggregation import added_in_order, square_of
+from strategies.aggregation import square_of
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values
 from strategies.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
-
-# A stack's models are harmless where the squares of their values, summed in float32, are below this.
-HARMLESS = 1e30
-
-# Values of models that are added up at once, in float64: half of a core's cache.
-AT_ONCE = 1 << 17
 
 
 def can_sum(request: SumRequest, nodes: Nodes) -> bool:
@@ -130,7 +122,7 @@ class _Block:
         stacks = list(trainer.stacks(block))
         places = list(self.spans)
         trained = [places[place] for stacked, _, _ in stacks for place in stacked]
-        models = _Models([parameters for _, parameters, _ in stacks], self.shared.starts)
+        models = models_of([parameters for _, parameters, _ in stacks], self.shared.starts)
         rows = {place: row for row, place in enumerate(trained)}
         counting = {place: rows[place] for place in places if self._counts(place, models, rows[place])}
         total, squares = self._sum(models, counting)
@@ -161,7 +153,7 @@ class _Block:
             self.not_counted |= dict.fromkeys(self.spans, NotCounted(_why(error)))
             return None
 
-    def _counts(self, place: int, models: "_Models", row: int) -> bool:
+    def _counts(self, place: int, models: Models, row: int) -> bool:
         """Tell whether a client's model is one; if not, note why."""
         try:
             if not models.harmless:
@@ -171,7 +163,7 @@ class _Block:
             return False
         return True
 
-    def _sum(self, models: "_Models", rows: Mapping[int, int]) -> tuple[Vector, float]:
+    def _sum(self, models: Models, rows: Mapping[int, int]) -> tuple[Vector, float]:
         """Return Σ d_i Δ_i (D,) and Σ d_i ‖Δ_i‖² of the models in these rows, by place."""
         request, base, squares = self.shared.request, self.shared.base, 0.0
         weights = [self.tasks.weights[place] for place in rows]
@@ -185,56 +177,6 @@ class _Block:
             if longer:
                 self.bounded.add(place)
         return total, squares
-
-
-class _Models:
-    """The models of some stacks, one after the other: their arrays (G, ...) on the host, by where they begin.
-
-    Parameters
-    ----------
-    stacks : sequence of Parameters
-        What of them is trained.
-    starts : mapping of str to int
-        Where each array begins in a model (D,).
-    """
-
-    def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
-        self.arrays: dict[int, NDArray[np.float32]] = {}
-        for name in stacks[0]:
-            found = [stack[name].flatten(1).cpu().numpy() for stack in stacks]
-            self.arrays[starts[name]] = np.concatenate(found) if len(found) > 1 else found[0]
-
-    @cached_property
-    def harmless(self) -> bool:
-        """Whether no model can hold what doesn't count (``strategies.arrays.check_values``)."""
-        flat = [values.reshape(-1) for values in self.arrays.values()]
-        with np.errstate(over="ignore", invalid="ignore"):
-            return all(float(np.dot(values, values)) < HARMLESS for values in flat)
-
-    def model(self, row: int, base: Vector) -> Vector:
-        """Return a client's model (D,)."""
-        model = base.copy()
-        for start, values in self.arrays.items():
-            model[start : start + values.shape[1]] = values[row]
-        return model
-
-    def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
-        """Return Σ d_i Δ_i (D,) of some, in this order: 0 where nothing is trained.
-
-        So many values at once as stay in a core's cache, of all clients.
-        """
-        total, factors = np.zeros(len(base)), np.array(weights)[:, None]
-        step = max(AT_ONCE // max(len(rows), 1), 1)
-        in_order = list(rows) == list(range(len(rows)))
-        for start, values in self.arrays.items():
-            for begin in range(0, values.shape[1], step):
-                some = values[:, begin : begin + step]
-                place = slice(start + begin, start + begin + some.shape[1])
-                moves = (some[: len(rows)] if in_order else some[rows]).astype(np.float64)
-                moves -= base[place]
-                moves *= factors
-                total[place] = added_in_order(moves)
-        return total
 
 
 def _why(error: Exception) -> str:

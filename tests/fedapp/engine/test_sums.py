@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from fedapp import client_app, server
 from fedapp.config import RunConfig
+from fedapp.engine import summing
+from fedapp.engine.models import ModelsOnGPU
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, FedAvg, FedProx, SynchronousStrategy
@@ -98,6 +101,18 @@ def test_many_clients_are_summed_block_by_block(both: Callable[..., list[Path]])
     path, other = both(clients=150, num_server_rounds=2)
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (path / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_sums_on_a_gpu_differ_by_rounding_at_most(
+    both: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(summing, "models_of", lambda *of: asked.append(ModelsOnGPU(*of)) or asked[-1])
+    path, other = both(model="mlp", data_imbalance=1.0, partitioner="label-quantity-skew")
+    assert asked
+    ours, theirs = load_file(path / "model.safetensors"), load_file(other / "model.safetensors")
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
