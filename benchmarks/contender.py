@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.job import Job
 
-# What each kind runs; any other is an engine of this app.
+# What each kind runs; any other is an engine of this app, or ``WORKERS``.
 MODULES = {
     "bare": "bare_loop",
     "stock": "stock_flower",
@@ -21,8 +21,12 @@ MODULES = {
 }
 
 
+# The vectorized engine in two processes on Ray.
+WORKERS = "workers"
+
+
 def main(kind: str, job_path: str, log_path: str) -> None:
-    """Run a job the way ``kind`` says, one of ``MODULES`` or an engine of this app; write its log."""
+    """Run a job the way ``kind`` says, one of those above; write its log."""
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
     if kind in MODULES:
@@ -30,7 +34,7 @@ def main(kind: str, job_path: str, log_path: str) -> None:
     else:
         from benchmarks import fedapp_run
 
-        log = fedapp_run.run(job, kind)
+        log = fedapp_run.run(job, *(("vectorized", 2) if kind == WORKERS else (kind,)))
     log.write(Path(log_path))
 
 

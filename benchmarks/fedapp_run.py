@@ -12,8 +12,8 @@ from fedapp.report import read_metrics
 from fedapp.server import Entry, Observer
 
 
-def run(job: Job, engine: str) -> Log:
-    """Run a job on an engine of ``run_simulation.py``."""
+def run(job: Job, engine: str, workers: int = 0) -> Log:
+    """Run a job on an engine of ``run_simulation.py``, on Ray in so many workers; 0: in this process."""
     log = Log()
 
     class Times(Observer):
@@ -28,6 +28,7 @@ def run(job: Job, engine: str) -> Log:
             tomli_w.dumps({**run_config(job), "results-dir": folder, "run-name": "run"}), "utf-8"
         )
         federation = f"num-supernodes={job.num_clients} client-resources-num-cpus=1"
+        federation += f" workers={workers}" * bool(workers)
         code = run_simulation.main(
             ["--engine", engine, "--run-config", str(config), "--federation-config", federation], [Times()]
         )

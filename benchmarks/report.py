@@ -22,6 +22,7 @@ COLORS = {
     "ray": "#56B4E9",
     "sequential": "#009E73",
     "vectorized": "#0072B2",
+    "workers": "#332288",
     "vmap": "#D55E00",
     "jax": "#CC79A7",
     "batched": "#F0E442",

@@ -19,6 +19,7 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "ray": ("ray", 1, "fedapp on Ray"),
     "sequential": ("sequential", 1, "fedapp, sequential"),
     "vectorized": ("vectorized", 1, "fedapp, vectorized"),
+    "workers": ("workers", 1, "fedapp, 2 workers"),
     "vmap": ("vmap", 2, "vmap, by hand"),
     "jax": ("jax", 2, "JAX, by hand"),
     "batched": ("batched", 2, "batched, by hand"),
