@@ -47,7 +47,8 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tupl
     labels = _listed(columns.label, names)
     group = [columns.group] if columns.group else []
     inputs = _listed(columns.inputs, names) or [name for name in names if name not in (*labels, *group)]
-    found = ", ".join(names[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
+    shown = [name if name.isprintable() else repr(name) for name in names[:8]]
+    found = ", ".join(shown) + (f", … ({len(names)})" if len(names) > 8 else "")
     for key, wanted in (("label-column", labels), ("group-column", group), ("input-column", inputs)):
         if missing := [name for name in wanted if name not in names]:
             which = "" if missing == ["label"] and columns == DataColumns() else f"; {key} names it"

@@ -78,7 +78,7 @@ class Worker:
         self.sources = digest_of_sources()  # before anything of the app is imported that could change
         self._jobs: queue.Queue[Errand | None] = queue.Queue()
         self._current: Errand | None = None  # only while it can be broken off
-        self._ending = False
+        self._ending = self._outdated = False
         self._data: tuple[object, ...] | None = None  # what is kept belongs to
         self._main = threading.get_ident()
         self._places = threading.Semaphore(BACKLOG)
@@ -183,7 +183,11 @@ class Worker:
             protocol.check_user(connection)
             hello = protocol.from_json(protocol.expect(connection, protocol.HELLO), dict)
             if reason := self._objection(hello):
-                protocol.send(connection, protocol.REFUSED, reason.encode())
+                try:
+                    protocol.send(connection, protocol.REFUSED, reason.encode())
+                finally:  # not before: the main thread's end would be this one's, too
+                    if self._outdated:
+                        self._jobs.put(None)
                 return
             if not self._places.acquire(blocking=False):
                 protocol.send(connection, protocol.REFUSED, b"too many wait for it")
@@ -198,7 +202,7 @@ class Worker:
         now = digest_of_sources()
         if now != self.sources:
             log.warning("The app that this worker runs has changed on disk: it ends, to be started anew")
-            self._jobs.put(None)
+            self._outdated = True
             return "its app has changed on disk since it started: it ends"
         if hello.get("sources") != now:
             return "it runs another version of the app than this message's bundle, or other libraries"
