@@ -62,8 +62,8 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
         (
             "--contenders",
             "tf",
-            "'tf': allowed are bare-1, bare-2, stock, ray, sequential, vectorized, vmap, jax, batched, "
-            "appfl, flgo, pfl",
+            "'tf': allowed are bare-1, bare-2, stock, ray, sequential, vectorized, workers, vmap, jax, "
+            "batched, appfl, flgo, pfl",
         ),
     ],
 )
