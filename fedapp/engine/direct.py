@@ -55,7 +55,7 @@ class DirectTasks:
         self._queue: deque[_Waiting] = deque()
         self._done: dict[str, Work] = {}
         self._numbers = count()
-        self._shared: tuple[ConfigRecord, _Shared] | None = None
+        self._shared: tuple[WorkRequest, _Shared] | None = None
 
     def can_work(self, request: WorkRequest) -> bool:
         """Tell whether such tasks can be done: by a rule that reads nothing beside the model, on data all share."""
@@ -114,8 +114,10 @@ class DirectTasks:
     def _built(self, waiting: _Waiting, models: dict[int, TaskTerms]) -> LocalTask:
         """Return the task; ``models`` are the terms of those on one model, by its vector's id."""
         request = waiting.request
-        if self._shared is None or self._shared[0] is not request.config:
-            self._shared = request.config, _Shared.of(request, self.nodes, self.rows_of)
+        before = None if self._shared is None else self._shared[0]
+        if before is None or before.config is not request.config or before.rule != request.rule:
+            self._shared = request, _Shared.of(request, self.nodes, self.rows_of)
+        assert self._shared is not None
         shared = self._shared[1]
         if (terms := models.get(id(request.base))) is None:
             terms = models[id(request.base)] = shared.terms_on(request)

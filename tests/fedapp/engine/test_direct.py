@@ -15,7 +15,7 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
-from strategies import REGISTRY, AsynchronousStrategy, FedBuff
+from strategies import REGISTRY, AsynchronousStrategy, FedBuff, messages
 from strategies.base import FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
 from strategies.direct import WorkingGrid, WorkRequest, writes_requests
@@ -103,6 +103,18 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_kind_of_run_has_them(case: str, both: Both) -> None:
     assert_same(*both(**CASES[case]))
+
+
+def test_a_local_rule_that_changes_is_followed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pulled(REGISTRY["async-fedavg"]):  # type: ignore[misc]
+        def local_rule(self) -> dict[str, float]:
+            return {messages.ALPHA: 0.5 * (self.aggregations % 3)}
+
+    plain = both(strategy="async-fedavg", local_epochs=2)[0]
+    monkeypatch.setitem(REGISTRY, "async-fedavg", Pulled)
+    path, other = both(strategy="async-fedavg", local_epochs=2)
+    assert_same(path, other)
+    assert (path / "model.safetensors").read_bytes() != (plain / "model.safetensors").read_bytes()
 
 
 def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, tmp_path: Path) -> None:
