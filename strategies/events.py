@@ -103,9 +103,9 @@ class AsynchronousStrategy(HandingOut):
         self._over = False
         self._patient_until = NEVER
         working = self.aggregations < num_rounds
-        self._working = self._works_without_messages(grid)
         if working:
             self.clients = self._take_part(grid, self._train)
+        self._working = self._works_without_messages(grid)
         if state is None:
             self.pace.begin()
         else:
