@@ -48,7 +48,7 @@ def measure_figure_2(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> 
     if plan.is_quick:
         return numbers
     for problem in plan.threshold("002-2-suboptimum", "problems"):
-        for seed in runs.where(problem=problem).labels("seed"):
+        for seed in runs.where(problem=problem, seed=plan.labels("seed")).labels("seed"):
             name = _optima_name(problem, seed)
             planned: PlannedRun = runs.where(problem=problem, seed=seed)[0].planned
             try:
@@ -65,18 +65,17 @@ def _optima_name(problem: str, seed: int) -> str:
 
 
 def figure_2(results: Results, plan: Plan, folder: Path) -> Report:
-    """Figure 2: losses and their spread over time, with the learning rate that suits identical weights best."""
-    report = Report()
-    tuned = {
-        problem: _tuned(results.runs.where(problem=problem)) for problem in results.runs.labels("problem")
-    }
+    """Figure 2: losses and their spread over time."""
+    report, judged = Report(), results.runs.where(seed=plan.labels("seed"))
+    tuned = {problem: judged.where(problem=problem) for problem in judged.labels("problem")}
     columns: list[tuple[str, Lines]] = [
         (f"{problem}, γ = {own[0]['lr']:g}", {s: own.where(aggregation_weights=s) for s in SCHEMES})
         for problem, own in tuned.items()
     ]
     grid = [[(title, lines, key) for title, lines in columns] for key in LABELS]
     title = "asynchronous FedAvg, F80, 10 clients, K = 1"
-    report.figures.append(panels(folder / "figure-2.png", title, grid, y_label=LABELS, height=1.9))
+    if columns:
+        report.figures.append(panels(folder / "figure-2.png", title, grid, y_label=LABELS, height=1.9))
     for problem, own in tuned.items():
         for key, name in LABELS.items():
             name = f"std. of {LABELS[key.removesuffix('-std')]}" if key.endswith("-std") else name
@@ -87,31 +86,22 @@ def figure_2(results: Results, plan: Plan, folder: Path) -> Report:
     for claim in plan.parts("002-1"):
         report.verdicts.append(_comparison(claim, results, plan, tuned))
     report.verdicts += [_suboptimum(results, plan), _ratio(results, plan)]
-    report.extra.append(_by_rate(results.runs))
+    report.extra += _by_rate(results.runs, plan)
     return report
 
 
-def _tuned(runs: Runs) -> Runs:
-    """Keep the learning rate with the lowest federated loss under identical weights, as the paper does."""
-
-    def loss(rate: float) -> float:
-        value = mean(runs.where(lr=rate, aggregation_weights="identical").tails(FEDERATED))
-        return value if math.isfinite(value) else math.inf
-
-    return runs.where(lr=min(runs.labels("lr"), key=loss))
-
-
-def _by_rate(runs: Runs) -> str:
+def _by_rate(runs: Runs, plan: Plan) -> list[str]:
     """The federated loss by learning rate: what the tuning chose from."""
-    lines = ["## Federated loss by learning rate, last 5 %", "", "| problem, weights | γ | loss | seeds |",
+    if not plan.tuning:
+        return []
+    tries = plan.tuning.tries(runs)
+    lines = ["## Federated loss by learning rate, last 5 %", "", "| problem | γ | loss | seeds |",
              "|---|--:|--:|--:|"]  # fmt: skip
-    for problem in runs.labels("problem"):
-        for scheme in SCHEMES:
-            own = runs.where(problem=problem, aggregation_weights=scheme)
-            for rate in own.labels("lr"):
-                losses = own.where(lr=rate).tails(FEDERATED)
-                lines.append(f"| {problem}, {scheme} | {rate:g} | {mean(losses):.4f} | {len(losses)} |")
-    return "\n".join(lines)
+    for problem in tries.labels("problem"):
+        for rate in tries.where(problem=problem).labels("lr"):
+            losses = tries.where(problem=problem, lr=rate).tails(FEDERATED)
+            lines.append(f"| {problem} | {rate:g} | {mean(losses):.4f} | {len(losses)} |")
+    return ["\n".join(lines)]
 
 
 def _comparison(claim: str, results: Results, plan: Plan, tuned: dict[str, Runs]) -> Verdict:

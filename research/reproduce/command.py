@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -172,18 +173,20 @@ def make(
     plan, folder = _plan_and_folder(name, out, quick)
     folder.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
-    if not plan.is_study:
-        planned, have = plan.runs(data_path), read_stored(folder / FILE).curves
-        missing = [
-            run for run in planned if run.key not in have and not is_finished(folder / RUNS / run.name)
-        ]
-        _check_data([run for run in missing if fnmatch(run.name, only)])
-        failures = run_missing(
-            planned, folder / RUNS, engine=engine, jobs=jobs, minutes=minutes, only=only, console=console,
-            have=have,
-        )  # fmt: skip
-    for remark in collect(plan, folder, data_path=data_path, failures=failures):
-        console.print(remark, markup=False)
+    until = time.monotonic() + 60 * minutes
+    for _ in range(2 if plan.tuning else 1):  # what is to be judged is known when what is tried is there
+        have = read_stored(folder / FILE).curves
+        if planned := plan.runs(data_path, have):
+            missing = [
+                run for run in planned if run.key not in have and not is_finished(folder / RUNS / run.name)
+            ]
+            _check_data([run for run in missing if fnmatch(run.name, only)])
+            failures |= run_missing(
+                planned, folder / RUNS, engine=engine, jobs=jobs, minutes=max(0.0, until - time.monotonic()) / 60,
+                only=only, console=console, have=have,
+            )  # fmt: skip
+        for remark in collect(plan, folder, data_path=data_path, failures=failures):
+            console.print(remark, markup=False)
     report = report_on(plan, folder)
     if failures and not read_stored(folder / FILE).curves:
         name, reason = next(iter(failures.items()))

@@ -47,7 +47,7 @@ class Results:
     Attributes
     ----------
     planned : sequence of PlannedRun
-        Every point of the grid.
+        Every point of the grid; where an axis is tuned, those that are known to be wanted.
     runs : Runs
         Those whose run is there, in the order of the grid.
     numbers : dict
@@ -67,7 +67,7 @@ class Results:
     @classmethod
     def of(cls, plan: Plan, stored: Stored) -> "Results":
         """Pair a plan's points with the runs in a file."""
-        planned = plan.runs()
+        planned = plan.runs(curves=stored.curves)
         runs = Runs(Run(each, stored.curves[each.key]) for each in planned if each.key in stored.curves)
         return cls(planned, runs, stored.numbers, stored.measured, stored.absent)
 
@@ -146,6 +146,9 @@ def collect(
         else:
             continue
         stored.seeds[key] = each.config.seed
+    wanted = {each.key for each in plan.runs(data_path, stored.curves)}
+    for key in stored.curves.keys() - wanted:
+        del stored.curves[key], stored.seeds[key]
     stored.absent = {
         name: _without(reason, data_path, str(folder)) for name, reason in sorted((failures or {}).items())
     }
@@ -161,7 +164,7 @@ def _measure(plan: Plan, stored: Stored, before: Stored, folder: Path, data_path
     measure = measurer_of(plan)
     if measure is None:
         return
-    points = [each for each in plan.runs(data_path) if each.key in stored.curves]
+    points = [each for each in plan.runs(data_path, stored.curves) if each.key in stored.curves]
     runs = Runs(Run(each, stored.curves[each.key], folder_of(each, folder / RUNS)) for each in points)
     began = time.monotonic()
     numbers = measure(plan, runs, dict(before.numbers), data_path)

@@ -1,6 +1,6 @@
 """An experiment's file: which runs, for which claims, and who reports on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ from pydantic import Field, PrivateAttr, model_validator
 from fedapp.config import ConfigError, Value, defaults
 from fedapp.sweeps.plan import Grid, Strict, read_file
 from fedapp.sweeps.point import Axis, PlannedRun, points
+from research.reproduce.runs import Curves
+from research.reproduce.tuning import Tuning
 
 # Datasets that are read from --data-path; the others come with the app.
 STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespeare")
@@ -95,6 +97,8 @@ class Plan(Grid):
     grid : dict
         Axes; a run for each combination, the last axis fastest. A value of an axis is a value of the run-config key
         of that name, or a table with a ``label`` that sets several keys.
+    tuning : Tuning, optional
+        The axis of which the runs to judge have one value only, the best one.
     """
 
     title: str
@@ -104,7 +108,14 @@ class Plan(Grid):
     readings: list[Reading] = Field(default_factory=list)
     claims: dict[str, Claim] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
+    tuning: Tuning | None = None
     _is_quick: bool = PrivateAttr(False)
+
+    @model_validator(mode="after")
+    def _tuning_is_possible(self) -> "Plan":
+        if self.tuning:
+            self.tuning.check(self.grid)
+        return self
 
     @property
     def is_quick(self) -> bool:
@@ -164,8 +175,13 @@ class Plan(Grid):
             raise ConfigError(f"settings.{name}: missing in the file of {self.title!r}")
         return self.settings[name]
 
-    def runs(self, data_path: str = "") -> "list[PlannedRun]":
-        """Return every run, checked.
+    def runs(self, data_path: str = "", curves: Mapping[str, Curves] | None = None) -> "list[PlannedRun]":
+        """Return every run that there may be, checked.
+
+        Parameters
+        ----------
+        curves : mapping of str to Curves, optional
+            Those that are there, by key: where an axis is tuned, only runs that are known to be wanted are returned.
 
         Raises
         ------
@@ -175,7 +191,8 @@ class Plan(Grid):
         if self.is_study:
             return []
         planned = []
-        for labels, settings in points(self.grid):
+        tried = points(self.tuning.tried(self.grid)) if self.tuning else ()
+        for labels, settings in (*tried, *points(self.grid)):
             values = {
                 **OF_ALL,
                 **self.base,
@@ -186,7 +203,7 @@ class Plan(Grid):
             if inside or values.get("dataset", defaults()["dataset"]) in STORED:
                 values[DATA_PATH] = str(Path(data_path, inside)) if inside else data_path
             planned.append(PlannedRun.of(labels, values))
-        return planned
+        return self.tuning.wanted(planned, curves) if self.tuning and curves is not None else planned
 
 
 def folder_of_plans() -> Path:

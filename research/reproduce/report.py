@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -192,7 +192,11 @@ def _numbers(report: Report) -> list[str]:
 
 def _settings(plan: Plan) -> list[str]:
     lines = []
-    for name, table in (("base", plan.base), ("grid", plan.grid), ("settings", plan.settings)):
+    tables: dict[str, Mapping[str, Any]] = {
+        "base": plan.base, "grid": plan.grid, "tuning": plan.tuning.model_dump() if plan.tuning else {},
+        "settings": plan.settings,
+    }  # fmt: skip
+    for name, table in tables.items():
         if table:
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     return ["", "## Settings", "", "```toml", *lines[1:], "```"] if lines else []

@@ -43,7 +43,7 @@ def plan_file(plan: Callable[..., Plan], tmp_path) -> Callable[..., str]:
 
     def write(**changes: Any) -> str:
         path = tmp_path / "mine.toml"
-        path.write_text(tomli_w.dumps(plan(**changes).model_dump()), encoding="utf-8")
+        path.write_text(tomli_w.dumps(plan(**changes).model_dump(exclude_none=True)), encoding="utf-8")
         return str(path)
 
     return write
