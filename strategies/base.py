@@ -223,14 +223,8 @@ class FederatedStrategy(Lifecycle):
         return {"participation": counted, **told, **self._costs_of_clients(size)}
 
     def minimised(self) -> dict[int, float]:
-        """Return E[d_i] of the clients that count now, by index: p_i, or what a scheme has in its place."""
-        p = self.importance()
-        expected = self._by_scheme(np.array(list(p.values()))) if p else None
-        return p if expected is None else dict(zip(p, expected.tolist(), strict=True))
-
-    def _by_scheme(self, p: Weights) -> Weights | None:
-        """Return E[d_i] (n,) by the participation scheme, from p_i (n,); None if nobody knows."""
-        return None
+        """Return what the clients that count now ought to count, by index: p_i, or what a scheme has in its place."""
+        return self.importance()
 
     def _expected_weights(self, p: Weights) -> Weights | None:
         """Return the share (n,) that each client has of what is minimised, by its p_i (n,); None if nobody knows."""

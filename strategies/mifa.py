@@ -7,8 +7,8 @@ NeurIPS 2021, algorithm 1:
     W ← step(W, Σ_i p_i h_i)   over all
 
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
-updates are gathered, and the model stays. One that joins later counts from its first answer on, one that has left no
-longer, and the others have their weight. With all clients in every round it is FedAvg, up to the cache's float32.
+updates are gathered, and the model stays; nobody waits for one who is never there any more. One that joins later counts
+from its first answer on, one that has left no longer, and the others have their weight. With all clients in every round it is FedAvg, up to the cache's float32.
 Where a participation scheme minimises another objective by design (paired, fixed), p_i is that objective's, and
 those count whom it ever draws.
 
@@ -16,12 +16,16 @@ Sent: what FedAvg sends. Kept: the h_i, 4 C D bytes, beyond 4 GiB in a temporary
 there, 8 D bytes of each participant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import ClassVar
+
+import numpy as np
 
 from strategies.arrays import Vector
 from strategies.chain import Contribution
+from strategies.pace import NEVER
 from strategies.rounds import SynchronousStrategy
+from strategies.weights import Weights
 
 UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a first model
 
@@ -48,7 +52,7 @@ class Mifa(SynchronousStrategy):
         updates, self._worth = self.vectors(UPDATES), {}
         for contribution in contributions:
             updates.put(contribution.client.index, contribution.update)
-        answered, p = set(updates.clients), {i: share for i, share in self.minimised().items() if share}
+        answered, p = set(updates.clients), self._waited_for(set(updates.clients))
         here = {i: share for i, share in p.items() if i in answered}
         if not self.memory.get(BEGUN) and len(here) < len(p):
             self._say_once(
@@ -56,11 +60,23 @@ class Mifa(SynchronousStrategy):
             )
             return model.copy()
         self.memory[BEGUN] = True
-        total = sum(here.values()) if len(here) < len(p) else 1.0
-        self._shares = {i: share / total for i, share in here.items()}
+        total = sum(here.values())
+        self._shares = here if abs(total - 1) < 1e-9 else {i: share / total for i, share in here.items()}
         for i, share in self._shares.items():
             self.accounts[i].weight += share
         return super().aggregate(model, contributions, weights)
+
+    def _waited_for(self, answered: Set[int]) -> dict[int, float]:
+        """Return p_i of the clients that count, by index: all but those who never come and haven't answered."""
+        now, shares = self.pace.now(), self.minimised()
+        for client in self.clients:
+            if client.index not in answered and self.pace.comes(client, now) == NEVER:
+                shares.pop(client.index, None)
+        return {i: share for i, share in shares.items() if share}
+
+    def _expected_weights(self, p: Weights) -> Weights:
+        """Return p_i (n,): who takes part changes h_i, not how much it counts."""
+        return np.array(list(self.minimised().values()))
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ p_i h_i over all, (D,), in place of the round's sum."""

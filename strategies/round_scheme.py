@@ -143,23 +143,32 @@ class RoundScheme(FederatedStrategy):
             raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
         return replace(self.participation, fixed=positions)
 
+    def minimised(self) -> dict[int, float]:
+        """Return E[d_i] of the clients that count now, by index, if all were there and in time."""
+        p = self.importance()
+        if not p or type(self).select is not RoundScheme.select:
+            return p
+        shares = self._shares_among(range(len(p)), np.array(list(p.values())))
+        return dict(zip(p, shares.tolist(), strict=True)) if shares.any() else p
+
     def _expected_weights(self, p: Weights) -> Weights | None:
-        return None if self._wants_all and not self.by_weights else self._by_scheme(p)
-
-    def _by_scheme(self, p: Weights) -> Weights | None:
-        only = self.participation.scheme == "fixed"
-        fixed = [client.index in self.participation.fixed for client in self.clients]
-        if type(self).select is not RoundScheme.select or self.stragglers.drops or (only and not any(fixed)):
+        """Return E[d_i] (n,) by the scheme and by who is there."""
+        if self._wants_all and not self.by_weights:
             return None
+        if type(self).select is not RoundScheme.select or self.stragglers.drops:
+            return None
+        if not self._shares_among(range(len(p)), p).any():
+            return None
+        return self.pace.expected(self.clients, lambda places: self._shares_among(places, p))
 
-        def among(places: Sequence[int]) -> Weights:
-            here = tuple(at for at, place in enumerate(places) if fixed[place])
-            if only and not here:
-                return np.zeros(len(places))
-            some = p[list(places)] / p[list(places)].sum() if len(places) < len(p) else p
-            return replace(self.participation, fixed=here).expected_weights(some)
-
-        return self.pace.expected(self.clients, among)
+    def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
+        """Return E[d_i] (m,) by the scheme, of the clients at some places; zeros if it wants none of them."""
+        fixed = self.participation.fixed
+        here = tuple(at for at, place in enumerate(places) if self.clients[place].index in fixed)
+        if self.participation.scheme == "fixed" and not here:
+            return np.zeros(len(places))
+        some = p[list(places)] / p[list(places)].sum() if len(places) < len(p) else p
+        return replace(self.participation, fixed=here).expected_weights(some)
 
     def _weights_of(self, current: Round, replies: Iterable[Message]) -> Sequence[float]:
         """Weights d_i of the participants; by the sizes in their replies where none were known before."""

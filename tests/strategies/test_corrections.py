@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -371,3 +372,30 @@ def test_a_device_that_joins_late_counts_in_a_cache_from_its_first_answer(
     )
     # Half the way to c each, of two clients and then of three: 1 + (1 + .5)/2, and half the way from there to 4/3.
     assert seen == pytest.approx([1.0, 1.75, (1.75 + 4 / 3) / 2])
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "mifa"])
+def test_who_is_there_more_often_does_not_count_more(
+    name: str, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    stays = [f"{client},0,{10 if client else 5},10" for client in range(C)]
+    path = tmp_path / "there.csv"
+    path.write_text("\n".join(["client,start,end,period", *stays]))
+    own = {"feddyn_alpha": 1.0} if name == "feddyn" else {}
+    there = {"availability": f"trace:{path}", "time_scenario": "F0", "steps": [1] * C, "rounds": 120}
+    asked, models = run(REGISTRY[name], **there, **own)
+    assert {len(each) for each in asked} == {C - 1, C}
+    best = (P * A) @ np.array(CENTRES) / (P @ np.array(A))  # of Σ p_i f_i
+    assert models[-1] == pytest.approx(np.full(2, best), rel=3e-3)
+    _, fedavg = run(FedAvg, **there)
+    assert np.abs(fedavg[-1] - best).min() > 0.025
+
+
+def test_mifa_does_not_wait_for_one_who_never_comes_again(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "there.csv"
+    path.write_text("client,start,end\n" + "\n".join(f"{client},0,{99 if client else 0.1}" for client in range(C)))
+    _, models = run(Mifa, steps=[1] * C, rounds=4, availability=f"trace:{path}", time_scenario="F0")
+    share, W = P[1:] / P[1:].sum(), START
+    for _ in range(3):  # in the first round it goes away
+        W = W + share @ np.array([-LR * A[i] * (W - CENTRES[i]) for i in range(1, C)])
+    assert models[-1] == pytest.approx(W, rel=1e-5)
