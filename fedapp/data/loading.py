@@ -1,5 +1,7 @@
 """Datasets by name: find the source, read it once, open it from the cache ever after."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -117,6 +119,22 @@ def load_dataset(
             f"{where}: its targets are numbers; whole numbers from 0, or names, are needed for classes"
         )
     return dataset
+
+
+def state_of(
+    name: str, data_path: str, *, num_clients: int, seed: int, targets: Targets | None, columns: DataColumns
+) -> str:
+    """Return a digest of what a dataset is made of, such as its files' sizes and times, which aren't read for it.
+
+    The arguments are those of `load_dataset`.
+
+    Raises
+    ------
+    DataError
+        If the data isn't there.
+    """
+    key = _find_source(name, data_path, num_clients, seed, columns, targets).key
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _find_source(
