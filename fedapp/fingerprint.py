@@ -9,7 +9,10 @@ import copyreg
 import dis
 import hashlib
 import inspect
+import logging
+import os
 import pickle
+import struct
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -35,9 +38,12 @@ _NOTES = (
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OWN = ("fedapp", "strategies")  # versions of the app are versions, as those of libraries are
 
+log = logging.getLogger("fedapp.own")
+
 _files: dict[
     Path, tuple[object, str]
-] = {}  # what is imported of a file: its module's spec, and the file's digest
+] = {}  # of what is imported: its module's spec, and the file's digest then
+_said: set[tuple[Path, str]] = set()
 
 
 def fingerprint(part: object) -> str | None:
@@ -51,25 +57,46 @@ def fingerprint(part: object) -> str | None:
 
 
 def file_digest(path: Path) -> str:
-    """Return a digest of a Python file: of one that is imported, as it was when this process first looked at it.
+    """Return a digest of a Python file: of one that is imported, as it was then.
 
-    What has been imported stays as it is until its module is loaded again, whatever becomes of the file.
+    What has been imported stays as it is until its module is loaded again, whatever becomes of the file; where that
+    has changed, a line says so.
     """
-    spec = _spec_of(path)
-    known = _files.get(path)
-    # What wasn't imported when it was looked at, and is now, was imported by what it was looked at for.
-    if known is None or (known[0] is not spec and known[0] is not None) or spec is None:
-        known = spec, hashlib.sha256(path.read_bytes()).hexdigest()
-    _files[path] = spec, known[1]
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    if (spec := _spec_of(path)) is None:
+        return now
+    if (known := _files.get(path)) is None or known[0] is not spec:
+        _files[path] = known = spec, _as_imported(path, spec, now)
+    if known[1] != now and (path, now) not in _said:
+        _said.add((path, now))
+        log.warning(
+            "%s has changed since it was imported, and is used as it was: load the module again "
+            "(importlib.reload), or begin a new process",
+            path.name,
+        )
     return known[1]
 
 
 def _spec_of(path: Path) -> object:
-    """Return the spec of the module that was made of a file: another one when it is loaded again."""
+    """Return the spec of the module made of a file, another one when it is loaded again; None if none was made."""
     for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(path):
-            return getattr(module, "__spec__", None) or module
+        of_module = getattr(module, "__dict__", {})
+        if of_module.get("__file__") == str(path):
+            return of_module.get("__spec__") or module
     return None
+
+
+def _as_imported(path: Path, spec: object, now: str) -> str:
+    """Return a file's digest, or another one if Python has noted that what it imported isn't what is there now."""
+    compiled = Path(getattr(spec, "cached", None) or "")
+    if sys.dont_write_bytecode or not compiled.is_file() or not os.access(compiled, os.W_OK):
+        return now
+    flags, time, size = struct.unpack("<4xLLL", compiled.read_bytes()[:16])
+    stat = path.stat()
+    there = int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF
+    if flags or (time, size) == there:  # flags: it goes by a hash
+        return now
+    return hashlib.sha256(f"{now} {time} {size}".encode()).hexdigest()
 
 
 class _Through:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from fedapp.fingerprint import file_digest, fingerprint
+from fedapp.fingerprint import file_digest as file_digest
+from fedapp.fingerprint import fingerprint
 
 HERE = "python"  # the module of what is known in this process alone
 

@@ -7,6 +7,7 @@ log of the machine that it ran on.
 import hashlib
 import inspect
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedapp.data.errors import DataError
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.targets import Problem
-from fedapp.own import OwnPartError, imported
+from fedapp.own import OwnPartError, file_digest, imported
 
 log = logging.getLogger("fedapp.data")
 
@@ -87,12 +88,19 @@ def arguments_of(
     return found
 
 
-def digest_of(function: Callable[..., Any]) -> str:
-    """Return a digest of the function's source: of the file of its module, and of all Python files beside it."""
-    file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    digest = hashlib.sha256(f"{function.__module__}:{function.__qualname__}".encode())
-    for path in sorted(file.parent.glob("*.py")):
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+def digest_of(function: Callable[..., Any], name: str) -> str:
+    """Return a digest of the function's source: of the file of its module, and of all Python files beside it.
+
+    Files that are imported count as they were then.
+    """
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+        called = f"{function.__module__}:{function.__qualname__}"
+    except (TypeError, AttributeError):  # no function, but something that can be called
+        file, called = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None), name
+    digest = hashlib.sha256(called.encode())
+    for path in sorted(Path(file or "").parent.glob("*.py")):
+        digest.update(f"{path.name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -116,6 +124,7 @@ def function_data(
 
     try:
         found = function(**arguments)
+        digest_of(function, name)  # what it has imported only now is known as it is now
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
         elif not _is_hub_form(found):

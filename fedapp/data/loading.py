@@ -274,7 +274,7 @@ def _function(
     function = load_function(name)
     arguments = arguments_of(function, name, num_clients, seed, path)
     files = [path for path in (Path(path), *sorted(Path(path).rglob("*"))) if path.exists()] if path else []
-    key = _files_key(files) | _columns_key(columns) | arguments | {"source": digest_of(function)}
+    key = _files_key(files) | _columns_key(columns) | arguments | {"source": digest_of(function, name)}
     return _Source(key, partial(function_data, function, name, arguments, columns, targets))
 
 
