@@ -34,6 +34,9 @@ PREFIX = "hf:"
 FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 """What module:function looks like."""
 
+# Raised when something else is made of a user's own files, so that they are read again; in the keys of these alone.
+_OWN_READERS = {"readers": 2}
+
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
@@ -243,7 +246,7 @@ def _own_files(name: str, path: Path, columns: DataColumns, targets: Targets | N
 
     if name == "npz":
         return _Source(_files_key([path]), partial(npz_data, path, targets))
-    key = _files_key(files_of(path)) | _columns_key(columns)
+    key = _files_key(files_of(path)) | _columns_key(columns) | _OWN_READERS
     return _Source(key, partial(own_data, path, columns, targets))
 
 
@@ -258,7 +261,7 @@ def _hugging_face(name: str, data_path: str, columns: DataColumns, targets: Targ
         raise DataError(f"{where}: no such folder; Hugging Face data are to be read from there")
     key = {} if folder is None else _files_key(sorted(file for file in folder.rglob("*") if file.is_file()))
     read = partial(load_hugging_face, name, folder, columns, targets)
-    return _Source(key | _columns_key(columns), read)
+    return _Source(key | _columns_key(columns) | _OWN_READERS, read)
 
 
 def _function(
@@ -274,7 +277,8 @@ def _function(
     function = load_function(name)
     arguments = arguments_of(function, name, num_clients, seed, path)
     files = [path for path in (Path(path), *sorted(Path(path).rglob("*"))) if path.exists()] if path else []
-    key = _files_key(files) | _columns_key(columns) | arguments | {"source": digest_of(function, name)}
+    key = _files_key(files) | _columns_key(columns) | arguments | _OWN_READERS
+    key |= {"source": digest_of(function, name)}
     return _Source(key, partial(function_data, function, name, arguments, columns, targets))
 
 
