@@ -205,8 +205,21 @@ def _rows(rows: Any, problem: Problem) -> tuple[Array, Array]:
                 raise problem(
                     f"has {what} of shape {value.shape}, the first one's is {first.shape[1:]}; they must match"
                 )
+        if (inputs.dtype == np.uint8) != (x.dtype == np.uint8):  # which are scaled, and others aren't
+            raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
+        x, y = _wide_enough(x, inputs, problem), _wide_enough(y, target, problem)
         x[row], y[row] = inputs, target
     return x, y
+
+
+def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
+    """Return rows of a type that another one's values fit in, too."""
+    if value.dtype == rows.dtype:
+        return rows
+    try:
+        return rows.astype(np.promote_types(rows.dtype, value.dtype), copy=False)
+    except TypeError:
+        raise problem(f"has rows of type {rows.dtype} and of type {value.dtype}; they must match") from None
 
 
 def _pixels_or_array(value: Any, problem: Problem) -> Array:

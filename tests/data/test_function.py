@@ -166,6 +166,26 @@ def none(): return Rows([])
     assert refused(name.replace("load", "none")).endswith("is a dataset without rows; at least one is needed")
 
 
+def test_rows_of_several_types_are_of_one_that_fits_all(module: Write) -> None:
+    name = module("""
+class Rows:
+    def __init__(self, *rows): self.rows = rows
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, row): return self.rows[row]
+def load(): return Rows(([0, 1], 3), ([0.5, 1.75], 1.5), ([2, 3], 2.5))
+def bytes_too(): return Rows((np.zeros(2), 0), (np.zeros(2, np.uint8), 1))
+def dates(): return Rows(([0, 1], 3), ([0, 1], np.datetime64("2020-01-01")))
+""")
+    data = load_dataset(name, targets="numbers")
+    assert (data.y.ravel().tolist(), data.x.tolist()) == ([3, 1.5, 2.5], [[0, 1], [0.5, 1.75], [2, 3]])
+    assert refused(name.replace("load", "bytes_too")).endswith(
+        "has inputs of type uint8 and of type float64; they must match"
+    )
+    assert refused(name.replace("load", "dates")).endswith(
+        "has rows of type int64 and of type datetime64[D]; they must match"
+    )
+
+
 def test_columns_that_nobody_reads_are_refused(module: Write) -> None:
     name = module(f"def load():\n    return {X}, {Y}")
     assert refused(name, columns=DataColumns(label="y")) == (
