@@ -253,7 +253,7 @@ def _as_train_has_them(wanted: list[str], own: list[str], y: Array, problem: Pro
 
 def _texts(split: "HFDataset", name: str, problem: Problem) -> Array:
     values = split[name][:]
-    if any(value is None for value in values):
+    if any(value is None or not str(value).strip() for value in values):
         raise problem(f"column {name!r} has empty cells; all must be filled")
     return np.asarray(values, dtype=str)
 

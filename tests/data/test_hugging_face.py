@@ -137,6 +137,11 @@ def test_what_load_dataset_reads(tmp_path: Path) -> None:
             "column 'label' has empty cells; all must be filled",
         ),
         (
+            {"a": [1, 2], "label": ["x", ""]},
+            DataColumns(),
+            "column 'label' has empty cells; all must be filled",
+        ),
+        (
             {"a": [1.5, float("inf")], "label": [2, 0]},
             DataColumns(),
             "column 'a' has empty cells, or values that are not finite in float32",
