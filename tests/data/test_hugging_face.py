@@ -188,6 +188,20 @@ def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
     assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[7], [3], [5]]
 
 
+def test_a_folder_of_the_working_directory_is_not_taken_for_the_hub_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "owner" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").write_text("a,label\n1,0\n3,1\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("hf:owner/mine", "hf:owner/mine:small"):
+        assert message(name).startswith(
+            f"dataset = {name!r}: there is a folder 'owner/mine' here; hf:./owner/mine names it, "
+        )
+    assert load_dataset("hf:./owner/mine").x.tolist() == [[1], [3]]
+
+
 def test_the_hub_is_named_where_it_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> None:
         raise ConnectionError("no network")
