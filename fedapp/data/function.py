@@ -50,7 +50,12 @@ def load_function(name: str) -> Callable[..., Any]:
         raise DataError(str(error)) from error
     if not callable(function):
         raise DataError(f"dataset = {name!r}: is of type {type(function).__name__}; a function is needed")
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise DataError(
+            f"dataset = {name!r}: doesn't tell what it takes; a function of Python is needed"
+        ) from None
     optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     needed = [
         p.name

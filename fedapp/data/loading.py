@@ -264,8 +264,8 @@ def _hugging_face(name: str, data_path: str, columns: DataColumns, targets: Targ
         folder is None and Path(place).is_dir()
     ):  # which Hugging Face would take, and the hub's isn't asked for
         raise DataError(
-            f"dataset = {name!r}: there is a folder {place!r} here; {PREFIX}./{place} names it, and the hub's of this "
-            "name can be had in another working directory"
+            f"dataset = {name!r}: there is a folder {place!r} here; {PREFIX}./{place} names it, and the hub's of "
+            "this name can be had in another working directory"
         )
     key = {} if folder is None else _files_key(sorted(file for file in folder.rglob("*") if file.is_file()))
     read = partial(load_hugging_face, name, folder, columns, targets)

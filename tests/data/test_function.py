@@ -230,6 +230,20 @@ def test_what_can_not_be_called(module: Write) -> None:
     assert refused("no module").startswith("dataset = 'no module': unknown; allowed: digits, ")
 
 
+def test_what_can_be_called_and_is_no_function(module: Write) -> None:
+    name = module("""
+import functools
+def make(rows, seed): return np.full((rows, 1), seed), np.arange(rows) % 2
+class Maker:
+    def __call__(self, seed): return make(5, seed)
+load, maker = functools.partial(make, 3), Maker()
+""")
+    for called, rows in ((name, 3), (name.replace("load", "maker"), 5)):
+        for _ in range(2):  # the second from the cache
+            assert load_dataset(called, seed=4).x.tolist() == [[4]] * rows
+    assert refused("builtins:max").startswith("dataset = 'builtins:max': doesn't tell what it takes; ")
+
+
 def test_no_message_quotes_what_it_raised(module: Write, caplog: pytest.LogCaptureFixture) -> None:
     name = module("def load():\n    raise ValueError('Smith, born 1970')")
     file = name.split(":")[0] + ".py"
