@@ -63,7 +63,8 @@ def test_graph_refuses_with_one_line(arguments: tuple[str, ...], message: str, t
 def test_graph_names_what_it_does_not_read_and_nothing_that_it_reads(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("a,b,kind,who\n" + "".join(f"{k},{k * k % 7},{k % 3},{k % 5}\n" for k in range(60)))
-    read = f"dataset=files data-path='{table}' input-column='a,b' label-column=kind group-column=who loss=cross-entropy"
+    read = f"dataset=files data-path='{table}' input-column='a,b' label-column=kind group-column=who"
+    read += " loss=cross-entropy"
     arguments = (
         "--num-clients",
         "4",
