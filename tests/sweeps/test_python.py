@@ -81,6 +81,20 @@ def test_natural_clients_may_be_a_column_of_texts(tmp_path):
     assert sorted(map(sorted, parity)) == [[0], [1]]
 
 
+def test_runs_on_two_datasets_are_two_lines_and_not_two_seeds(digits, tmp_path):
+    x, y = digits
+    data = {"all": (x, y), "some": (x[:600], y[:600])}
+    made = {
+        name: fedapp.run(**SMALL, dataset=each, results_dir=tmp_path / name) for name, each in data.items()
+    }
+    table = fedapp.compare(*made.values()).table.query("metric == 'accuracy'")
+    assert table["seeds"].tolist() == [1, 1]
+    assert table["run"].tolist() == [
+        f"data-path={Path(each.config.data_path).name}" for each in made.values()
+    ]
+    assert table["end"].tolist() == [each.summary["accuracy"] for each in made.values()]
+
+
 def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
     class Mine(FedAvg):
         """A strategy that no module has."""
