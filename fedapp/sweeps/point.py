@@ -113,8 +113,5 @@ def folder_of(planned: PlannedRun, runs: Path) -> Path:
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether the run in a folder came to its end, also one that came to nothing there: it would do so again."""
-    summary = read_summary(folder)
-    return summary.get("status") == FINISHED or (
-        summary.get("status") == DIVERGED and summary.get("complete") is True
-    )
+    """Tell whether the run in a folder came to its end, also one that diverged: it would do so again."""
+    return read_summary(folder).get("status") in (FINISHED, DIVERGED)
