@@ -59,8 +59,8 @@ In both loops. A contribution has ``client``, ``update`` Δ_i, ``base`` (the mod
         return self.vectors("models").get(client.index)
 
 A companion under the model's own name is sent in its place. ``by_weights = True`` says that an ``aggregate`` of its
-own counts clients by those weights, and ``self.minimised()`` has E[d_i] of all by the scheme. With ``messages.PATH`` in
-``local_rule`` clients tell how far their steps went (``local_path``).
+own counts clients by those weights, and ``self.minimised()`` has E[d_i] of all by the scheme. With ``messages.PATH``
+in ``local_rule`` clients tell how far their steps went (``local_path``).
 
 In rounds::
 

@@ -94,10 +94,13 @@ class FederatedStrategy(Lifecycle):
         if not self.config.time_scenario.startswith(("trace:", "profile:")):
             TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
         check_presence(self.config.availability, self.config.task_failure)
-        if self.config.client_weights not in (*IMPORTANCES, "adjacency"):
+        if own.client_weights not in (*IMPORTANCES, "adjacency"):
             raise ValueError(
-                f"client_weights = {self.config.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
+                f"client_weights = {own.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
+        if own.client_weights != self.config.client_weights and "client_weights" in options:
+            log.warning("client_weights = %r isn't read: %s's are %s",
+                        own.client_weights, type(self).__name__, self.config.client_weights)  # fmt: skip
         self.witness = witness
         self._check_extrapolation()
         super().__init__(clock, observer, stopped)

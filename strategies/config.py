@@ -56,17 +56,17 @@ class StrategyConfig(SafeguardsConfig):
     client_weights: str = "samples"
     seed: int = 0
     eval_every: int = 0
-    time_budget: float = 0.0
+    time_budget: float = parameter(0.0, ge=0)
     time_scenario: str = "F80"
     availability: str = ALWAYS
     task_failure: float = 0.0
-    min_clients: int = 2
-    update_norm_bound: float = 0.0
+    min_clients: int = parameter(2, ge=0)
+    update_norm_bound: float = parameter(0.0, ge=0)
     server_optimizer: str = "sgd"
     server_lr: float = 0.0
     compression: str = "none"
-    message_floor: float = FLOOR
-    neighbours: int = 0
+    message_floor: float = parameter(FLOOR, gt=0, lt=1)
+    neighbours: int = parameter(0, ge=0)
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class SynchronousConfig(StrategyConfig):
     stragglers: float = 0.0
     drop_stragglers: bool = False
     aggregation_rule: str = "mean"
-    faulty_clients: int = 0
-    dp: str = "none"
-    dp_clipping_norm: float = 1.0
-    dp_noise_multiplier: float = 1.0
+    faulty_clients: int = parameter(0, ge=0)
+    dp: Literal["none", "central", "local"] = "none"
+    dp_clipping_norm: float = parameter(1.0, gt=0)
+    dp_noise_multiplier: float = parameter(1.0, ge=0)
     round_deadline: float = parameter(0.0, ge=0)
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"

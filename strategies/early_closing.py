@@ -95,7 +95,8 @@ class EarlyClosing(RoundScheme):
     @property
     def keeps_on_clients(self) -> bool:
         """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
-        return self.personal or self.config.compression != "none"
+        own_models = self.personal and type(self).personal_model is FederatedStrategy.personal_model
+        return own_models or self.config.compression != "none"
 
     # ---- Who is asked ----------------------------------------------------------------------------------------
 
@@ -215,7 +216,7 @@ class EarlyClosing(RoundScheme):
             return None
         if sized and self._foreseen[0] != key:
             p, config = self._importances(self.clients), self.config
-            rules = Rules(config.round_deadline, self._needed, config.late, self._worth_of)
+            rules = Rules(config.round_deadline, self._needed, config.late, self._worth_of, self._may_draw)
             played = self.pace.foresee(lambda schedule: play(schedule, self.clients, p, self._draw, rules))
             self._foreseen = key, played
         return self._foreseen[1] if sized else None
@@ -227,6 +228,9 @@ class EarlyClosing(RoundScheme):
 
     def _worth_of(self, draw: Draw, there: int) -> list[int]:
         return self._replies_worth(draw.weights, there)
+
+    def _may_draw(self, place: int) -> bool:
+        return self.participation.may_draw(self.clients[place].index)
 
     def _draw(self, places: Sequence[int], p: Weights, server_round: int, there: int) -> Draw:
         """Draw as ``select`` does."""

@@ -280,7 +280,7 @@ class AsynchronousStrategy(HandingOut):
             ledger.changed()
             self._release()
             if not ledger.counting and not self.pace.waits:
-                raise RunError(f"no client is left: each was lost or failed; {self.last_reason()}")
+                raise self.given_up("no client is left: each was lost or failed")
         pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
         if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):

@@ -66,13 +66,15 @@ def _shares(weight: Weights) -> Weights:
 class Rules:
     """How rounds close, and what becomes of late work: see strategies/deadline.py.
 
-    ``needed`` and ``worth`` are told how many clients are there when a round begins, at work or not.
+    ``needed`` and ``worth`` are told how many clients are there when a round begins, at work or not. Where nobody is
+    there, a round waits for one that ``may_draw`` wants, by its place.
     """
 
     deadline: float = 0.0
     needed: Callable[[int], float] = field(default=lambda there: inf)
     late: str = "drop"
     worth: Callable[[Draw, int], list[int]] = field(default=lambda draw, there: [1] * len(draw.clients))
+    may_draw: Callable[[int], bool] = field(default=lambda place: True)
 
 
 def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawing, rules: Rules) -> Played:
@@ -88,6 +90,7 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
         Who of those that are free takes part in a round, as places among these; called with places among all.
     """
     now, tasks, number = 0.0, 0, 0
+    wanted = [place for place in range(len(p)) if rules.may_draw(place)]
     played = Played(np.zeros(len(p)), np.zeros(len(p)), np.zeros(len(p)))
     late: dict[int, tuple[float, float]] = {}  # by place: when it is done, and its d_i
     lost: set[int] = set()  # by place: whose last task is lost
@@ -96,7 +99,7 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
         if rules.late != NEXT:
             late = {place: task for place, task in late.items() if task[0] > now + RESOLUTION}
         comes = {place: schedule.comes(clients[place], now) for place in range(len(p)) if place not in late}
-        if not late and (now := max(now, min(comes.values()))) == NEVER:
+        if not late and (now := max(now, min((comes[place] for place in wanted), default=NEVER))) == NEVER:
             break
         free = [place for place, time in comes.items() if time <= now]
         there = len(free) + sum(schedule.comes(clients[place], now) <= now for place in late)

@@ -7,8 +7,9 @@ NeurIPS 2021, algorithm 1:
     W ← step(W, Σ_i p_i h_i)   over all
 
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
-updates are gathered, and the model stays; nobody waits for one who is never there any more. One that joins later counts
-from its first answer on, one that has left no longer, and the others have their weight. With all clients in every round it is FedAvg, up to the cache's float32.
+updates are gathered, and the model stays; nobody waits for one who is never there any more. One that joins later
+counts from its first answer on, one that has left no longer, and the others have their weight. With all clients in
+every round it is FedAvg, up to the cache's float32.
 Where a participation scheme minimises another objective by design (paired, fixed), p_i is that objective's, and
 those count whom it ever draws.
 

@@ -44,7 +44,7 @@ class SynchronousStrategy(GatheredRounds):
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self._nobody_comes = False
+        self._nobody_comes = self._checked = False
         self._looks_at_updates = looks_at_updates(type(self), SynchronousStrategy)
 
     # ---- Flower's hooks -------------------------------------------------------------------------------------
@@ -97,6 +97,7 @@ class SynchronousStrategy(GatheredRounds):
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return None
+        self._check_number()
         self._say_objective()
         free = present(
             self.pace, self._free(grid), self.participation.may_draw, wait=not self.late_work.tasks
@@ -107,6 +108,18 @@ class SynchronousStrategy(GatheredRounds):
         drawn = self.stragglers.among(*self._drawn(free, server_round), server_round)
         self.model = self._layout.to_vector(arrays)
         return drawn
+
+    def _check_number(self) -> None:
+        """Check once whether so many clients are enough: in real time more may come."""
+        if self._checked:
+            return
+        self._checked = True
+        try:
+            self.check(len(self.clients))
+        except ValueError as error:
+            if not self.pace.waits:
+                raise
+            log.warning("with the %d clients that are there: %s", len(self.clients), error)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -175,7 +188,7 @@ class SynchronousStrategy(GatheredRounds):
         evaluate_config: ConfigRecord,
         evaluate_fn: EvaluateFn | None,
     ) -> Result:
-        self._nobody_comes = False
+        self._nobody_comes = self._checked = False
         if self._begin(initial_arrays) is None:
             self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         self._take_up_late_work()

@@ -20,6 +20,7 @@ import numpy as np
 
 from strategies.arrays import Vector, clip_update
 from strategies.chain import Local
+from strategies.parameters import parameter
 from strategies.roster import Client
 from strategies.weights import Weights
 
@@ -49,9 +50,9 @@ class SafeguardsConfig:
     """
 
     safeguards: str = "auto"
-    size_ratio_bound: float = 5.0
-    examples_bound: int = 0
-    norm_ratio_bound: float = 5.0
+    size_ratio_bound: float = parameter(5.0, ge=0)
+    examples_bound: int = parameter(0, ge=0)
+    norm_ratio_bound: float = parameter(5.0, ge=0)
 
 
 def capped_sizes(sizes: Sequence[float], ratio: float, most: int) -> Weights:

@@ -24,6 +24,7 @@ from strategies.evaluation import EvaluationUnderWay
 from strategies.fairness import ByClient, of_clients
 from strategies.ledger import Ledger, Member, Standing
 from strategies.pace import Times
+from strategies.parameters import parameter
 from strategies.weights import mean_and_spread
 
 log = logging.getLogger("flwr.strategies")
@@ -65,7 +66,7 @@ class AsynchronousConfig(EventsConfig):
     """
 
     aggregation_weights: str = "time-based"
-    arrival_weight_bound: float = 2.0
+    arrival_weight_bound: float = parameter(2.0, ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -182,6 +182,7 @@ class TimedRounds(EarlyClosing):
     def _close(self, current: Round, early: Early, plan: Closing) -> None:
         """Let those count that are in time, and what is late for earlier rounds: all by client."""
         early.closed = plan
+        current.lost -= early.late.keys()  # whether such a task is lost is known when it would have come
         known = current.weights or [0.0] * len(current.clients)
         sent = dict(
             zip((c.index for c in current.clients), zip(known, current.requests, strict=True), strict=True)

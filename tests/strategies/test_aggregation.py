@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies import FedAvg, FedProx, RunError, Spectral
+from strategies import FedAvg, FedProx, RunError, Spectral, messages
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, added_in_order, least_updates
 
 Make = Callable[..., Any]
@@ -87,6 +87,33 @@ def test_a_liar_decides_the_mean_and_not_the_median(
     run = strategy(strategy.Config(**options))
     result = run.start(federation(), model(1.0), num_rounds=1, timeout=10.0, train_config=train_config())
     assert result.arrays["w"].numpy() == pytest.approx([1.5])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"aggregation_rule": "krum", "faulty_clients": 1},
+            "aggregation_rule = 'krum', faulty_clients = 1: needs 5 clients",
+        ),
+        (
+            {"participation": "uniform", "over_select": 0.5},
+            "over_select = 0.5: all 3 clients are asked without it",
+        ),
+        ({"participation": "fixed:0,7"}, "participation names client 7: there are 3 clients"),
+    ],
+)
+def test_too_few_clients_are_an_error_before_any_trains(
+    options: dict[str, Any],
+    text: str,
+    federation: Make,
+    model: Callable[..., ArrayRecord],
+    train_config: Make,
+) -> None:
+    grid, strategy = federation(), FedAvg(client_weights="uniform", **options)
+    with pytest.raises(ValueError, match=text):
+        strategy.start(grid, model(1.0), num_rounds=2, timeout=10.0, train_config=train_config())
+    assert grid.asked(messages.TRAIN, 1) == []
 
 
 def test_a_round_with_too_few_valid_replies_keeps_the_model(

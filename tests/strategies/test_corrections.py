@@ -393,7 +393,9 @@ def test_who_is_there_more_often_does_not_count_more(
 
 def test_mifa_does_not_wait_for_one_who_never_comes_again(run: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "there.csv"
-    path.write_text("client,start,end\n" + "\n".join(f"{client},0,{99 if client else 0.1}" for client in range(C)))
+    path.write_text(
+        "client,start,end\n" + "\n".join(f"{client},0,{99 if client else 0.1}" for client in range(C))
+    )
     _, models = run(Mifa, steps=[1] * C, rounds=4, availability=f"trace:{path}", time_scenario="F0")
     share, W = P[1:] / P[1:].sum(), START
     for _ in range(3):  # in the first round it goes away

@@ -261,6 +261,35 @@ def test_work_that_is_dropped_is_done_where_clients_keep_something(go: Go) -> No
     assert dict(strategy.accounts.items())[2].late == 1
 
 
+def test_nobody_trains_dropped_work_where_the_server_keeps_the_models(go: Go) -> None:
+    _, _, strategy = go([[1.0], [2.0], [5.0]], kind=FedAMP, round_deadline=3.0, rounds=2)
+    assert strategy.grid.asked(messages.TRAIN, 1) == [0, 1]
+
+
+def test_a_round_waits_for_those_alone_that_may_be_drawn(go: Go, tmp_path: Path) -> None:
+    # Client 0 is always there, and never drawn. A round begins at 3.5, when client 1 comes, who is done at 4.5.
+    path = tmp_path / "there.csv"
+    path.write_text("client,start,end,period\n0,0,10,10\n1,3.5,4.6,10\n2,6,8,10\n")
+    options = {"participation": "fixed:1,2", "round_deadline": 1.0, "availability": f"trace:{path}"}
+    _, _, strategy = go([[1.0]] * 3, rounds=80, **options)
+    shares = strategy.shares_of_clients()
+    assert shares["expected-share"] == pytest.approx([0.0, 1 / 3, 2 / 3], abs=0.02)
+    assert shares["observed-share"] == pytest.approx([0.0, 1 / 3, 2 / 3], abs=0.03)
+    go([[1.0]] * 3, kind=Mifa, rounds=6, **options)  # nobody is waited for in vain
+
+
+@pytest.mark.parametrize("late", ["drop", "next"])
+def test_late_work_is_late_until_it_is_known_to_be_lost(go: Go, tmp_path: Path, late: str) -> None:
+    path = tmp_path / "there.csv"
+    path.write_text("client,start,end\n0,0,99\n1,0,99\n2,0,2\n")
+    options = {"round_deadline": 1.5, "availability": f"trace:{path}", "late": late}
+    reports, _, strategy = go([[1.0], [1.0], [3.0]], rounds=4, **options)
+    first = reports[0].metrics
+    assert (first.get("lost-tasks", 0), first["failures"], first["late-updates"]) == (0, 0, 1)
+    account = dict(strategy.accounts.items())[2]
+    assert (account.late, account.lost) == ((1, 0) if late == "drop" else (0, 1))
+
+
 def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:
     times = [[1.0], [2.0], [5.0]]
     with pytest.raises(

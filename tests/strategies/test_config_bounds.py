@@ -1,0 +1,37 @@
+"""What a strategy's Config refuses where it is made, whichever app it is in."""
+
+import math
+from typing import Any
+
+import pytest
+
+from strategies import REGISTRY, FedAvg, Spectral
+from strategies.parameters import parameters_of
+
+TRIED: dict[type, list[Any]] = {float: [-1.0, math.nan], int: [-1], str: ["bogus"], bool: []}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_value_out_of_range_is_taken(name: str) -> None:
+    kind = REGISTRY[name]
+    for parameter in parameters_of(kind.Config).values():
+        for value in TRIED[parameter.kind]:
+            if parameter.name == "seed":  # any whole number is one
+                continue
+            with pytest.raises((ValueError, TypeError), match=parameter.name):
+                kind(**{parameter.name: value})
+
+
+def test_an_error_says_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"^dp = 'Central': must be one of none, central, local$"):
+        FedAvg(dp="Central")
+    with pytest.raises(ValueError, match=r"^update_norm_bound = -1.0: must be a number >= 0$"):
+        FedAvg(update_norm_bound=-1.0)
+
+
+def test_weights_that_are_not_read_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    Spectral()
+    Spectral(Spectral.Config(client_weights="samples"))
+    assert not caplog.records
+    Spectral(client_weights="uniform")
+    assert "client_weights = 'uniform' isn't read: Spectral's are adjacency" in caplog.text
