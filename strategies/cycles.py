@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,13 @@ from strategies.clock import RESOLUTION
 PLAYED = 512  # tasks of a client, at least, where something is drawn
 MOST = 20_000  # and at most
 FEW, SURE = 32, 0.002  # so many are enough if their mean is known so well
+PERIODS = 64  # of a client, at most, of which a whole number of intervals is made
 SAMPLES = 96  # times of a period
+MANY, LOOKS = (
+    32,
+    300_000,
+)  # and, of periods that differ, up to so many times as many, of so many looks at clients
+GOLDEN = (1 + 5**0.5) / 2  # a step by which no period is met at few times of its own
 NEVER = math.inf
 
 # Of a task by its number from 1 and its beginning: its end, and whether it is lost.
@@ -56,7 +63,8 @@ class Cycle:
     def _fixed(self, now: float, end: float) -> tuple[int, float]:
         """Return how many tasks that begin by a time are done, and the next beginning."""
         done, again = 0, self._next(self.time)
-        while now < end:
+        before = end * (1 - 1e-12) - RESOLUTION  # the next period's first task isn't one of these
+        while now < before:
             leaves = self.presence.leaves(self.place, now)
             following = now  # the beginning of a task that isn't done when the client goes
             if now + self.time <= leaves + RESOLUTION:
@@ -95,8 +103,14 @@ class Cycle:
         if now == NEVER:
             return NEVER
         stays = self._ends(now)
-        end, done, task = now + (self.presence.horizon if stays else self._span(PLAYED)), 0, 0
-        while (now < end or (stays and done < PLAYED)) and task < MOST:
+        span = self.presence.horizon if stays else self._span(PLAYED)
+        end, done, task = now + span, 0, 0
+        more = self.presence.repeats and not self.presence.always  # it may be away most of the time
+        while task < MOST:
+            if now >= end:
+                if not more or done >= PLAYED or not (done or stays):
+                    break
+                end += span
             task += 1
             now, lost = ends(task, now)
             if not lost:
@@ -117,10 +131,17 @@ class Cycle:
 
     def _span(self, tasks: int) -> float:
         """Return how long to look: so many tasks, in whole periods; all there is where nothing comes again."""
-        horizon = self.presence.horizon
         if not self.presence.repeats:
-            return horizon
-        return max(math.ceil(tasks * self.time / horizon), 1) * horizon if horizon else tasks * self.time
+            return self.presence.horizon
+        if not (period := self.presence.period_of(self.place)):
+            return tasks * self.time
+        number, whole = max(math.ceil(tasks * self.time / period), 1), 1
+        if (
+            self.interval
+        ):  # so many periods are a whole number of intervals, or nearly, where that is much of them
+            most = min(max(math.ceil(PLAYED * self.interval / period), 1), PERIODS)
+            whole = Fraction(period / self.interval).limit_denominator(most).denominator
+        return math.ceil(number / whole) * whole * period
 
     def _next(self, time: float) -> float:
         """Return when a client that is done at a time begins again."""
@@ -137,6 +158,8 @@ def over_time(
 ) -> NDArray[np.float64]:
     """Return the mean shares (n,) of clients in rounds that begin at times spread evenly over a period.
 
+    Where clients have periods of their own, over so many of the longest that each is met at all times of its own.
+
     Parameters
     ----------
     places, times : sequence
@@ -146,7 +169,7 @@ def over_time(
         done leave theirs to the others.
     """
     total, counted = np.zeros(len(places)), 0
-    for moment in ((np.arange(SAMPLES) + 0.5) / SAMPLES * presence.horizon).tolist():
+    for moment in _moments(presence, places):
         there = [at for at, place in enumerate(places) if presence.there(place, moment)]
         if not there:
             continue
@@ -156,3 +179,16 @@ def over_time(
             total[there] += of_round / of_round.sum()
             counted += 1
     return total / counted if counted else total
+
+
+def _moments(presence: Availability, places: Sequence[int]) -> list[float]:
+    """Return times that are spread evenly over what comes again."""
+    longest, number = presence.horizon, SAMPLES
+    if presence.repeats:
+        turning = {presence.period_of(place) for place in places if presence.changes(place, 0.0) < NEVER}
+        longest = max(turning, default=longest)
+        if len(turning) > 1:
+            number = min(max(LOOKS // len(places), SAMPLES), MANY * SAMPLES)
+            step = GOLDEN * longest / number**0.5  # as many periods as times of each
+            return ((np.arange(number) + 0.5) * step).tolist()  # type: ignore[no-any-return]
+    return ((np.arange(number) + 0.5) / number * longest).tolist()  # type: ignore[no-any-return]
