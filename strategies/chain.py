@@ -172,8 +172,9 @@ class Clip:
     norm: float
 
     def __call__(self, local: Local) -> None:
-        """Change the model in place."""
+        """Change the model in place; what another bound has marked is told no more either."""
         clip_update(local.model, local.base, self.norm)
+        local.bounded = False
 
 
 @dataclass(frozen=True)
