@@ -72,10 +72,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
-    if config.clock == "auto":
-        config = config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
-        if on_devices:
-            log.info("clock = auto: real time, on devices")
+    config = _with_clock(config, on_devices=on_devices)
     given = config
     try:
         work_of_clients(config, num_clients)
@@ -121,6 +118,20 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     _say(config, dataset, partition, model)
     unread = unread_keys(Setting(given, strategy, dataset))
     return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
+
+
+def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:
+    """Return a config that says which clock the run has; a virtual one on devices is said, too."""
+    if config.clock == "auto":
+        if on_devices:
+            log.info("clock = auto: real time, on devices")
+        return config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
+    if config.clock == "virtual" and on_devices:
+        log.warning(
+            "clock = virtual: times of this run on devices are made up, and safeguards = auto bounds nothing that a "
+            "device does; clock = auto is real time here"
+        )
+    return config
 
 
 def _with_times(experiment: Experiment, strategy: FederatedStrategy) -> Experiment:
