@@ -232,9 +232,13 @@ def test_a_run_that_cannot_begin_is_one_line(made: Path, arguments: tuple[str, .
     assert entries(made)[-1]["outcome"].startswith("failed: ")
 
 
-def test_a_runs_number_of_clients_and_clock_are_not_dropped_without_a_word(made: Path, tmp_path: Path) -> None:
+def test_a_runs_number_of_clients_and_clock_are_not_dropped_without_a_word(
+    made: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "config.toml"
-    config.write_text('lr = 0.2\nmin-clients = 3\nclock = "virtual"\nnum-clients = 20\n[versions]\nflwr = "1"\n')
+    config.write_text(
+        'lr = 0.2\nmin-clients = 3\nclock = "virtual"\nnum-clients = 20\n[versions]\nflwr = "1"\n'
+    )
     clock, *said = deploy("run", made, "-c", str(config), "--app", "/nowhere").output.splitlines()
     assert clock.startswith("clock = virtual: was the simulation's, and isn't taken over")
     assert said[0].startswith("num-clients = 20: isn't read on devices; ")

@@ -71,7 +71,9 @@ def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path)
     process = start("-n", "2", "-c", str(simulated), "-c", config)
     output = process.communicate(timeout=500)[0]
     assert process.returncode == 0, output
-    assert output.startswith("clock = virtual: was the simulation's, and isn't taken over; devices have real time\n")
+    assert output.startswith(
+        "clock = virtual: was the simulation's, and isn't taken over; devices have real time\n"
+    )
     assert {line["clock"] for line in read_metrics(tmp_path / "run")} == {"wall"}
     assert "Successfully started run" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -78,6 +78,17 @@ def test_local_noise_is_on_what_leaves_the_client(strategy: str, tmp_path: Path)
     assert spent >= gaussian_epsilon(4.0, 1e-5, math.ceil(len(grid.norms) / 3))
 
 
+@pytest.mark.parametrize("values", [{"strategy": "spectral"}, {"client-weights": "adjacency"}])
+def test_what_directions_cost_is_added(values: dict[str, Any], tmp_path: Path) -> None:
+    private = {"dp": "local", "dp-noise-multiplier": 4.0, "message-epsilon": 100.0, "message-delta": 3e-5}
+    directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values, **private), 3))
+    first, *others = read_metrics(directory.path)
+    assert "dp-epsilon" not in first  # evaluated before anybody has told a direction
+    assert [(line["dp-epsilon"], line["dp-delta"]) for line in others] == [
+        (100.0 + gaussian_epsilon(4.0, 1e-5, rounds), pytest.approx(4e-5)) for rounds in (1, 2, 3)
+    ]
+
+
 @pytest.mark.parametrize("values", [CENTRAL, {"dp": "local"}, {"dp": "local", "strategy": "fedbuff"}])
 def test_a_private_run_is_the_same_whichever_engine_and_whenever(
     values: dict[str, Any], tmp_path: Path
