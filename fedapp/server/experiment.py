@@ -29,7 +29,7 @@ from fedapp.server.exporter import check_exporter
 from fedapp.server.fleet import work_of_clients
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_personal, say_pooled
-from fedapp.server.privacy import check_privacy, check_standardized, say_what_stays
+from fedapp.server.privacy import check_privacy, check_standardized, say_what_is_repeated, say_what_stays
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
@@ -160,6 +160,7 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
     """Say what of the data and the model isn't as one may think."""
     say_what_stays(config, model)
+    say_what_is_repeated(config)
     say_pooled(config, dataset)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)

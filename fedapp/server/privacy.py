@@ -35,7 +35,9 @@ class PrivacyAccount(Observer):
         if releases:
             spent = gaussian_epsilon(config.dp_noise_multiplier, config.dp_delta, releases)
         if directions:
-            entry.metrics["dp-delta"] = (config.dp_delta if releases else 0.0) + directions * config.message_delta
+            entry.metrics["dp-delta"] = (
+                config.dp_delta if releases else 0.0
+            ) + directions * config.message_delta
         if releases or directions:
             entry.metrics["dp-epsilon"] = spent + directions * config.message_epsilon
 
@@ -86,4 +88,15 @@ def say_what_stays(config: RunConfig, model: nn.Module) -> None:
             config.dp,
             ", ".join(names[:3]),
             f", … ({len(names)})" if len(names) > 3 else "",
+        )
+
+
+def say_what_is_repeated(config: RunConfig) -> None:
+    """Say what the account of a run that goes on doesn't hold: in real time it does anew what no checkpoint has."""
+    if config.dp != "none" and config.resume and config.clock == "wall":
+        log.warning(
+            "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is done "
+            "again, with new noise (at most checkpoint-every = %d aggregations)",
+            config.dp,
+            config.checkpoint_every,
         )

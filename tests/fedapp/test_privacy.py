@@ -1,5 +1,6 @@
 """Differential privacy in whole runs: what leaves a client, what it costs, and what is refused."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,21 @@ def test_what_directions_cost_is_added(values: dict[str, Any], tmp_path: Path) -
     assert [(line["dp-epsilon"], line["dp-delta"]) for line in others] == [
         (100.0 + gaussian_epsilon(4.0, 1e-5, rounds), pytest.approx(4e-5)) for rounds in (1, 2, 3)
     ]
+
+
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
+def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(
+    clock: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {"dp": "local", "clock": clock, "checkpoint-every": 2, "run-name": "run"}
+    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
+        run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
+        assert "isn't in dp-epsilon" not in caplog.text
+        again = RunConfig.load({"resume": str(tmp_path / "run"), "num-server-rounds": 4})
+        prepare(again, 3)
+    said = [record.getMessage() for record in caplog.records if "isn't in dp-epsilon" in record.getMessage()]
+    assert len(said) == (clock == "wall")  # in virtual time what is repeated is so to the last bit
+    assert all("at most checkpoint-every = 2 aggregations" in line for line in said)
 
 
 @pytest.mark.parametrize("values", [CENTRAL, {"dp": "local"}, {"dp": "local", "strategy": "fedbuff"}])
