@@ -30,7 +30,7 @@ from fedapp.server.exporter import check_exporter
 from fedapp.server.fleet import work_of_clients
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_personal, say_pooled
-from fedapp.server.privacy import check_privacy, check_standardized, say_what_stays
+from fedapp.server.privacy import check_privacy, check_standardized, say_what_is_repeated, say_what_stays
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
@@ -73,10 +73,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
-    if config.clock == "auto":
-        config = config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
-        if on_devices:
-            log.info("clock = auto: real time, on devices")
+    config = _with_clock(config, on_devices=on_devices)
     given = config
     try:
         work_of_clients(config, num_clients)
@@ -125,6 +122,20 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
 
 
+def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:
+    """Return a config that says which clock the run has; a virtual one on devices is said, too."""
+    if config.clock == "auto":
+        if on_devices:
+            log.info("clock = auto: real time, on devices")
+        return config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
+    if config.clock == "virtual" and on_devices:
+        log.warning(
+            "clock = virtual: times of this run on devices are made up, and safeguards = auto bounds nothing that a "
+            "device does; clock = auto is real time here"
+        )
+    return config
+
+
 def _with_times(experiment: Experiment, strategy: FederatedStrategy) -> Experiment:
     """Return the experiment with what follows from task times, where these follow from what tasks weigh."""
     config, sizes = experiment.config, np.diff(experiment.partition.client_offsets)
@@ -151,6 +162,7 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
     """Say what of the data and the model isn't as one may think."""
     say_what_stays(config, model)
+    say_what_is_repeated(config)
     say_pooled(config, dataset)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)

@@ -404,3 +404,39 @@ def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) ->
     grid = {mode: federation() for mode in ("on", "off")}
     on, off = (go(FedAvg, grid[mode], 5, safeguards=mode)[0] for mode in ("on", "off"))
     assert on == off
+
+
+@pytest.mark.parametrize("more", [{}, {"update_norm_bound": 0.9}])
+def test_under_central_privacy_one_client_moves_the_model_by_no_more_than_the_noise_is_for(
+    more: dict[str, float], federation: Make, go: Make
+) -> None:
+    """Of 21 clients one changes, and with it which norm is the median: 0.02, or 1, which is S."""
+
+    def moved_to(last: float) -> float:
+        # From w = 1 at lr ½ client i's update is (centre − 1) / 2.
+        grid = federation(centres=(*[1.04] * 10, *[3.0] * 10, 1 + 2 * last), sizes=(1,) * 21)
+        private = {"dp": "central", "dp_clipping_norm": 1.0, "dp_noise_multiplier": 1e-9}
+        values, strategy = go(FedAvg, grid, client_weights="uniform", **private, **more)
+        told.append(strategy)
+        return values[-1]
+
+    told: list[Any] = []
+    near, none, far = moved_to(0.02), moved_to(0.0), moved_to(1.0)
+    for value in (near, far):  # the sensitivity S/n is to a client's update in place of none
+        assert abs(value - none) <= (1 + 1e-6) / 21
+    assert {account.clipped for strategy in told for _, account in strategy.accounts.items()} == {0}
+
+
+def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(
+    federation: Make, model: Make, train_config: Make
+) -> None:
+    def told(**options: Any) -> set[str]:
+        strategy = FedAvg(client_weights="uniform", safeguards="on", min_available_nodes=1, **options)
+        result = strategy.start(
+            federation(), model(1.0), num_rounds=1, timeout=5.0, train_config=train_config(1, 0.5)
+        )
+        return set(result.train_metrics_clientapp[1])
+
+    for bound in ({}, {"update_norm_bound": 0.1}):
+        assert "clipped-updates" in told(**bound)
+        assert "clipped-updates" not in told(dp="central", dp_noise_multiplier=0.1, **bound)
