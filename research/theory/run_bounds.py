@@ -213,6 +213,11 @@ def _local_steps(config: RunConfig) -> int:
     return config.local_steps or config.local_epochs
 
 
+def _step_size(config: RunConfig) -> float:
+    """γ of a local step."""
+    return config.lr / _local_steps(config) if config.normalize_steps else config.lr
+
+
 # ---- Constants -------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +282,7 @@ def _rows(c: Constants, run: Replay, config: RunConfig) -> list[ConstantRow]:
 
 
 def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable[[], BoundCurve]]:
-    lr, E = config.lr, _local_steps(config)
+    lr, E = _step_size(config), _local_steps(config)
 
     def of_000() -> BoundCurve:
         _check_even("Dhasade et al., theorem 2.1", c)

@@ -142,6 +142,16 @@ def test_asynchronous_runs_have_terms_and_no_bound(run_once: RunOnce, strategy: 
     assert not (run_dir / "bounds.png").exists()
 
 
+def test_normalized_steps_have_the_bounds_of_their_size(run_once: RunOnce) -> None:
+    plain = bounds_of_run(run_once(local_steps=4))
+    found = bounds_of_run(run_once(local_steps=4, lr=4 * LR, normalize_steps="true"))
+    assert found.gaps == pytest.approx(plain.gaps)
+    assert found.refusals == plain.refusals
+    assert [bound.source for bound in found.bounds] == [bound.source for bound in plain.bounds]
+    for bound, same in zip(found.bounds, plain.bounds, strict=True):
+        assert bound.values == pytest.approx(same.values)
+
+
 def test_the_perceptron_with_whole_batches(run_once: RunOnce) -> None:
     synthetic = {"dataset": '"synthetic"', "partitioner": '"natural"', "model": '"perceptron"'}
     run_dir = run_once(**synthetic, l2=0.0, batch_size=0, lr=0.2, local_steps=10)
