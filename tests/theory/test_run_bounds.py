@@ -345,6 +345,11 @@ def test_what_is_no_repeatable_run_is_an_error(run_once: RunOnce, tmp_path: Path
     done = command(tmp_path)
     assert done.exit_code == 1
     assert "is no run's folder, it has no config.toml" in done.output
+    steep = changed(run_once(), tmp_path / "steep", lr="1e30")
+    done = command(steep)
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith("error: ")
+    assert "(lr)" in done.output
     other = changed(run_once(), tmp_path / "other", seed="5")
     with pytest.raises(ConfigError, match=r"repeating the run gives another model \(distance"):
         bounds_of_run(other)
