@@ -1,5 +1,6 @@
 """``fedapp bounds`` on real, small runs: constants and curve against PyTorch and SciPy, bounds above, refusals."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -339,6 +340,27 @@ def test_the_command_refuses_and_draws_none(run_once: RunOnce, tmp_path: Path) -
     assert "doesn't apply: model = 'mlp'" in done.output
     assert "doesn't apply: momentum = 0.5" in done.output
     assert not (run_dir / "bounds.png").exists()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"time_budget": 5.5},
+        {**ASYNC, "time_budget": 2.5, "server_lr": 0.5},
+        {"strategy": '"fedfix"', "time_budget": 5.5},
+        # Where a task takes 2 s and more by its 32 examples, and would take 20 by those of its client.
+        {"time_scenario": '"lognormal:0.1,16"', "time_budget": 9.5},
+    ],
+)
+def test_a_run_that_its_time_budget_ends(run_once: RunOnce, keys: dict[str, object]) -> None:
+    run_dir = run_once(**keys, num_server_rounds=40, eval_every=20)
+    number = json.loads((run_dir / "summary.json").read_text())["aggregations"]
+    assert 0 < number < 40
+    assert number != 20
+    done = []
+    found = bounds_of_run(run_dir, lambda count, total: done.append((count, total)))
+    assert len(found.gaps) == number + 1
+    assert done[: number + 1] == [(n, 40) for n in range(number + 1)]
 
 
 def test_what_is_no_repeatable_run_is_an_error(run_once: RunOnce, tmp_path: Path) -> None:
