@@ -156,6 +156,15 @@ def test_every_way_of_training_equals_the_sequential_engine(
         assert_equal_runs(run(vectorized_grid(way=way), config), run(sequential_grid(), same))
 
 
+@pytest.mark.parametrize("way", [None, "vmapped"])
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fedbuff"])
+def test_a_parameter_may_be_one_number(strategy: str, way: str | None, small: Configure) -> None:
+    own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Scaled"}
+    path, reference = (run(grid, small(**own)) for grid in (vectorized_grid(way=way), sequential_grid()))
+    assert_equal_runs(path, reference)
+    assert safetensors.numpy.load_file(path / "model.safetensors")["scale"].shape == ()
+
+
 @pytest.mark.parametrize("way", ["stacked", "dual", "vmapped", "single"])
 def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Configure) -> None:
     values = {
