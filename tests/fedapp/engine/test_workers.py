@@ -154,11 +154,12 @@ def test_parts_of_gpus_are_given_to_workers(run: Run) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_more_than_ray_has_room_for_is_refused_at_once(run: Run) -> None:
+def test_more_than_ray_has_room_for_is_refused_and_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"workers = 3: .*num-cpus = 2 for each, they need 6 CPUs; Ray has 4"
     ):
-        run(3, {"client-resources-num-cpus": 2})
+        run(3, {"client-resources-num-cpus": 2}, results_dir=str(tmp_path / "results"))
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.thorough
