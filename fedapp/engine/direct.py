@@ -90,14 +90,15 @@ class DirectTasks:
             try:
                 task = self._built(waiting, models)
             except Exception as error:  # an engine answers with an error, whatever a task raised
-                text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-                self._done[waiting.id] = Work(np.empty(0), MetricRecord(), reason=messages.last_line(text))
+                self._done[waiting.id] = _undone(error)
                 continue
             groups.setdefault(waiting.block, []).append(len(built))
             built.append((waiting, task))
         trained = self.trainer.train([task for _, task in built], list(groups.values()))
         for (waiting, task), result in zip(built, trained, strict=True):
-            self._done[waiting.id] = _work_of(waiting.request, task, result)
+            self._done[waiting.id] = (
+                _undone(result) if isinstance(result, Exception) else _work_of(waiting.request, task, result)
+            )
 
     def _head(self) -> list[_Waiting]:
         taken: list[_Waiting] = []
@@ -163,6 +164,11 @@ def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
         state[name] = torch.from_numpy(values).to(device)
         start += size
     return state
+
+
+def _undone(error: Exception) -> Work:
+    text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
+    return Work(np.empty(0), MetricRecord(), reason=messages.last_line(text))
 
 
 def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:
