@@ -1,9 +1,11 @@
 """``fedapp sweep``: real runs on the digits, in real worker processes."""
 
 import csv
+import importlib
 import json
 import math
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,8 @@ def test_runs_of_other_data_or_of_another_source_are_other_runs(tmp_path, monkey
     before = key(strategy="own_sweep_strategy:Mine")
     assert before == key(strategy="own_sweep_strategy:Mine")
     source.write_text(source.read_text() + "# changed\n")
+    assert key(strategy="own_sweep_strategy:Mine") == before  # what was imported is what runs
+    importlib.reload(sys.modules["own_sweep_strategy"])
     assert key(strategy="own_sweep_strategy:Mine") != before
 
 
