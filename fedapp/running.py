@@ -70,29 +70,24 @@ def run_on(
     simulation = simulation.fit_to_machine(config, on_ray=on_ray)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
-
-    def begun() -> RunDirectory:
-        made = directory or RunDirectory(config)
-        on_directory(made)
-        return made
-
     if on_ray and engine != RAY:
         from fedapp.engine.workers import grid_of_workers  # Ray takes a second to import
 
         with grid_of_workers(simulation, way) as grid_on_ray:  # a run that has no room leaves no folder
-            return server.run(grid_on_ray, experiment, stopped, begun(), observers)
-    recorded = begun()
+            on_directory(directory := directory or RunDirectory(config))
+            return server.run(grid_on_ray, experiment, stopped, directory, observers)
+    on_directory(directory := directory or RunDirectory(config))
     if engine != RAY:
         grid = make_grid(engine, num_clients, workers, way)
-        return server.run(grid, experiment, stopped, recorded, observers)
+        return server.run(grid, experiment, stopped, directory, observers)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        server.run(grid, experiment, stopped, recorded, observers)
+        server.run(grid, experiment, stopped, directory, observers)
 
     simulate(app, client_app.app, simulation)
-    return recorded
+    return directory
 
 
 def _check_can_be_found(config: RunConfig) -> None:

@@ -116,9 +116,12 @@ def without_announcements() -> None:
 
 def simulate(server_app: ServerApp, client_app: ClientApp, simulation: SimulationConfig) -> None:
     """Run the apps on Ray until the ServerApp returns; its exceptions are raised here."""
+    import ray  # takes a second
+
     without_announcements()
-    interval = sys.getswitchinterval()
+    interval, init = sys.getswitchinterval(), ray.init
     sys.setswitchinterval(SWITCH_INTERVAL)
+    ray.init = sigterm_kept()(init)  # which Flower calls
     try:
         flower_internals.simulate(
             server_app,
@@ -128,7 +131,20 @@ def simulate(server_app: ServerApp, client_app: ClientApp, simulation: Simulatio
             verbose_logging=simulation.verbose,
         )
     finally:
+        ray.init = init
         sys.setswitchinterval(interval)
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Keep a handler of SIGTERM where Ray starts, which puts one in its place that ends the process at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # In another thread Ray has none; where there was none, Ray's ends what it has started.
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from fedapp import client_app
 from fedapp.config import ConfigError
-from fedapp.engine.ray import SimulationConfig, without_announcements
+from fedapp.engine.ray import SimulationConfig, sigterm_kept, without_announcements
 from fedapp.engine.summing import SharedTerms, divided
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.federation.rows import rows_as_needed
@@ -257,7 +257,8 @@ def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Ite
     begun = not ray.is_initialized()
     if begun:
         init = simulation.backend()["init_args"]
-        ray.init(**{"logging_level": "error", "include_dashboard": False, **init})
+        with sigterm_kept():
+            ray.init(**{"logging_level": "error", "include_dashboard": False, **init})
     try:
         cpus, gpus = simulation.client_resources_num_cpus, simulation.client_resources_num_gpus
         _check_room(simulation)

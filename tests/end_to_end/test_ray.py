@@ -232,17 +232,35 @@ def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository, tmp_path):
     assert max(at_once) == 4
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_a_complete_run_directory(repository, tmp_path, pairs, signal_number):
+@pytest.mark.parametrize(
+    ("signal_number", "engine", "workers"),
+    [
+        (signal.SIGINT, "ray", 0),
+        (signal.SIGTERM, "sequential", 0),
+        pytest.param(signal.SIGTERM, "ray", 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "vectorized", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupt_leaves_a_complete_run_directory(
+    repository, tmp_path, pairs, signal_number, engine, workers
+):
     config = {"num-server-rounds": 5000, "results-dir": str(tmp_path), "run-name": "run"}
-    engine = "ray" if signal_number == signal.SIGINT else "sequential"
+    command = [sys.executable, "run_simulation.py", "--engine", engine, "--run-config", pairs(config)]
     process = subprocess.Popen(
-        [sys.executable, "run_simulation.py", "--engine", engine, "--run-config", pairs(config)],
+        [*command, "--federation-config", f"num-supernodes=4 workers={workers}"],
         cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 120)
-    os.killpg(process.pid, signal_number)  # as a terminal does: to Ray's workers too
-    output, _ = process.communicate(timeout=60)
+    try:
+        wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 240)
+        if signal_number == signal.SIGINT:
+            os.killpg(process.pid, signal_number)  # as a terminal does: to Ray's workers too
+        else:
+            process.send_signal(signal_number)  # as a container's runtime does
+        output, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     assert process.returncode == 130, output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
