@@ -172,8 +172,9 @@ class Clip:
     norm: float
 
     def __call__(self, local: Local) -> None:
-        """Change the model in place."""
+        """Change the model in place; what another bound has marked is told no more either."""
         clip_update(local.model, local.base, self.norm)
+        local.bounded = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,10 @@ class Tell:
 
 @dataclass(frozen=True)
 class Noise:
-    """Adds Gaussian noise of deviation z S d to an update, d the most that one update of norm 1 moves it."""
+    """Adds Gaussian noise of deviation z S d to an update, d the most that one update of norm 1 moves it.
+
+    The neighbour of a round is the same one with a client's update zero; another update in its place moves 2 S d.
+    """
 
     multiplier: float
     norm: float

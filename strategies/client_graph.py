@@ -57,6 +57,7 @@ class ClientGraph:
         self.guarded = guarded
         self._known: dict[int, Vector] = {}  # by node id
         self._silent: set[int] = set()
+        self._asked: Counter[int] = Counter()  # how often, by client index
         self._mods: dict[int, str] = {}  # what a mod in front of a client's app says against the request
         self._nodes: tuple[int, ...] = ()
         self.clients: tuple[int, ...] = ()
@@ -79,6 +80,7 @@ class ClientGraph:
         """
         new = [c for c in clients if c.node_id not in self._known and c.node_id not in self._silent]
         if new:
+            self._asked.update(client.index for client in new)
             requests = [
                 messages.request(
                     messages.ASK_DIRECTION,
@@ -131,13 +133,19 @@ class ClientGraph:
 
         In files directions are ``messages``, the paper's word, which earlier runs have written.
         """
-        known = list(self._known.values())
-        return {"graph-nodes": list(self._known), "graph-messages": np.array(known)}
+        known, asked = list(self._known.values()), [list(each) for each in self._asked.items()]
+        return {"graph-nodes": list(self._known), "graph-messages": np.array(known), "graph-asked": asked}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the directions of an earlier run."""
         vectors = np.array(state["graph-messages"])
         self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
+        asked = state.get("graph-asked", [(0, 1)])  # an earlier version didn't count, and asked each once
+        self._asked = Counter({int(index): int(times) for index, times in asked})
+
+    def most_asked(self) -> int:
+        """Return how often a client has been asked at most: again as another node, or as it was silent before."""
+        return max(self._asked.values(), default=0)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return the graph's arrays by the names they have in graph.npz, the Laplacian's eigenvalues among them."""

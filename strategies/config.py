@@ -85,7 +85,7 @@ class SynchronousConfig(StrategyConfig):
         anything: see ``strategies.aggregation``.
     dp, dp_clipping_norm, dp_noise_multiplier : str, float, float
         ``central`` differential privacy: no update counts with a norm above S, and the sum gets Gaussian noise of
-        deviation z S max d_i. ``local`` is the clients' own affair.
+        deviation z S max d_i, for a client's update or zero in its place. ``local`` is the clients' own affair.
     round_deadline : float
         Seconds of the run's clock after which a round closes: see ``strategies.deadline``. 0: none.
     over_select : float

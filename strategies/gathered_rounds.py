@@ -114,7 +114,8 @@ class GatheredRounds(TimedRounds):
         self, current: Round, weights: Sequence[float], gathered: WeightedSum, apart: Untrained
     ) -> tuple[ArrayRecord | None, MetricRecord]:
         """Enter a round in the books, and make the next model of what was gathered; None if there is nothing."""
-        metrics = current.told(clipped=bool(self.config.update_norm_bound) or self.safeguards.learns_norms)
+        bounds = bool(self.config.update_norm_bound) or self.safeguards.learns_norms
+        metrics = current.told(clipped=bounds and self._clip is None)
         current.settle(self.accounts, self.timeline, self.pace.now())
         metrics.update(self._settle_late(current))
         moved = self._step(current, weights, gathered)

@@ -9,6 +9,9 @@ and task times are known: there a method is what its paper says. They are
 
 and, in the graph of clients, that no two are taken as more alike than the median pair (strategies/client_graph.py).
 Where one binds, the log says so once, and what is reported is the objective that is then minimised.
+
+Under central differential privacy no median bounds norms: one client's data could move it, and with it the others'
+updates, which is more than the noise covers. ``dp_clipping_norm`` is the bound there.
 """
 
 import logging
@@ -46,7 +49,8 @@ class SafeguardsConfig:
     size_ratio_bound, examples_bound : float, int
         n_i counts as at most so many times the median of all n_j, and as at most so many.
     norm_ratio_bound : float
-        ‖Δ_i‖ is at most so many times the median of the clients' last norms, unless ``update_norm_bound`` is given.
+        ‖Δ_i‖ is at most so many times the median of the clients' last norms, unless ``update_norm_bound`` is given or
+        ``dp`` is central.
     """
 
     safeguards: str = "auto"
@@ -140,7 +144,8 @@ class Safeguards:
     def learns_norms(self) -> bool:
         """Whether updates are bounded by what is usual."""
         bound = getattr(self.config, "update_norm_bound", 0.0)
-        return self.active and self.config.norm_ratio_bound > 0 and not bound
+        central = getattr(self.config, "dp", "none") == "central"
+        return self.active and self.config.norm_ratio_bound > 0 and not bound and not central
 
     @property
     def heaviest(self) -> float:

@@ -82,9 +82,13 @@ def graph_direction(message: Message, context: Context) -> Message:
     """Send the principal direction of this client's data, which places it in the graph of clients.
 
     With ``message-epsilon`` > 0 it is made (ε, δ)-differentially private first. A node with data of its own draws
-    the noise from the operating system; one of a simulation from the run's seed, so that the run can be repeated.
+    the noise from the operating system, once for as long as Flower keeps its state of the run: whoever asks again
+    gets the same answer. One of a simulation draws it from the run's seed, so that the run can be repeated.
     """
     record, config = read_config(message)
+    kept = context.state.get(messages.DIRECTION)
+    if config.message_epsilon and isinstance(kept, ArrayRecord):
+        return Message(RecordDict({messages.DIRECTION: kept}), reply_to=message)
     data = local_data(config, record, context)
     direction = client_direction(data.dataset, data.rows, config.normalize)
     if config.message_epsilon:
@@ -96,6 +100,8 @@ def graph_direction(message: Message, context: Context) -> Message:
         )
         direction = private_direction(direction, config.message_epsilon, config.message_delta, 1.0, rng)
     arrays = ArrayRecord({messages.DIRECTION: Array(direction)})
+    if config.message_epsilon and not is_simulated(context):
+        context.state[messages.DIRECTION] = arrays
     return Message(RecordDict({messages.DIRECTION: arrays}), reply_to=message)
 
 

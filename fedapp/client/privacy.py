@@ -5,8 +5,14 @@ With S the clipping norm and z the noise multiplier, both for one client's whole
     central   Δ_i is clipped to ‖Δ_i‖ ≤ S on the client, and again on the server; w̄ + Σ d_i Δ_i gets noise of
               deviation z S max d_i. All d_i are 1/n, so that a client moves the sum by at most S/n. Protects from
               those who see models, not from the server (H. B. McMahan et al., ICLR 2018, algorithm 1).
+              Neighbours: the client's update, or zero in its place; n is the same, and known.
     local     Δ_i is clipped to S and gets noise of deviation 2 z S before it leaves the client: other data in
               place of the client's move Δ_i by at most 2 S. Nobody needs to be trusted.
+              Neighbours: the client's data, or any other in their place.
+
+So the same z gives the same ε in both, which means less in the first: of other data in place of the client's, which
+move the sum by up to 2 S/n, central noise hides what z/2 does. A client's direction (``fedapp.data.direction``) has
+the second kind of neighbours.
 
 Δ_i is that of the arrays that are trained. What isn't (running statistics, and whole numbers such as their counts:
 ``strategies.untrained.UNTRAINED``) is made of the data as well, has no length that S could be of, and would be

@@ -5,7 +5,7 @@ What goes beyond ``flwr run``: files and pairs may stand beside each other, and 
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 import click
@@ -44,8 +44,13 @@ def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
     return read_run_options(name, texts)[0]
 
 
-def read_run_options(name: str, texts: list[str] | None) -> tuple[dict[str, Value], int | None]:
-    """Return what ``read_options`` does, and the number of clients, if one of the files is a run's config.toml."""
+def read_run_options(
+    name: str, texts: list[str] | None, but: Collection[str] = ()
+) -> tuple[dict[str, Value], int | None]:
+    """Return what ``read_options`` does, and the number of clients, if one of the files is a run's config.toml.
+
+    ``but`` are keys that aren't taken from such a file either.
+    """
     texts = texts or []
     for text in texts:
         _check_form(name, text)
@@ -62,6 +67,7 @@ def read_run_options(name: str, texts: list[str] | None) -> tuple[dict[str, Valu
         if text.endswith(".toml"):
             if name == "--run-config" and any(key.startswith(VERSIONS) for key in own):
                 num_clients, own = _of_a_run(name, text, own)
+                own = {key: value for key, value in own.items() if key not in but}
             if again := [key for key in own if key in in_pairs]:
                 raise ConfigError(
                     f"{name} {text!r}: has {again[0]}, which is given before it; the file comes first, then what "
@@ -71,6 +77,16 @@ def read_run_options(name: str, texts: list[str] | None) -> tuple[dict[str, Valu
             in_pairs |= own.keys()
         values |= own
     return values, num_clients
+
+
+def stated_options(name: str, texts: list[str] | None) -> dict[str, Value]:
+    """Return what somebody wrote: what ``read_options`` does, less what stands in a run's config.toml alone."""
+    of_runs = [
+        text
+        for text in texts or []
+        if text.endswith(".toml") and read_run_options(name, [text])[1] is not None
+    ]
+    return read_options(name, [text for text in texts or [] if text not in of_runs])
 
 
 def _check_form(name: str, text: str) -> None:

@@ -38,7 +38,7 @@ class ProtectionKeys(Keys):
         NonNegative,
         key(
             "an update is shortened to so many times the median of the clients' last norms; 0: none is",
-            GUARDED & where("update-norm-bound", 0.0),
+            GUARDED & where("update-norm-bound", 0.0) & where("dp", "none", "local"),
         ),
     ]
     update_norm_bound: Annotated[

@@ -121,8 +121,9 @@ def private_direction(direction: Vector, epsilon: float, delta: float, clip: flo
 
     Protected with (ε, δ): all of the client's data, against all who see this direction, the server too (replace one
     client). Not protected: the models it trains and its number of samples; and a second direction costs another
-    (ε, δ), so draw once and keep it. Attacks on the floating-point noise are not considered. The noise has length
-    about σ √d: unless ε is large or d small, it drowns the direction.
+    (ε, δ), so draw once and keep it (``fedapp.client.handlers``), or count them (``fedapp.server.privacy``). Attacks
+    on the floating-point noise are not considered. The noise has length about σ √d: unless ε is large or d small, it
+    drowns the direction.
     """
     direction = np.asarray(direction, dtype=np.float64)
     if direction.ndim != 1 or direction.size == 0 or not np.isfinite(direction).all():

@@ -1,13 +1,15 @@
 """What must outlive the operator's disk: the deployment's folder, with the authority's key that nothing replaces."""
 
+import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedapp.deploy.files import REMOVED, read_deployment, write_startup
+from fedapp.deploy.files import PLAN, REMOVED, deployment_of, read_deployment, write_startup
 from fedapp.deploy.plan import DeployError, Deployment
 
 # What processes write.
@@ -30,11 +32,11 @@ def backup(out: Path, file: Path) -> list[str]:
     DeployError
         If `out` holds no deployment, or the file is there already or can't be written.
     """
-    read_deployment(out)
+    devices = {device.name for device in read_deployment(out).devices}
     kept = sorted(
         path.relative_to(out)
         for path in out.rglob("*")
-        if path.is_file() and _is_kept(path.relative_to(out)) and file.absolute() != path.absolute()
+        if path.is_file() and _is_kept(path.relative_to(out), devices) and file.absolute() != path.absolute()
     )
     with _new_private_file(file) as content, tarfile.open(fileobj=content, mode="w:gz") as archive:
         for name in kept:
@@ -48,27 +50,52 @@ def restore(file: Path, out: Path) -> Deployment:
     Raises
     ------
     DeployError
-        If the file is no backup, or `out` is there already and not empty.
+        If the file is no backup, is damaged or lacks a machine's files, or `out` is there already and not empty; in
+        none of these cases is anything written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DeployError(f"{out}: is there already; a backup is restored into a new folder")
     try:
-        with tarfile.open(file) as archive:
-            if "deployment.toml" not in archive.getnames():
-                raise DeployError(f"{file}: is no backup of a deployment, there is no deployment.toml in it")
+        _read_to_the_end(file)
+        with tarfile.open(file, "r:gz") as archive:
+            deployment = _deployment_in(archive, file, out)
             out.mkdir(parents=True, exist_ok=True)
-            archive.extractall(out, filter="data")  # nothing outside the folder
-    except (OSError, tarfile.TarError, EOFError) as error:
+            archive.extractall(out, filter="data")
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise DeployError(f"{file}: can't be restored ({str(error).splitlines()[0].rstrip(':')})") from None
-    deployment = read_deployment(out)
     write_startup(out, deployment)  # Flower's config.toml holds the folder's path
     return deployment
 
 
-def _is_kept(name: Path) -> bool:
-    folders = name.parts[:-1]
+def _read_to_the_end(file: Path) -> None:
+    """Raise an error if any byte of a compressed file isn't as it was written: its checksum comes last."""
+    with gzip.open(file) as content:
+        while content.read(2**20):
+            pass
+
+
+def _deployment_in(archive: tarfile.TarFile, file: Path, out: Path) -> Deployment:
+    """Read what deployment is in an archive, whose files must be all there, and within the folder it goes to."""
+    members = archive.getmembers()
+    if PLAN not in [member.name for member in members]:
+        raise DeployError(f"{file}: is no backup of a deployment, there is no {PLAN} in it")
+    for member in members:
+        tarfile.data_filter(member, str(out))  # raises if it would go elsewhere
+    plan = archive.extractfile(PLAN)
+    deployment = deployment_of(plan.read() if plan else b"", f"{file}: {PLAN}")
+    there = {member.name.partition("/")[0] for member in members if member.isfile() and "/" in member.name}
+    machines = dict.fromkeys(service.machine for service in deployment.services)
+    if missing := [machine for machine in machines if machine not in there]:
+        raise DeployError(f"{file}: can't be restored (nothing in it is of {', '.join(missing)})")
+    return deployment
+
+
+def _is_kept(name: Path, devices: Collection[str]) -> bool:
+    folders = (
+        name.parts[1:-1] if name.parts[0] in devices else name.parts[:-1]
+    )  # a device may be called results
     # The operator's own flower/ holds config.toml; those of machines, what their processes write.
-    others = bool(set(folders) & set(_OTHER_FOLDERS)) or "flower" in folders[1:]
+    others = bool(set(folders) & set(_OTHER_FOLDERS)) or "flower" in name.parts[1:-1]
     return not others and name.suffix not in _OTHER_FILES
 
 

@@ -9,11 +9,11 @@ import typer
 from click.core import ParameterSource
 
 from fedapp.config import RunConfig
-from fedapp.config.options import read_run_options
 from fedapp.deploy import operate
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import add_device, write_deployment
 from fedapp.deploy.flower import run_flwr
+from fedapp.deploy.given import read_given
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.operate import Out, one_line_errors
 from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
@@ -111,7 +111,9 @@ def local(
         nodes: list[dict[str, int | str]] = [{"data-path": path} for path in paths] or [
             {"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)
         ]
-        values, num_clients = read_run_options("--run-config", run_config)
+        values, num_clients, said = read_given(run_config)
+        for line in said:
+            print(line)
         if num_clients not in (None, len(nodes)):
             print(f"the run to repeat had {num_clients} clients, here are {len(nodes)} devices")
         given = {"min-clients": len(nodes), **values}

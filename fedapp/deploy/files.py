@@ -32,6 +32,7 @@ from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Dev
 from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
 from fedapp.deploy.startup import unit_file
 
+PLAN = "deployment.toml"
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
 REMOVED = "removed"  # folder of what devices had that are no longer part of it
 
@@ -45,7 +46,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
         If `out` is there already and not empty; `force` replaces a deployment, its keys and authority included.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not (out / "deployment.toml").is_file():
+        if not (out / PLAN).is_file():
             raise DeployError(f"{out}: is there already and is no deployment; choose another folder")
         if not force:
             raise DeployError(
@@ -112,19 +113,27 @@ def without_device(out: Path, name: str) -> Deployment:
 def read_deployment(out: Path) -> Deployment:
     """Read a deployment back from its folder."""
     try:
-        content = tomllib.loads((out / "deployment.toml").read_text("utf-8"))
-        devices = tuple(Device(**device) for device in content.pop("devices"))
-        return Deployment(hosts=tuple(content.pop("hosts")), devices=devices, **content)
+        return deployment_of((out / PLAN).read_bytes(), str(out / PLAN))
     except FileNotFoundError:
         raise DeployError(f"{out}: holds no deployment; 'fedapp deploy init' makes one") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DeployError(f"{out / 'deployment.toml'}: can't be read ({error})") from None
+    except OSError as error:
+        raise DeployError(f"{out / PLAN}: can't be read ({error})") from None
+
+
+def deployment_of(content: bytes, where: str) -> Deployment:
+    """Return the deployment that a ``deployment.toml`` says; ``where`` is what an error calls it."""
+    try:
+        read = tomllib.loads(content.decode())
+        devices = tuple(Device(**device) for device in read.pop("devices"))
+        return Deployment(hosts=tuple(read.pop("hosts")), devices=devices, **read)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DeployError(f"{where}: can't be read ({error})") from None
 
 
 def write_startup(out: Path, deployment: Deployment) -> None:
     """Write everything but keys and certificates."""
     content: dict[str, Any] = asdict(deployment)
-    (out / "deployment.toml").write_text(tomli_w.dumps(content), "utf-8")
+    (out / PLAN).write_text(tomli_w.dumps(content), "utf-8")
     (out / "compose.yaml").write_text(compose_file(deployment), "utf-8")
     _write_way_in(out, deployment)
     for device in deployment.devices:

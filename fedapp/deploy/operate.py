@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from fedapp.config import ConfigError, RunConfig
-from fedapp.config.options import read_run_options
 from fedapp.deploy import backup as backups
 from fedapp.deploy import certificates, database, runs
 from fedapp.deploy import status as statuses
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
+from fedapp.deploy.given import read_given
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.registration import new_key, retire
 from fedapp.deploy.registration import register as register_keys
@@ -102,9 +102,11 @@ def run(
 ) -> None:
     """Start a run on the deployment, in real time; paths in its config are the server's."""
     with one_line_errors(), audited(out, "run") as audit:
-        values, num_clients = read_run_options("--run-config", run_config)
+        values, num_clients, said = read_given(run_config)
         given = {"clock": "wall", **values}
         RunConfig.recorded(given)  # what depends on the server's files it says itself
+        for line in said:
+            print(line)
         if num_clients is not None:
             least = given.get("min-clients", RunConfig.defaults()["min-clients"])
             print(

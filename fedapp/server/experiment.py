@@ -22,6 +22,7 @@ from fedapp.config import (
     strategy_class,
     unread_keys,
 )
+from fedapp.config.own_keys import other_defaults
 from fedapp.data import Dataset, Partition
 from fedapp.data.remarks import remarks
 from fedapp.server import fleet
@@ -29,7 +30,7 @@ from fedapp.server.exporter import check_exporter
 from fedapp.server.fleet import work_of_clients
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_personal, say_pooled
-from fedapp.server.privacy import check_privacy, check_standardized, say_what_stays
+from fedapp.server.privacy import check_privacy, check_standardized, say_what_is_repeated, say_what_stays
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
@@ -72,15 +73,13 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
-    if config.clock == "auto":
-        config = config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
-        if on_devices:
-            log.info("clock = auto: real time, on devices")
+    config = _with_clock(config, on_devices=on_devices)
     given = config
     try:
         work_of_clients(config, num_clients)
         fleet.check_fleet(config, num_clients)
         strategy = build_strategy(config)
+        _say_other_defaults(config, strategy)
         strategy.check(num_clients)
         if messages.PATH in strategy.local_rule() and config.optimizer != "sgd":
             raise ConfigError(
@@ -123,6 +122,20 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
 
 
+def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:
+    """Return a config that says which clock the run has; a virtual one on devices is said, too."""
+    if config.clock == "auto":
+        if on_devices:
+            log.info("clock = auto: real time, on devices")
+        return config.model_copy(update={"clock": "wall" if on_devices else "virtual"})
+    if config.clock == "virtual" and on_devices:
+        log.warning(
+            "clock = virtual: times of this run on devices are made up, and safeguards = auto bounds nothing that a "
+            "device does; clock = auto is real time here"
+        )
+    return config
+
+
 def _with_times(experiment: Experiment, strategy: FederatedStrategy) -> Experiment:
     """Return the experiment with what follows from task times, where these follow from what tasks weigh."""
     config, sizes = experiment.config, np.diff(experiment.partition.client_offsets)
@@ -149,6 +162,7 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
     """Say what of the data and the model isn't as one may think."""
     say_what_stays(config, model)
+    say_what_is_repeated(config)
     say_pooled(config, dataset)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
@@ -188,6 +202,21 @@ def build_strategy(
     usual: dict[str, Any] = type(config).defaults()
     made.usual = strategy.Config(**{name: usual[name.replace("_", "-")] for name in values})
     return made
+
+
+def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
+    """Say which defaults of the strategy's own don't stand, since the run's config has a value for the key."""
+    usual = type(config).defaults()
+    for name, default in other_defaults(type(strategy)).items():
+        key, value = name.replace("_", "-"), getattr(config, name)
+        if value != default and value == usual[key]:
+            log.warning(
+                "%s = %r: is the run config's default, and stands; %s has %r, which must be given",
+                key,
+                value,
+                config.strategy,
+                default,
+            )
 
 
 def _check_asynchronous(config: RunConfig) -> None:

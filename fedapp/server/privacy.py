@@ -13,24 +13,33 @@ from strategies import FederatedStrategy
 
 log = logging.getLogger("flwr.fedapp")
 
-log = logging.getLogger("flwr.fedapp")
-
 
 class PrivacyAccount(Observer):
-    """Adds ε of the client that has sent most; of every round, whether a client took part or not."""
+    """Adds ε of the client that has sent most; of every round, whether a client took part or not.
+
+    Where clients are placed in a graph, each request for a client's direction costs (``message-epsilon``,
+    ``message-delta``) more. The two kinds are added up, ε and δ.
+    """
 
     def __init__(self, config: RunConfig, strategy: FederatedStrategy) -> None:
         self.config = config
         self.strategy = strategy
 
     def measure(self, entry: Entry) -> None:
-        """Add ``dp-epsilon`` at ``dp-delta``."""
-        if releases := entry.progress.aggregation:
-            if not self.strategy.has_rounds:
-                releases = max(1, self.strategy.most_tasks())
-            config = self.config
+        """Add ``dp-epsilon`` at ``dp-delta``, or, with directions, at the ``dp-delta`` that is added, too."""
+        config, releases = self.config, entry.progress.aggregation
+        if releases and not self.strategy.has_rounds:
+            releases = max(1, self.strategy.most_tasks())
+        directions = 0 if self.strategy.graph is None else self.strategy.graph.most_asked()
+        spent = 0.0
+        if releases:
             spent = gaussian_epsilon(config.dp_noise_multiplier, config.dp_delta, releases)
-            entry.metrics["dp-epsilon"] = spent
+        if directions:
+            entry.metrics["dp-delta"] = (
+                config.dp_delta if releases else 0.0
+            ) + directions * config.message_delta
+        if releases or directions:
+            entry.metrics["dp-epsilon"] = spent + directions * config.message_epsilon
 
 
 def check_privacy(config: RunConfig) -> None:
@@ -79,4 +88,15 @@ def say_what_stays(config: RunConfig, model: nn.Module) -> None:
             config.dp,
             ", ".join(names[:3]),
             f", … ({len(names)})" if len(names) > 3 else "",
+        )
+
+
+def say_what_is_repeated(config: RunConfig) -> None:
+    """Say what the account of a run that goes on doesn't hold: in real time it does anew what no checkpoint has."""
+    if config.dp != "none" and config.resume and config.clock == "wall":
+        log.warning(
+            "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is done "
+            "again, with new noise (at most checkpoint-every = %d aggregations)",
+            config.dp,
+            config.checkpoint_every,
         )

@@ -10,6 +10,7 @@ import stat
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -86,22 +87,63 @@ def test_a_backup_replaces_nothing_and_a_restore_neither(made: Path, tmp_path: P
 def test_what_is_no_backup_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.tar.gz"
     file.write_text("no archive")
-    with tarfile.open(tmp_path / "other.tar", "w") as archive:
+    with tarfile.open(tmp_path / "plain.tar", "w") as archive:  # has no checksum
+        archive.add(made, ".")
+    with tarfile.open(tmp_path / "other.tar", "w:gz") as archive:
         archive.add(made / "ca.crt", "ca.crt")
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+    with tarfile.open(tmp_path / "evil.tar", "w:gz") as archive:
         archive.add(made / "deployment.toml", "deployment.toml")
+        archive.add(made / "superlink", "superlink")
+        archive.add(made / "oslo", "oslo")
+        archive.add(made / "bern", "bern")
         archive.add(made / "ca.crt", "../outside.crt")
-    for given in (file, tmp_path / "other.tar", tmp_path / "evil.tar", tmp_path / "missing"):
+    with tarfile.open(tmp_path / "less.tar", "w:gz") as archive:
+        archive.add(made / "deployment.toml", "deployment.toml")
+        archive.add(made / "oslo", "oslo")
+    others = [tmp_path / f"{name}.tar" for name in ("plain", "other", "evil", "less")]
+    for given in (file, *others, tmp_path / "missing"):
         result = deploy("restore", given, tmp_path / f"restored-{given.stem}")
         assert result.exit_code == 1
         (line,) = result.output.splitlines()
         assert line.startswith(f"error: {given}: ")
+        assert not (tmp_path / f"restored-{given.stem}").exists()
+        assert ("nothing in it is of superlink, bern" in line) is (given.stem == "less")
+        assert ("outside" in line) is (given.stem == "evil")
     assert not (tmp_path / "outside.crt").exists()
     result = deploy("backup", made, tmp_path / "no" / "folder")
     assert (
         result.output
         == f"error: {tmp_path / 'no' / 'folder'}: can't be written (No such file or directory)\n"
     )
+
+
+def test_a_damaged_backup_is_refused_in_one_line_and_nothing_is_restored(made: Path, tmp_path: Path) -> None:
+    file, bad, out = tmp_path / "backup.tar.gz", tmp_path / "bad.tar.gz", tmp_path / "restored"
+    assert deploy("backup", made, file).exit_code == 0
+    whole = file.read_bytes()
+    # Behind gzip's own head, which holds a date and the file's name, and no content.
+    places = np.random.default_rng(0).integers(40, len(whole), 40)
+    flipped = [whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in places]
+    cut = [whole[:at] for at in np.linspace(0, len(whole) - 1, 15).astype(int)]
+    for content in [*flipped, *cut]:
+        bad.write_bytes(content)
+        result = deploy("restore", bad, out)
+        assert result.exit_code == 1
+        (line,) = result.output.splitlines()
+        assert line.startswith(f"error: {bad}: can't be restored (")
+        assert not out.exists()
+
+
+def test_a_device_may_be_called_as_a_folder_that_is_left_out(tmp_path: Path) -> None:
+    out, file = tmp_path / "d", tmp_path / "backup.tar.gz"
+    assert deploy("init", out, "--host", "fl.example.org", "--device", "results=/a").exit_code == 0
+    (out / "results" / "superexec" / "results").mkdir()
+    (out / "results" / "superexec" / "results" / "model").write_text("what a run wrote")
+    before = contents(out)
+    assert deploy("backup", out, file).exit_code == 0
+    assert deploy("restore", file, tmp_path / "restored").exit_code == 0
+    left_out = set(before) - set(contents(tmp_path / "restored"))
+    assert left_out == {"results/superexec/results/model"}
 
 
 def test_a_database_that_is_none_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
@@ -190,10 +232,15 @@ def test_a_run_that_cannot_begin_is_one_line(made: Path, arguments: tuple[str, .
     assert entries(made)[-1]["outcome"].startswith("failed: ")
 
 
-def test_a_runs_number_of_clients_is_not_dropped_without_a_word(made: Path, tmp_path: Path) -> None:
+def test_a_runs_number_of_clients_and_clock_are_not_dropped_without_a_word(
+    made: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "config.toml"
-    config.write_text('lr = 0.2\nmin-clients = 3\nnum-clients = 20\n[versions]\nflwr = "1"\n')
-    said = deploy("run", made, "-c", str(config), "--app", "/nowhere").output.splitlines()
+    config.write_text(
+        'lr = 0.2\nmin-clients = 3\nclock = "virtual"\nnum-clients = 20\n[versions]\nflwr = "1"\n'
+    )
+    clock, *said = deploy("run", made, "-c", str(config), "--app", "/nowhere").output.splitlines()
+    assert clock.startswith("clock = virtual: was the simulation's, and isn't taken over")
     assert said[0].startswith("num-clients = 20: isn't read on devices; ")
     assert said[0].endswith("waits for min-clients = 3")
     assert said[1].startswith("error: flwr run /nowhere: ")

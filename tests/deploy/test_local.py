@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedapp.report import read_metrics
+
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -64,9 +66,15 @@ def left_over(out: Path) -> list[str]:
 @pytest.mark.timeout(600)
 def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path) -> None:
     config = f'num-server-rounds=1 results-dir="{tmp_path}" run-name="run"'
-    process = start("-n", "2", "-c", config)
+    simulated = tmp_path / "config.toml"  # as a simulation leaves it
+    simulated.write_text('clock = "virtual"\nnum-clients = 2\n[versions]\nflwr = "1"\n')
+    process = start("-n", "2", "-c", str(simulated), "-c", config)
     output = process.communicate(timeout=500)[0]
     assert process.returncode == 0, output
+    assert output.startswith(
+        "clock = virtual: was the simulation's, and isn't taken over; devices have real time\n"
+    )
+    assert {line["clock"] for line in read_metrics(tmp_path / "run")} == {"wall"}
     assert "Successfully started run" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["engine"], summary["num-clients"]) == ("finished", "deployment", 2)

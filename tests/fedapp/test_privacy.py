@@ -1,5 +1,6 @@
 """Differential privacy in whole runs: what leaves a client, what it costs, and what is refused."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,32 @@ def test_local_noise_is_on_what_leaves_the_client(strategy: str, tmp_path: Path)
     assert np.array(grid.norms) == pytest.approx(2 * 4 * 0.05 * math.sqrt(size), rel=0.15)
     spent = read_metrics(directory.path)[-1]["dp-epsilon"]
     assert spent >= gaussian_epsilon(4.0, 1e-5, math.ceil(len(grid.norms) / 3))
+
+
+@pytest.mark.parametrize("values", [{"strategy": "spectral"}, {"client-weights": "adjacency"}])
+def test_what_directions_cost_is_added(values: dict[str, Any], tmp_path: Path) -> None:
+    private = {"dp": "local", "dp-noise-multiplier": 4.0, "message-epsilon": 100.0, "message-delta": 3e-5}
+    directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values, **private), 3))
+    first, *others = read_metrics(directory.path)
+    assert "dp-epsilon" not in first  # evaluated before anybody has told a direction
+    assert [(line["dp-epsilon"], line["dp-delta"]) for line in others] == [
+        (100.0 + gaussian_epsilon(4.0, 1e-5, rounds), pytest.approx(4e-5)) for rounds in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
+def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(
+    clock: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {"dp": "local", "clock": clock, "checkpoint-every": 2, "run-name": "run"}
+    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
+        run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
+        assert "isn't in dp-epsilon" not in caplog.text
+        again = RunConfig.load({"resume": str(tmp_path / "run"), "num-server-rounds": 4})
+        prepare(again, 3)
+    said = [record.getMessage() for record in caplog.records if "isn't in dp-epsilon" in record.getMessage()]
+    assert len(said) == (clock == "wall")  # in virtual time what is repeated is so to the last bit
+    assert all("at most checkpoint-every = 2 aggregations" in line for line in said)
 
 
 @pytest.mark.parametrize("values", [CENTRAL, {"dp": "local"}, {"dp": "local", "strategy": "fedbuff"}])

@@ -108,6 +108,8 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"safeguards": "on", "arrival-weight-bound": 0.1}, ["arrival-weight-bound"]),
     ({"safeguards": "on", "update-norm-bound": 0.1, "norm-ratio-bound": 0.5}, ["norm-ratio-bound"]),
     ({"safeguards": "off", "clock": "wall", "norm-ratio-bound": 0.5}, ["norm-ratio-bound"]),
+    ({"safeguards": "on", "dp": "central", "client-weights": "uniform", "norm-ratio-bound": 0.5},
+     ["norm-ratio-bound"]),
     ({"strategy": "async-fedavg", "server-lr": 0.1, "arrival-weight-bound": 0.1}, ["arrival-weight-bound"]),
     ({"strategy": "fedavg", "faulty-clients": 1}, ["faulty-clients"]),
     ({"strategy": "async-fedavg", "server-lr": 0.1, "faulty-clients": 1}, ["faulty-clients"]),

@@ -27,6 +27,23 @@ def test_a_node_is_asked_once_in_a_run(federation: Make, model: Make, train_conf
     assert grid.asked("train", 3) == [0, 1, 2]
 
 
+def test_how_often_a_client_was_asked_is_counted_and_saved(federation: Make, add_node: Make) -> None:
+    grid = federation()
+    handshake = Handshake(grid)
+    assert handshake.graph.most_asked() == 0
+    handshake()
+    handshake()
+    assert handshake.graph.most_asked() == 1
+    grid.node(1).present = False
+    add_node(grid, 1, 1, 77)  # the same client by another key
+    assert indices(handshake()) == [0, 1, 2]
+    assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2, 1]
+    assert handshake.graph.most_asked() == 2
+    resumed = Handshake(grid)
+    resumed.graph.restore(handshake.graph.state())
+    assert resumed.graph.most_asked() == 2
+
+
 def test_nobody_is_asked_where_no_graph_is_needed(federation: Make, model: Make, train_config: Make) -> None:
     grid, strategy = federation(), FedAvg()
     strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())

@@ -8,10 +8,11 @@ import torch
 from flwr.app import Message
 
 from fedapp import federation
+from fedapp.client_app import app
 from fedapp.server import Experiment
 from fedapp.training.evaluation import evaluate
 from strategies import messages
-from tests.fedapp.client_app.asking import CLIENTS, NODE, ask, trained
+from tests.fedapp.client_app.asking import CLIENTS, NODE, ask, context_of, request_for, trained
 
 CPU = torch.device("cpu")
 
@@ -101,6 +102,18 @@ def test_a_node_of_its_own_draws_noise_that_the_server_cannot_repeat(
         direction(ask(messages.ASK_DIRECTION, npz_experiment, node, message_epsilon=8.0)) for _ in "ab"
     )
     assert not np.array_equal(one, two)
+
+
+def test_a_node_of_its_own_that_is_asked_again_draws_no_other_noise(
+    npz_experiment: Experiment, save_npz: Callable[..., str]
+) -> None:
+    context = context_of({"data-path": save_npz("node.npz")})
+    clean = app(request_for(messages.ASK_DIRECTION, npz_experiment), context)
+    one, two = (
+        app(request_for(messages.ASK_DIRECTION, npz_experiment, message_epsilon=8.0), context) for _ in "ab"
+    )
+    assert np.array_equal(direction(one), direction(two))
+    assert not np.array_equal(direction(one), direction(clean))
 
 
 # Evaluate --------------------------------------------------------------------------------------------------

@@ -1,0 +1,29 @@
+"""What a run on devices is given: pairs and files, a simulation's config.toml among them."""
+
+from fedapp.config.options import Value, read_run_options
+
+OPTION = "--run-config"
+
+# What a run's config.toml has because of where it ran, not because somebody wanted it.
+_OF_ITS_PLACE = ("clock",)
+
+# What is counted in seconds of the run's clock; 0: not at all.
+_IN_SECONDS = ("time-budget", "round-deadline")
+
+
+def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, list[str]]:
+    """Read ``--run-config`` for a run in real time.
+
+    Returns
+    -------
+    tuple
+        The keys, without the clock of a run's config.toml; that run's number of clients; what is to be said of it.
+    """
+    whole, _ = read_run_options(OPTION, texts)
+    values, num_clients = read_run_options(OPTION, texts, but=_OF_ITS_PLACE)
+    if "clock" in values or whole.get("clock") != "virtual":
+        return values, num_clients, []
+    line = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
+    if counted := [f"{key} = {values[key]:g}" for key in _IN_SECONDS if values.get(key)]:
+        line += f", in seconds of which {' and '.join(counted)} count now"
+    return values, num_clients, [line]
