@@ -158,9 +158,9 @@ class Lifecycle(Reporting):
     def restore(self, state: State) -> None:
         """Let the next ``start`` go on from the ``state`` of an earlier run with the same config.
 
-        In virtual time it then does what the earlier run would have done: to the last bit if the clients do, and within
-        1e-5 without rounds on a Grid that trains tasks together, as those under way are then with others. In real time,
-        tasks that were under way are handed out anew.
+        In virtual time it then does what the earlier run would have done: to the last bit if the clients do, and
+        within 1e-5 without rounds on a Grid that trains tasks together, as those under way are then with others. In
+        real time, tasks that were under way are handed out anew.
 
         Raises
         ------
