@@ -200,7 +200,7 @@ def spectral_bound(
     rounds, constants, local_steps
         As in ``fedprox_bound``.
     lr : float
-        γ ≤ min(1/(2L), 1/(βμ)), and γEβμ ≤ 1 − (1−β)^(1/E): beyond, κ is negative and the lemma says nothing.
+        γ ≤ min(1/(2L), 1/(βμ)), and γβμ ≤ 1 − (1−β)^(1/E): beyond, κ is negative and the lemma says nothing.
     beta : float
         β in (0, 1).
     """
@@ -209,8 +209,8 @@ def spectral_bound(
     _check_convex(lemma, c, E)
     _check_beta(lemma, beta)
     check_step(lemma, lr, min(1 / (2 * c.L), 1 / (beta * c.mu)), "min(1/(2L), 1/(βμ))")
-    contraction = 1 - 1 / beta + (1 - beta * c.mu * lr) ** E / beta
-    check(lemma, contraction >= 0, f"E = {E} steps of size {lr:.6g} make its contraction {contraction:.6g}")
+    check_step(lemma, lr, (1 - (1 - beta) ** (1 / E)) / (beta * c.mu), "(1 − (1−β)^(1/E))/(βμ)")
+    contraction = max(0.0, 1 - 1 / beta + (1 - beta * c.mu * lr) ** E / beta)
     residual = _residual(c, lr, E, 4 * _spread(beta, 8))
     residual += c.mu * lr**2 * beta * (1 - beta) * E**3 * c.G2 / 2
     return _contract(t, c, contraction, residual)

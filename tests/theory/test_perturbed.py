@@ -145,6 +145,18 @@ def test_steps_out_of_range(call: Callable[[], object], text: str) -> None:
         call()
 
 
+def test_the_spectral_contraction_ends_at_0() -> None:
+    # κ = 1 − 10 + 10(1 − .1γ)^20 is 0 where .1γ = 1 − .9^(1/20).
+    c = Constants(num_clients=2, L=1.0, mu=1.0, S=0.5, Gamma=0.0, G2=0.0, Delta=3.0)
+    largest = 10 * (1 - 0.9 ** (1 / 20))
+    bound = perturbed.spectral_bound([0, 1, 2], c, lr=largest, local_steps=20, beta=0.1)
+    assert bound == pytest.approx([3, 0, 0])
+    assert perturbed.spectral_bound(1, c, lr=largest / 2, local_steps=20, beta=0.1) > 1
+    for beyond in (1.001 * largest, 0.25):
+        with pytest.raises(StepSizeError, match=r"lemma C\.2: .*/\(βμ\) = 0\.0525"):
+            perturbed.spectral_bound(1, c, lr=beyond, local_steps=20, beta=0.1)
+
+
 def test_other_values_out_of_range() -> None:
     flat = Constants(num_clients=2, L=2.0)
     with pytest.raises(
@@ -157,11 +169,6 @@ def test_other_values_out_of_range() -> None:
         perturbed.fedprox_bound(1, BY_HAND, lr=0.1, local_steps=1, alpha=-1.0)
     with pytest.raises(AssumptionError, match=r"theorem 4\.5: local steps must be 2 or more, are 1"):
         perturbed.spectral_lower_bound(1, BY_HAND, lr=0.1, local_steps=1, pull=1, beta=0.5)
-    # κ = 1 − 10 + 10(1 − .1·.25)^20 = −2.97
-    with pytest.raises(AssumptionError, match=r"lemma C\.2: E = 20 .*contraction -2.97"):
-        perturbed.spectral_bound(
-            1, Constants(num_clients=2, L=1.0, mu=1.0), lr=0.25, local_steps=20, beta=0.1
-        )
     with pytest.raises(AssumptionError, match=r"mu = 3.0: must be in \[0, L = 2\]"):
         Constants(num_clients=2, L=2.0, mu=3.0)
     with pytest.raises(AssumptionError, match=r"sigma2 = -1\.0: must be 0 or more"):
