@@ -111,7 +111,10 @@ def test_the_readmes_commands_let_a_stranger_run_it(name: str) -> None:
     apps.needs(name)
     (block,) = (apps.EXAMPLES / name / "README.md").read_text("utf-8").split("```sh\n")[1:]
     install, export, run = block.split("```")[0].splitlines()
-    assert (export, run) == (f"export {FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION}=1", "flwr run . --stream")
+    assert (export, run) == (
+        f"export {FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION}=1",
+        "flwr run . --stream",
+    )
     # As the line has it, but without a network: what it needs beside the library is here.
     words = ["--dry-run", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
     done = subprocess.run(
