@@ -1,8 +1,9 @@
 """The command ``fedapp``: what one does around runs."""
 
+import contextlib
 import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,7 +102,8 @@ def graph_command(
     """Graphs of clients over a grid of class and data imbalance: figures 3.3 to 3.5 of Buttaci 2024.
 
     Prints homogeneity and the fitted lognormal (θ, φ) of the misalignments, writes graph.npz for each setting and
-    draws the misalignments, the Laplacian's spectrum and the homogeneity.
+    draws the misalignments, the Laplacian's spectrum and the homogeneity. Directions are without the noise of
+    message-epsilon.
     """
     from fedapp.report.graph_figures import draw_graph  # matplotlib is slow to import
 
@@ -110,13 +112,17 @@ def graph_command(
         _check_graph(given)
         grid = itertools.product(_numbers(data_imbalance), _numbers(class_imbalance), range(seeds))
         configs = [_on_grid(given, *point) for point in grid]
+        with _written_to(out):
+            out.mkdir(parents=True, exist_ok=True)
         panels, table = [], _table(configs[0], num_clients)
         for config in track(configs, description="graphs", transient=True):
             arrays = graph_arrays(config, num_clients)
-            _write_arrays(out, config, arrays)
+            with _written_to(out):
+                _write_arrays(out, config, arrays)
             panels.append(_panel(config, arrays))
             table.add_row(*_cells(config, arrays, panels[-1]))
-        figures = draw_graph(out, panels, f"{configs[0].dataset}, {num_clients} clients")
+        with _written_to(out):
+            figures = draw_graph(out, panels, f"{configs[0].dataset}, {num_clients} clients")
     except (ConfigError, DataError) as error:
         raise SystemExit(f"error: {error}") from None
     Console().print(table)
@@ -222,8 +228,8 @@ def _check_graph(given: Mapping[str, Any]) -> None:
 
 # What a graph without a run reads beside what the grid sets.
 _OF_GRAPHS = (
-    "dataset", "data-path", "normalize", "test-fraction", "test-on", "min-samples", "seed", "message-floor",
-    "neighbours",
+    "dataset", "data-path", "input-column", "label-column", "group-column", "loss", "normalize", "test-fraction",
+    "test-on", "min-samples", "seed", "message-floor", "neighbours",
 )  # fmt: skip
 
 
@@ -234,9 +240,18 @@ def _on_grid(given: Mapping[str, Any], phi: float, kappa: float, repetition: int
             "partitioner": "label-quantity-skew",
             "class-imbalance": kappa,
             "data-imbalance": phi,
-            "seed": int(given.get("seed", 0)) + repetition,
+            "seed": RunConfig.load(given).seed + repetition,
         }
     )
+
+
+@contextlib.contextmanager
+def _written_to(out: Path) -> Iterator[None]:
+    """Say of which option a folder is that can't be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {out}: can't be written to ({error.strerror or error})") from None
 
 
 def _write_arrays(out: Path, config: RunConfig, arrays: Mapping[str, np.ndarray]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import client_app, server
+from fedapp import client_app, federation, server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate
@@ -63,30 +63,36 @@ def run_on(
         What can't be run, before a client starts; and what a strategy raises when the run fails or diverges.
     """
     check_engine(engine)
+    federation.renew()
     on_ray = engine == RAY or (engine == IN_PROCESS[-1] and simulation.workers > 0)
     if on_ray:
         _check_can_be_found(config)
     simulation = simulation.fit_to_machine(config, on_ray=on_ray)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
-    directory = directory or RunDirectory(config)
-    on_directory(directory)
+
+    def begun() -> RunDirectory:
+        made = directory or RunDirectory(config)
+        on_directory(made)
+        return made
+
     if on_ray and engine != RAY:
         from fedapp.engine.workers import grid_of_workers  # Ray takes a second to import
 
-        with grid_of_workers(simulation, way) as grid_on_ray:
-            return server.run(grid_on_ray, experiment, stopped, directory, observers)
+        with grid_of_workers(simulation, way) as grid_on_ray:  # a run that has no room leaves no folder
+            return server.run(grid_on_ray, experiment, stopped, begun(), observers)
+    recorded = begun()
     if engine != RAY:
         grid = make_grid(engine, num_clients, workers, way)
-        return server.run(grid, experiment, stopped, directory, observers)
+        return server.run(grid, experiment, stopped, recorded, observers)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        server.run(grid, experiment, stopped, directory, observers)
+        server.run(grid, experiment, stopped, recorded, observers)
 
     simulate(app, client_app.app, simulation)
-    return directory
+    return recorded
 
 
 def _check_can_be_found(config: RunConfig) -> None:

@@ -84,6 +84,10 @@ class Availability(ABC):
     def horizon(self) -> float:
         """Seconds that tell how often clients are there: the longest period, or what a file has."""
 
+    def period_of(self, client: int) -> float:
+        """Return the same of one client: after so many seconds what it does comes again, where it ``repeats``."""
+        return self.horizon
+
 
 class Always(Availability):
     """Everybody is always there."""
@@ -188,6 +192,10 @@ class ByStretches(Availability):
     def horizon(self) -> float:
         """The longest list's end."""
         return max(listed.end for listed in self._listed)
+
+    def period_of(self, client: int) -> float:
+        """Return the client's own."""
+        return self._of(client).end
 
 
 class Diurnal(ByStretches):

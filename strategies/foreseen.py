@@ -110,8 +110,7 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
         d = {place: weight * share for place, weight in zip(asked, drawn.weights, strict=True)}
         ends = {place: schedule.outlook(clients[place], number, now) for place in asked}
         due = {place: end.due for place, end in ends.items()}
-        lost |= {place for place, end in ends.items() if end.lost}
-        lost -= {place for place, end in ends.items() if not end.lost}
+        lost = (lost - ends.keys()) | {place for place, end in ends.items() if end.lost}
         end = closing(
             due,
             now,

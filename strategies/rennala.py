@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.arrivals import BufferedConfig
-from strategies.chain import Contribution
 from strategies.config import StrategyConfig
 from strategies.events import AsynchronousStrategy
 
@@ -51,9 +50,9 @@ class Rennala(AsynchronousStrategy):
         """When there are B."""
         return arrived >= self.config.buffer_size
 
-    def accept(self, contribution: Contribution) -> bool:
+    def fresh(self, staleness: int) -> bool:
         """δ = 0."""
-        return contribution.staleness == 0
+        return staleness == 0
 
     def identical_weight(self, num_clients: int) -> float:
         """1/B."""

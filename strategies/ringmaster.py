@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.arrivals import EveryArrival
-from strategies.chain import Contribution
 from strategies.config import StrategyConfig
 from strategies.parameters import parameter
 from strategies.scheme import EventsConfig
@@ -47,9 +46,9 @@ class Ringmaster(EveryArrival):
     config: RingmasterConfig
     weighing: ClassVar[str] = "identical"
 
-    def accept(self, contribution: Contribution) -> bool:
+    def fresh(self, staleness: int) -> bool:
         """δ < R."""
-        return not self.config.delay_threshold or contribution.staleness < self.config.delay_threshold
+        return not self.config.delay_threshold or staleness < self.config.delay_threshold
 
     @property
     def observes_periods(self) -> bool:

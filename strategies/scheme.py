@@ -158,7 +158,14 @@ class Scheme(FederatedStrategy):
         return False
 
     def accept(self, contribution: Contribution) -> bool:
-        """Tell whether a contribution counts; if not, it is thrown away, and its client is free at once."""
+        """Tell whether a contribution counts; if not, it is thrown away, and its client is free at once.
+
+        By default where its staleness is ``fresh``.
+        """
+        return self.fresh(contribution.staleness)
+
+    def fresh(self, staleness: int) -> bool:
+        """Tell whether work counts that is so many aggregations old: how long a run is may follow from it."""
         return True
 
     def choose(self, free: Sequence[Member]) -> Iterable[Member]:

@@ -79,6 +79,16 @@ def read_run_options(
     return values, num_clients
 
 
+def stated_options(name: str, texts: list[str] | None) -> dict[str, Value]:
+    """Return what somebody wrote: what ``read_options`` does, less what stands in a run's config.toml alone."""
+    of_runs = [
+        text
+        for text in texts or []
+        if text.endswith(".toml") and read_run_options(name, [text])[1] is not None
+    ]
+    return read_options(name, [text for text in texts or [] if text not in of_runs])
+
+
 def _check_form(name: str, text: str) -> None:
     if text.endswith(".toml"):
         if not path_of(name, text).is_file():

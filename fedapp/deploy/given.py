@@ -1,6 +1,7 @@
 """What a run on devices is given: pairs and files, a simulation's config.toml among them."""
 
-from fedapp.config.options import Value, read_run_options
+from fedapp.config import Value
+from fedapp.config.options import read_run_options
 
 OPTION = "--run-config"
 

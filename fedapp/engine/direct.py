@@ -85,19 +85,20 @@ class DirectTasks:
         """Train tasks at the head of the queue, as many as are worked on at once."""
         built: list[tuple[_Waiting, LocalTask]] = []
         groups: dict[object, list[int]] = {}
-        models: dict[int, TaskTerms] = {}
+        models: dict[object, TaskTerms] = {}
         for waiting in self._head():
             try:
                 task = self._built(waiting, models)
             except Exception as error:  # an engine answers with an error, whatever a task raised
-                text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-                self._done[waiting.id] = Work(np.empty(0), MetricRecord(), reason=messages.last_line(text))
+                self._done[waiting.id] = _undone(error)
                 continue
             groups.setdefault(waiting.block, []).append(len(built))
             built.append((waiting, task))
         trained = self.trainer.train([task for _, task in built], list(groups.values()))
         for (waiting, task), result in zip(built, trained, strict=True):
-            self._done[waiting.id] = _work_of(waiting.request, task, result)
+            self._done[waiting.id] = (
+                _undone(result) if isinstance(result, Exception) else _work_of(waiting.request, task, result)
+            )
 
     def _head(self) -> list[_Waiting]:
         taken: list[_Waiting] = []
@@ -111,16 +112,17 @@ class DirectTasks:
             taken.append(self._queue.popleft())
         return taken
 
-    def _built(self, waiting: _Waiting, models: dict[int, TaskTerms]) -> LocalTask:
-        """Return the task; ``models`` are the terms of those on one model, by its vector's id."""
+    def _built(self, waiting: _Waiting, models: dict[object, TaskTerms]) -> LocalTask:
+        """Return the task; ``models`` are the terms of those on one model by one rule."""
         request = waiting.request
         before = None if self._shared is None else self._shared[0]
         if before is None or before.config is not request.config or before.rule != request.rule:
             self._shared = request, _Shared.of(request, self.nodes, self.rows_of)
         assert self._shared is not None
         shared = self._shared[1]
-        if (terms := models.get(id(request.base))) is None:
-            terms = models[id(request.base)] = shared.terms_on(request)
+        same = id(request.base), id(request.config), tuple(sorted(request.rule.items()))
+        if (terms := models.get(same)) is None:
+            terms = models[same] = shared.terms_on(request)
         return shared.task(terms, waiting.task)
 
 
@@ -162,6 +164,11 @@ def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
         state[name] = torch.from_numpy(values).to(device)
         start += size
     return state
+
+
+def _undone(error: Exception) -> Work:
+    text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
+    return Work(np.empty(0), MetricRecord(), reason=messages.last_line(text))
 
 
 def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:

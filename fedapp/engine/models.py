@@ -51,13 +51,18 @@ def models_of(stacks: Sequence[Parameters], starts: Mapping[str, int]) -> Models
     return (ModelsOnGPU if on_gpu else ModelsOnHost)(stacks, starts)
 
 
+def _flat(values: Tensor) -> Tensor:
+    """Return an array of G clients, (G, ...), as (G, d): of one number each, too."""
+    return values.unsqueeze(-1).flatten(1)
+
+
 class ModelsOnHost(Models):
     """Their arrays (G, ...), by where they begin; parameters are those of ``models_of``."""
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
         self.arrays: dict[int, NDArray[np.float32]] = {}
         for name in stacks[0]:
-            found = [stack[name].flatten(1).numpy() for stack in stacks]
+            found = [_flat(stack[name]).numpy() for stack in stacks]
             self.arrays[starts[name]] = np.concatenate(found) if len(found) > 1 else found[0]
 
     @cached_property
@@ -95,7 +100,7 @@ class ModelsOnGPU(Models):
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
         self.arrays: dict[int, Tensor] = {
-            starts[name]: torch.cat([stack[name].flatten(1) for stack in stacks]) for name in stacks[0]
+            starts[name]: torch.cat([_flat(stack[name]) for stack in stacks]) for name in stacks[0]
         }
 
     @cached_property

@@ -16,7 +16,7 @@ from fedapp.engine.nodes import Nodes
 from fedapp.engine.shared_rows import SharedRows, all_share
 from fedapp.federation.rows import RowsOf
 from fedapp.training.block import TaskBlock
-from fedapp.training.trainer import Trainer
+from fedapp.training.trainer import TrainedStack, Trainer
 from strategies import messages
 from strategies.aggregation import square_of
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values
@@ -119,15 +119,22 @@ class _Block:
         block = self.built()
         if block is None:
             return BlockSum(np.zeros(len(self.shared.base)), 0.0, len(self.tasks), {}, self.not_counted)
-        stacks = list(trainer.stacks(block))
-        places = list(self.spans)
-        trained = [places[place] for stacked, _, _ in stacks for place in stacked]
-        models = models_of([parameters for _, parameters, _ in stacks], self.shared.starts)
+        places, trained = list(self.spans), []
+        stacks: list[TrainedStack] = []
+        for stacked, found in trainer.stacks(block):
+            if isinstance(found, Exception):
+                self.not_counted |= {places[place]: NotCounted(_why(found)) for place in stacked}
+                continue
+            trained += [places[place] for place in stacked]
+            stacks.append(found)
+        if not stacks:
+            return BlockSum(np.zeros(len(self.shared.base)), 0.0, len(self.tasks), {}, self.not_counted)
+        models = models_of([parameters for parameters, _ in stacks], self.shared.starts)
         rows = {place: row for row, place in enumerate(trained)}
-        counting = {place: rows[place] for place in places if self._counts(place, models, rows[place])}
+        counting = {place: rows[place] for place in sorted(rows) if self._counts(place, models, rows[place])}
         total, squares = self._sum(models, counting)
         losses = np.full(len(self.tasks), np.nan)
-        losses[trained] = np.concatenate([loss.double().cpu().numpy() for _, _, loss in stacks])
+        losses[trained] = np.concatenate([loss.double().cpu().numpy() for _, loss in stacks])
         metrics = {messages.TRAIN_LOSS: losses.tolist()}
         return BlockSum(total, squares, len(self.tasks), metrics, self.not_counted, self.bounded)
 

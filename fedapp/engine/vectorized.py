@@ -173,9 +173,9 @@ class VectorizedGrid(SequentialGrid):
         for (request, context, task, _), result, own in zip(read, trained, personal, strict=True):
             assert result is not None
             with self._answered(request):
+                reply = trained_reply(request, context, task, *_sound(result))
                 if own is not None:
-                    keep_trained(request, context, own[0])
-                reply = trained_reply(request, context, task, *result)
+                    keep_trained(request, context, _sound(own)[0])
                 self._answer(request, compressed(request, reply, context))
 
     def _evaluate(self) -> None:
@@ -192,17 +192,17 @@ class VectorizedGrid(SequentialGrid):
             read, self._trained([task for *_, task in read], groups), strict=True
         ):
             with self._answered(request):
-                arrays = None if tuned is None else tuned[0]
+                arrays = None if tuned is None else _sound(tuned)[0]
                 self._answer(request, scored_reply(request, context, arrays, state_of, shared_tests))
 
     def _trained(
         self, tasks: Sequence[LocalTask | None], groups: Sequence[Sequence[int]]
-    ) -> list[Trained | None]:
-        """Train tasks, where there are any, each with those of its group."""
+    ) -> list[Trained | Exception | None]:
+        """Train tasks, where there are any, each with those of its group; what one raises is its result."""
         places = [place for place, task in enumerate(tasks) if task is not None]
         number = {place: n for n, place in enumerate(places)}
         together = [[number[place] for place in group if place in number] for group in groups]
-        trained: list[Trained | None] = [None] * len(tasks)
+        trained: list[Trained | Exception | None] = [None] * len(tasks)
         found = self.trainer.train([task for task in tasks if task is not None], [g for g in together if g])
         for place, one in zip(places, found, strict=True):
             trained[place] = one
@@ -273,6 +273,13 @@ class _Known:
         begin = starts[data.partition_id]
         rows.need(begin, begin + len(data.rows))
         return rows.x, rows.y, begin
+
+
+def _sound(trained: Trained | Exception) -> Trained:
+    """Return what came of a task; raise what it raised."""
+    if isinstance(trained, Exception):
+        raise trained
+    return trained
 
 
 def _states() -> StateOf:

@@ -7,6 +7,7 @@ piece that is whole.
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 from pyarrow import ipc, parquet
@@ -33,20 +34,30 @@ class GrowingTable:
         """Add rows."""
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            with self.path.open("ab") as file, ipc.new_stream(file, table.schema) as stream:
-                stream.write_table(table)
+            with self.path.open("ab") as file:
+                _write(table, file)
         except OSError:
             os.truncate(self.path, size)  # no torn rows on a full disk
             raise
         self.rows += len(table)
 
     def replace(self, table: pa.Table) -> None:
-        """Have these rows in place of all."""
-        self.path.unlink(missing_ok=True)
-        self.parquet.unlink(missing_ok=True)
-        self.rows = 0
-        if len(table):
-            self.write(table)
+        """Have these rows in place of all; a kill at any moment leaves all that there were, or these."""
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        try:
+            if len(table):
+                with temporary.open("wb") as file:
+                    _write(table, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.path)
+            else:
+                self.path.unlink(missing_ok=True)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # a full disk needs its space
+            raise
+        self.parquet.unlink(missing_ok=True)  # which isn't read while what grows is there
+        self.rows = len(table)
 
     def sync(self) -> int:
         """Return how many rows there are, now on the disk to stay."""
@@ -81,6 +92,11 @@ def read_growing(run_dir: Path, name: str) -> pa.Table | None:
             return pa.concat_tables(pieces, promote_options="default")
     path = run_dir / f"{name}.parquet"
     return parquet.read_table(path) if path.is_file() else None
+
+
+def _write(table: pa.Table, file: BinaryIO) -> None:
+    with ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
 
 
 def _pieces(path: Path) -> Iterator[pa.Table]:

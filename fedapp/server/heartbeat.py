@@ -25,6 +25,8 @@ class HowFar(NamedTuple):
 class Heartbeat(Observer):
     """Logs a line of progress now and then; what waits looks in at every poll.
 
+    It says how far a run is, saved or not: what a kill loses of that is made again.
+
     Parameters
     ----------
     total : int

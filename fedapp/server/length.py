@@ -3,9 +3,11 @@
 A synchronous strategy goes 40 rounds. One without rounds goes on for as long in virtual time as these would take, so
 that the methods can be compared as they come: until so many contributions have arrived as clients send in the time of
 40 rounds, each as long as the slowest client's task. In real time nobody knows how long tasks take: they count as
-equally long. Who is there when doesn't count: all are. ``eval-every`` then counts rounds' worth of aggregations.
+equally long. Of a method that throws old work away only what is fresh counts. Who is there when doesn't count: all
+are. ``eval-every`` then counts rounds' worth of aggregations.
 """
 
+import heapq
 import itertools
 import logging
 import math
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.config import RunConfig
-from strategies import AsynchronousStrategy, FederatedStrategy
+from strategies import AsynchronousStrategy, FederatedStrategy, streams
 from strategies.device_profile import is_profile
 from strategies.ledger import Agenda
 from strategies.time_scenario import TimeScenario
@@ -61,10 +63,10 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
     if strategy.interval is not None:
         # What an interval is beside a round in real time, nobody knows either.
         return ROUNDS if config.clock == "wall" else math.ceil(ROUNDS * times.max() / strategy.interval)
-    size, concurrency = (
-        min(getattr(strategy.config, "buffer_size", 1), num_clients),
-        strategy.config.concurrency,
-    )
+    size, concurrency = getattr(strategy.config, "buffer_size", 1), strategy.config.concurrency
+    if type(strategy).fresh is not AsynchronousStrategy.fresh:
+        return _played_on(strategy, times, size, ROUNDS * times.max())
+    size = min(size, num_clients)
     if size > 1 and not concurrency and num_clients <= MOST_PLAYED:
         return _played(times, size, ROUNDS * times.max())
     contributions = ROUNDS * float((times.max() / times).sum())
@@ -85,3 +87,26 @@ def _played(times: NDArray[np.float64], size: int, end: float) -> int:
         for _, client in arrived:
             agenda.push(now + float(times[client]), client, client)
     raise AssertionError
+
+
+def _played_on(strategy: AsynchronousStrategy, times: NDArray[np.float64], size: int, end: float) -> int:
+    """Return how often so much fresh work has come by then, where clients work on and old work is thrown away."""
+    seconds, rng = times.tolist(), streams.generator(strategy.config.seed, "length-of-a-run")
+    idle = rng.permutation(len(seconds)).tolist()
+    at_work = [idle.pop() for _ in range(min(strategy.config.concurrency or len(idle), len(idle)))]
+    agenda = [
+        (seconds[client], client, 0) for client in at_work
+    ]  # when it is done, and the model it works on
+    heapq.heapify(agenda)
+    number = waiting = 0
+    while agenda[0][0] <= end * (1 + 1e-9):
+        now, client, version = agenda[0]
+        waiting += strategy.fresh(number - version)
+        if waiting == size:
+            number, waiting = number + 1, 0
+        if idle:  # its place is that of any of those that are free
+            place = int(rng.integers(len(idle) + 1))
+            if place < len(idle):
+                idle[place], client = client, idle[place]
+        heapq.heapreplace(agenda, (now + seconds[client], client, number))
+    return max(number, 1)

@@ -36,9 +36,10 @@ class Saving:
     def is_due(self, progress: Progress) -> bool:
         """Tell whether an aggregation is saved.
 
-        In real time, before it is reported, so that none that was reported is ever lost. In virtual time what is lost
-        comes again exactly as it was: checkpoints may take a twentieth of the run's time, and an evaluation that
-        there is only because the run ends here isn't part of what is resumed.
+        In real time, before its metrics are told, so that none whose metrics were told is ever lost; the line of
+        progress (heartbeat.py) may be ahead of that. In virtual time what is lost comes again: checkpoints may take a
+        twentieth of the run's time, and an evaluation that there is only because the run ends here isn't part of what
+        is resumed.
         """
         config, aggregation = self.config, progress.aggregation
         if config.checkpoint_every == 0 or aggregation == 0:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +11,13 @@ import typer
 from rich.console import Console
 
 from fedapp.config import ConfigError, Value
-from fedapp.config.options import read_options, read_run_options
+from fedapp.config.options import read_options, read_run_options, stated_options
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig
 from fedapp.running import ENGINES
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes
-from fedapp.sweeps.plan import SweepPlan, checked, read_file
+from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file
 from fedapp.sweeps.point import NUM_CLIENTS
 from fedapp.sweeps.results import remarks, table, write_results
 from fedapp.sweeps.sweep import Outcome, make_sweep
@@ -30,7 +31,9 @@ def _engines(incomplete: str) -> list[str]:
 
 RunOptions = Annotated[
     list[str] | None,
-    typer.Option("--run-config", "-c", help="keys of all runs: 'KEY=VALUE …' or a TOML file"),
+    typer.Option(
+        "--run-config", "-c", help="keys of all runs: 'KEY=VALUE …' or a TOML file, also a run's config.toml"
+    ),
 ]
 FederationOptions = Annotated[list[str] | None, typer.Option(help="num-supernodes, of all runs")]
 
@@ -125,14 +128,25 @@ def plan_of(
             raise ConfigError(f"{files[0]}: no such file")
         content = read_file(path, SweepPlan).model_dump(by_alias=True)
     grid = read_axes([each for each in axes if each not in files])
-    given, num_clients = read_run_options("--run-config", run_config)
-    clients = {} if num_clients is None else {NUM_CLIENTS: num_clients}
-    base = {**given, **clients, **_clients(federation_config)}
     content["grid"] = {**content["grid"], **grid}
+    axes_keys = {key for axis, choices in content["grid"].items() for key in keys_of(axis, choices)}
+    base = {**_of_all(run_config, axes_keys), **_clients(federation_config)}
     # What the command line makes an axis is no longer the same for all.
     content["base"] = {key: value for key, value in content["base"].items() if key not in grid} | base
     content |= {key: value for key, value in options.items() if value}
     return checked(" ".join(axes), content, SweepPlan)
+
+
+def _of_all(run_config: list[str] | None, of_axes: Collection[str]) -> dict[str, Value]:
+    """Return the keys of all runs; of a run's config.toml, which has every key, what isn't the sweep's or an axis."""
+    given, num_clients = read_run_options("--run-config", run_config)
+    clients = {} if num_clients is None else {NUM_CLIENTS: num_clients}
+    stated = stated_options("--run-config", run_config)
+    return {
+        key: value
+        for key, value in {**clients, **given}.items()
+        if key in stated or key not in (*TAKEN, *of_axes)
+    }
 
 
 def _clients(federation_config: list[str] | None) -> dict[str, Value]:

@@ -16,7 +16,7 @@ SEED, METRICS = "seed", "metrics"
 FEW = 3  # tuning seeds, if the plan has no number of its own: as many as are reported, and these at most
 
 # The folder of the sweep and the engine's workers decide on these.
-_TAKEN = ("results-dir", "run-name", "resume")
+TAKEN = ("results-dir", "run-name", "resume")
 
 
 class Strict(BaseModel):
@@ -88,7 +88,7 @@ class SweepPlan(Grid):
             ("base", self.base),
             *((f"grid.{axis}", key) for axis, key in self._set_by_axes()),
         ):
-            if taken := [key for key in keys if key in _TAKEN]:
+            if taken := [key for key in keys if key in TAKEN]:
                 raise ValueError(f"{place}: {taken[0]} is the sweep's own: its folder has every run's (-o)")
         if not self.grid:
             raise ValueError("grid: has no axis, such as seed = [0, 1, 2]")
@@ -143,11 +143,13 @@ class SweepPlan(Grid):
 
     def _set_by_axes(self) -> list[tuple[str, list[str]]]:
         """Return the keys that each axis sets."""
-        found = []
-        for axis, choices in self.grid.items():
-            keys = [key for each in choices for key in (each if isinstance(each, dict) else (axis,))]
-            found.append((axis, [key for key in dict.fromkeys(keys) if key != LABEL]))
-        return found
+        return [(axis, keys_of(axis, choices)) for axis, choices in self.grid.items()]
+
+
+def keys_of(axis: str, choices: Axis) -> list[str]:
+    """Return the keys that an axis sets."""
+    keys = [key for each in choices for key in (each if isinstance(each, dict) else (axis,))]
+    return [key for key in dict.fromkeys(keys) if key != LABEL]
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Strict)

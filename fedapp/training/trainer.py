@@ -27,6 +27,9 @@ from fedapp.training.vectors import Parameters
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
 
+# Of a stack: the trained parameters (G, ...), and the mean losses (G,).
+TrainedStack = tuple[Parameters, Tensor]
+
 # Bytes of a stack whose steps are short.
 SHORT = 1 << 20
 
@@ -66,31 +69,34 @@ class Trainer:
         """End the threads."""
         self._threads.shutdown()
 
-    def train(self, tasks: Sequence[LocalTask], groups: Sequence[Sequence[int]] = ()) -> list[Trained]:
-        """Return the trained parameters and mean loss of every task, in the order of the tasks.
+    def train(
+        self, tasks: Sequence[LocalTask], groups: Sequence[Sequence[int]] = ()
+    ) -> list[Trained | Exception]:
+        """Return the trained parameters and mean loss of every task, or what it raised, in the order of the tasks.
 
         ``groups`` divide the tasks by their places: what is in different ones is never stacked. By default all are
         one.
         """
-        trained: list[Trained | None] = [None] * len(tasks)
+        trained: list[Trained | Exception | None] = [None] * len(tasks)
         together = groups or [range(len(tasks))]
         jobs = [job for group in together for job in self._chunks(tasks, group)]
         gpu = bool(tasks) and tasks[0].x.device.type != "cpu"
         # Not in this thread, whose products are divided over torch's own: sums would depend on how many there are.
         run = map if gpu else self._threads.map
-        results = run(lambda job: _TRAIN[job[0]]([tasks[i] for i in job[1]]), jobs)
+        results = run(lambda job: _each_or_why(_TRAIN[job[0]], [tasks[i] for i in job[1]]), jobs)
         for (_, positions), result in zip(jobs, results, strict=True):
             for position, one in zip(positions, result, strict=True):
                 trained[position] = one
         return trained  # type: ignore[return-value]
 
-    def stacks(self, block: TaskBlock) -> Iterator[tuple[list[int], Parameters, Tensor]]:
-        """Train a block on this thread; yield places of some, their parameters (G, ...) and mean losses (G,)."""
+    def stacks(self, block: TaskBlock) -> Iterator[tuple[list[int], TrainedStack | Exception]]:
+        """Train a block on this thread; yield places of some, and what they came to, or what one of them raised."""
         for way, places in self._stacks_of(block):
-            if way == "stacked":
-                yield places, *train_stack(block.stacked(places))
+            found = _stack_or_why(block, way, places)
+            if isinstance(found, Exception) and len(places) > 1:
+                yield from (([place], _stack_or_why(block, way, [place])) for place in places)
             else:
-                yield places, *_TOGETHER[way]([block.one(place) for place in places])
+                yield places, found
 
     def waits(self, task: LocalTask, number: int) -> bool:
         """Say whether threads would wait for each other rather than work, with stacks of so many such tasks.
@@ -179,9 +185,30 @@ class Trainer:
         return way if can(way, task) else "single"
 
 
-def _each(
-    train: Callable[[LocalTask], tuple[Parameters, Tensor]], tasks: Sequence[LocalTask]
-) -> list[Trained]:
+def _each_or_why(
+    train: Callable[[Sequence[LocalTask]], list[Trained]], tasks: Sequence[LocalTask]
+) -> list[Trained | Exception]:
+    """Train a chunk; if it raises, each task of it alone, so that the others don't miss what one of them does."""
+    try:
+        return [*train(tasks)]
+    except Exception as error:  # whatever a model, or what it is trained on, has it raise
+        why = error.with_traceback(None)  # which would keep the tensors of the steps
+    if len(tasks) == 1:
+        return [why]
+    return [one for task in tasks for one in _each_or_why(train, [task])]
+
+
+def _stack_or_why(block: TaskBlock, way: Way, places: list[int]) -> TrainedStack | Exception:
+    """Train some of a block together; return what is raised."""
+    try:
+        if way == "stacked":
+            return train_stack(block.stacked(places))
+        return _TOGETHER[way]([block.one(place) for place in places])
+    except Exception as error:  # likewise
+        return error.with_traceback(None)
+
+
+def _each(train: Callable[[LocalTask], TrainedStack], tasks: Sequence[LocalTask]) -> list[Trained]:
     return [_to_host(*train(task)) for task in tasks]
 
 
@@ -197,15 +224,13 @@ def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
     ]
 
 
-def _alone(
-    train: Callable[[LocalTask], tuple[Parameters, Tensor]], tasks: Sequence[LocalTask]
-) -> tuple[Parameters, Tensor]:
+def _alone(train: Callable[[LocalTask], TrainedStack], tasks: Sequence[LocalTask]) -> TrainedStack:
     """Return a client that was trained by itself as a stack of one."""
     w, loss = train(tasks[0])
     return {name: value.detach().unsqueeze(0) for name, value in w.items()}, loss.reshape(1)
 
 
-_TOGETHER: dict[Way, Callable[[Sequence[LocalTask]], tuple[Parameters, Tensor]]] = {
+_TOGETHER: dict[Way, Callable[[Sequence[LocalTask]], TrainedStack]] = {
     "vmapped": train_vmapped,
     "dual": partial(_alone, train_dual),
     "single": partial(_alone, train_single),

@@ -19,7 +19,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
-from research.theory.constants import Array, Constants, as_rounds, check, check_step
+from research.theory.constants import Array, Constants, as_float, as_rounds, check, check_step
 
 # Beyond this a cycle of aggregations is no window that a run could pass through.
 _LARGEST_DENOMINATOR = 10_000
@@ -95,7 +95,7 @@ def asynchronous_terms(
     spread : float
         τ_M/τ_0 ≥ 1, the slowest client's time by the fastest's.
     window : int
-        W: see ``asynchronous_window``.
+        W: see ``asynchronous_window``. A term that float64 can't hold is inf.
     """
     theorem = "Fraboni et al. 2023, eq. 38"
     N, root = _counts(theorem, aggregations, local_steps, noise, residual)
@@ -106,7 +106,7 @@ def asynchronous_terms(
         local=(local_steps - 1) / N * noise,
         noise=spread * level / root,
         staleness=spread**3 * local_steps / N * constants.num_clients**2 * level,
-        window=(window - 1) / root,
+        window=as_float(window - 1) / root,
     )
 
 
@@ -127,7 +127,7 @@ def fedfix_terms(
     Parameters
     ----------
     periods, window : int
-        P ≥ 1; W: see ``fedfix_window``.
+        P ≥ 1; W: see ``fedfix_window``. A term that float64 can't hold is inf.
     """
     theorem = "Fraboni et al. 2023, eq. 42"
     N, root = _counts(theorem, aggregations, local_steps, noise, residual)
@@ -138,7 +138,7 @@ def fedfix_terms(
         local=(local_steps - 1) / N * (residual + noise),
         noise=level / root,
         staleness=local_steps / N * periods**2 * level,
-        window=(window - 1) / root,
+        window=as_float(window - 1) / root,
     )
 
 

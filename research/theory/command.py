@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fedapp.config import ConfigError
-from fedapp.data import DataError
-from fedapp.models import ModelError
+from fedapp.config import in_keys
+from fedapp.server import USER_ERRORS
 from research.theory.run_bounds import RunBounds, bounds_of_run
 
 
@@ -34,8 +33,8 @@ def bounds(
             found = bounds_of_run(
                 run_dir, lambda done, total: progress.update(task, completed=done, total=total)
             )
-    except (ConfigError, DataError, ModelError) as error:
-        raise SystemExit(f"error: {error}") from None
+    except USER_ERRORS as error:
+        raise SystemExit(f"error: {in_keys(error)}") from None
     if found.rows:
         console.print(_constants_table(found))
     if found.bounds:

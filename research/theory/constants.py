@@ -1,5 +1,6 @@
 """The constants that bounds are functions of, and the errors of a bound that doesn't apply."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,14 @@ def check(theorem: str, holds: bool, demand: str) -> None:
     """Raise AssumptionError with what the theorem demands, unless it holds."""
     if not holds:
         raise AssumptionError(f"{theorem}: {demand}")
+
+
+def as_float(count: int) -> float:
+    """Return a whole number as a float, inf beyond the largest: cycles of many clients have hundreds of digits."""
+    try:
+        return float(count)
+    except OverflowError:
+        return math.inf
 
 
 def as_rounds(theorem: str, rounds: ArrayLike, first: int = 0) -> Array:

@@ -20,6 +20,8 @@ from fedapp.config import ConfigError
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.federation import to_arrays, to_state
 from fedapp.server import Experiment
+from fedapp.server.experiment import task_work
+from fedapp.server.fleet import by_client, weighs
 from research.theory.constants import Array
 from research.theory.problems import Problem
 from strategies import Progress, messages
@@ -99,13 +101,16 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     models: list[Array] = []
 
     def observe(progress: Progress) -> None:
-        models.append(flat_model(to_state(progress.arrays, torch.device("cpu")), names))
+        # A run that ends between two evaluations tells of its last model twice.
+        models[progress.aggregation :] = [flat_model(to_state(progress.arrays, torch.device("cpu")), names)]
         note(progress.aggregation)
 
     config = experiment.config
     witness = _Witness(problem, names, config.perturbation_beta)
     grid = SequentialGrid(_as_app(witness), experiment.num_clients)
     strategy = server.build_strategy(config, observe)
+    if weighs(config):  # then task times follow from it, and what fits a time budget
+        strategy.loads.work_of = by_client(task_work(experiment), experiment.partition.sizes)
     strategy.start(
         grid,
         to_arrays(experiment.model.state_dict()),

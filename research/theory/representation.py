@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from research.theory.constants import Array, AssumptionError, Constants, check
+from research.theory.constants import Array, AssumptionError, Constants, as_float, check
 
 # Weights in a window may differ by so much of the largest, by rounding.
 _ROUNDING = 1e-9
@@ -239,7 +239,8 @@ def window_term(
         0 < mean_weight <= largest_weight * (1 + _ROUNDING),
         "the mean weight must be in (0, the largest]",
     )
-    return server_lr * lr * local_steps * (window - 1) * gradient**2 * mean_weight * largest_weight / 2
+    apart = as_float(window - 1) if gradient else 0.0  # no models that don't move are apart
+    return server_lr * lr * local_steps * apart * gradient**2 * mean_weight * largest_weight / 2
 
 
 def federated_gradient_bound(

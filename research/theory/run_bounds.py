@@ -12,19 +12,15 @@ from fedapp import server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
-from fedapp.report.summary import read_summary
 from fedapp.server import Experiment
 from research.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
 from research.theory.constants import Array, AssumptionError, Constants
+from research.theory.obstacles import ASYNCHRONOUS, failures, obstacles, uneven_work
 from research.theory.problems import ClientData, FrozenSlope, Logistic
 from research.theory.replay import Replay, replay
 from strategies import graph
 from strategies.fedfix import periods
 from strategies.time_scenario import TimeScenario
-
-CONVEX_MODELS = ("logistic", "perceptron")
-SYNCHRONOUS = ("fedavg", "fedprox", "spectral")
-ASYNCHRONOUS = ("async-fedavg", "fedfix")
 
 # The gradient noise is measured at about so many of the run's models.
 _NOISE_MODELS = 20
@@ -95,12 +91,13 @@ def bounds_of_run(run_dir: Path, note: Callable[[int, int], None] = lambda done,
         If the folder holds no finished run, or the run can't be repeated.
     """
     config, num_clients = _read_config(run_dir)
-    if obstacles := _obstacles(config) + _failures(run_dir):
-        return RunBounds(obstacles)
+    if found := obstacles(config, num_clients) + failures(run_dir):
+        return RunBounds(found)
     experiment = server.prepare(config, num_clients)
+    config = experiment.config  # the folder's may be as it was given: without what the strategy demands
     sizes = experiment.partition.sizes
-    if obstacles := _uneven_work(config, sizes):
-        return RunBounds(obstacles)
+    if found := uneven_work(config, sizes):
+        return RunBounds(found)
     weights = _weights(config, sizes, run_dir)
     problem = _problem(experiment, weights)
     try:
@@ -149,68 +146,14 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
     ), num_clients
 
 
-def _failures(run_dir: Path) -> list[str]:
-    summary = read_summary(run_dir)
-    status, failures = summary.get("status"), summary.get("failures", 0)
-    problems = [f"status = {status!r}: the run must be finished"] if status != "finished" else []
-    return problems + ([f"failures = {failures}: every client must take part as planned"] if failures else [])
-
-
-def _obstacles(config: RunConfig) -> list[str]:
-    """Return the assumptions of all bounds that a config breaks."""
-    assumed = {
-        f"model = {config.model!r}: its loss isn't convex; {' and '.join(CONVEX_MODELS)} are": (
-            config.model in CONVEX_MODELS
-        ),
-        f"strategy = {config.strategy!r}: no theorem is about it": config.strategy
-        in SYNCHRONOUS + ASYNCHRONOUS,
-        f"loss = {config.loss!r}: the theorems' problems here are of cross-entropy": config.loss
-        == "cross-entropy",
-        f"optimizer = {config.optimizer!r}: must be sgd": config.optimizer == "sgd",
-        f"momentum = {config.momentum}: the theorems are about steps without": config.momentum == 0,
-        f"clip-norm = {config.clip_norm}: a clipped gradient is biased": config.clip_norm == 0,
-        f"update-norm-bound = {config.update_norm_bound}: a shortened update is biased": (
-            config.update_norm_bound == 0
-        ),
-        f"aggregation-rule = {config.aggregation_rule!r}: must be mean": config.aggregation_rule == "mean",
-        f"dp = {config.dp!r}: its clipping is biased": config.dp == "none",
-        f"lr-schedule = {config.lr_schedule!r}: must be constant": config.lr_schedule == "constant",
-        f"participation = {config.participation!r}: all clients must take part": config.participation
-        == "full",
-        f"step-heterogeneity = {config.step_heterogeneity!r}: all clients must do the same number of steps": (
-            config.step_heterogeneity == "none"
-        ),
-        f"server-optimizer = {config.server_optimizer!r}: must be sgd": config.server_optimizer == "sgd",
-        f"server-lr = {config.server_lr}: must be 1, but for {' and '.join(ASYNCHRONOUS)}": (
-            config.server_lr in (0, 1) or config.strategy not in SYNCHRONOUS
-        ),
-        "clock = 'wall': the run can't be repeated": config.clock != "wall",
-        "aggregation-weights = 'identical': clients then count by their speed": (
-            config.aggregation_weights == "time-based" or config.strategy in SYNCHRONOUS
-        ),
-    }
-    return [demand for demand, holds in assumed.items() if not holds]
-
-
-def _uneven_work(config: RunConfig, sizes: np.ndarray) -> list[str]:
-    found = []
-    batch = config.batch_size
-    if config.local_epochs and 0 < batch < sizes.max():
-        found.append(
-            f"local-epochs = {config.local_epochs} with batch-size = {batch}: the batches of an epoch depend on each "
-            "other, so gradients aren't unbiased; local-steps draws them anew"
-        )
-        steps = -(-sizes // batch)
-        if steps.min() < steps.max():
-            found.append(
-                f"clients do {steps.min()} to {steps.max()} steps an epoch: all must do the same number"
-            )
-    return found
-
-
 def _local_steps(config: RunConfig) -> int:
-    """E, the same for all clients; an epoch is one step, as ``_uneven_work`` has seen to."""
+    """E, the same for all clients; an epoch is one step, as ``uneven_work`` has seen to."""
     return config.local_steps or config.local_epochs
+
+
+def _step_size(config: RunConfig) -> float:
+    """γ of a local step."""
+    return config.lr / _local_steps(config) if config.normalize_steps else config.lr
 
 
 # ---- Constants -------------------------------------------------------------------------------------------------
@@ -277,7 +220,7 @@ def _rows(c: Constants, run: Replay, config: RunConfig) -> list[ConstantRow]:
 
 
 def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable[[], BoundCurve]]:
-    lr, E = config.lr, _local_steps(config)
+    lr, E = _step_size(config), _local_steps(config)
 
     def of_000() -> BoundCurve:
         _check_even("Dhasade et al., theorem 2.1", c)

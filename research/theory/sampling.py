@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from research.theory.asynchronous import Terms
-from research.theory.constants import Array, Constants, as_rounds, check, check_step
+from research.theory.constants import Array, Constants, as_float, as_rounds, check, check_step
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def chosen_terms(
         noise=noise,
         server_lr=server_lr,
     )
-    extra = np.zeros_like(terms.initial) + server_lr * lr * (window - 1) * local_steps
+    extra = np.zeros_like(terms.initial) + server_lr * lr * as_float(window - 1) * local_steps
     return Terms(terms.initial, terms.local, terms.noise, terms.staleness, extra)
 
 

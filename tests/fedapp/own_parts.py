@@ -57,6 +57,31 @@ def text(outputs: Tensor, targets: Tensor) -> str:
     return "good"
 
 
+class Scaled(nn.Module):
+    """With a parameter that is one number."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.linear = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.scale * self.linear(x.flatten(1))
+        return outputs
+
+
+class Embedding(nn.Module):
+    """Knows 50 categories: another one raises an IndexError."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(50, 4), nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(self.embedding(x[:, 0].long()))
+        return outputs
+
+
 class Tied(nn.Module):
     """One matrix under two names."""
 
@@ -70,3 +95,13 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.output(self.second(torch.relu(self.first(x.flatten(1)))))
         return outputs
+
+
+class NeedsGamma:
+    """A loss that can't be made without an argument."""
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.sum(1)

@@ -125,6 +125,26 @@ def test_a_run_that_has_only_begun_is_shown(tmp_path: Path) -> None:
     assert run["config"] == {"seed": 1}
 
 
+def test_runs_have_names_of_their_own_as_short_as_can_be(tmp_path: Path) -> None:
+    runs = ["a/runs/lr-0.1", "b/runs/lr-0.1", "b/runs/lr-0.3", "lr-0.1"]
+    for run in runs:
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.toml").write_text("seed = 1\n")
+    names = [run["name"] for run in page_content([tmp_path / run for run in runs])["runs"]]
+    assert names == ["a/runs/lr-0.1", "b/runs/lr-0.1", "lr-0.3", f"{tmp_path.name}/lr-0.1"]
+
+
+def test_a_run_is_on_the_page_once(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    run = write_run(tmp_path / "one")
+    (tmp_path / "link").symlink_to(run)
+    out = tmp_path / "page.html"
+    named = [str(run), str(tmp_path / "link"), str(run / ".." / "one")]
+    done = CliRunner().invoke(app, ["report", *named, "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.read_text("utf-8").count('"name":"one"') == 1
+
+
 def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     run = write_run(tmp_path / "evil", name=EVIL, model="</script><b>")

@@ -1,11 +1,14 @@
 """tasks.parquet: when each task began and ended, by any strategy, the last ones, and none twice after a resume."""
 
+import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow import ipc
 
 from fedapp import federation, server
 from fedapp.config import RunConfig
@@ -100,6 +103,56 @@ def test_the_last_are_kept_and_a_resume_goes_on_behind_them(
     assert read_tasks(tmp_path)["began"].to_pylist()[-2:] == [34, 7]
     with pytest.raises(ValueError, match="has lost rows since the checkpoint: 36 of 50"):
         TasksFile(tmp_path).cut(50)
+
+
+class Killed(BaseException):
+    """What ends a process is no OSError, after which files are put in order."""
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_kill_at_any_moment_of_a_resume_loses_no_row_that_it_needs(
+    published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill_at(moment: int) -> None:
+        moments = itertools.count()
+
+        def dying(place: Any, name: str) -> None:
+            real = getattr(place, name)
+
+            def call(*arguments: Any, **more: Any) -> Any:
+                if next(moments) == moment:
+                    raise Killed
+                return real(*arguments, **more)
+
+            patched.setattr(place, name, call)
+
+        for place, name in ((ipc, "new_stream"), (os, "fsync"), (os, "replace"), (Path, "unlink")):
+            dying(place, name)
+
+    killed = 0
+    for moment in itertools.count():
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        file = TasksFile(folder)
+        file.add([span(number) for number in range(8)])
+        file.sync()
+        file.publish(last=published)
+        with monkeypatch.context() as patched:
+            kill_at(moment)
+            try:
+                TasksFile(folder).cut(5)
+            except Killed:
+                killed += 1
+        assert read_tasks(folder)["number"].to_pylist()[:5] == list(range(5))
+        again = TasksFile(folder)
+        again.cut(5)
+        again.add([span(9)])
+        again.publish(last=True)
+        assert read_tasks(folder)["began"].to_pylist() == [0, 1, 2, 3, 4, 9]
+        assert [path.name for path in folder.iterdir()] == ["tasks.parquet"]
+        if killed <= moment:
+            break
+    assert killed >= 3
 
 
 def test_a_timeline_by_hand() -> None:

@@ -269,6 +269,86 @@ def test_a_cycle_of_drawn_tasks_is_the_mean_of_those_played() -> None:
     assert cycle == pytest.approx(2.0, rel=4 / 512**0.5)
 
 
+def mean_of_many(found: Availability, interval: float | None, time: float, tasks: int) -> float:
+    """Return the mean seconds between beginnings of tasks that end whoever goes, one after the other."""
+    began = now = found.comes(0, 0.0)
+    for _ in range(tasks):
+        now += time
+        now = now if interval is None else math.ceil(now / interval - 1e-9) * interval
+        now = found.comes(0, now)
+    return (now - began) / tasks
+
+
+@pytest.mark.parametrize("time", [0.03, 1.0, 7.5, 200.0, 300.0, 400.0, 1500.0])
+@pytest.mark.parametrize(("share", "interval"), [(0.5, None), (0.05, None), (0.5, 2.5)])
+def test_a_task_may_outlast_many_slots_of_bernoulli(
+    share: float, interval: float | None, time: float
+) -> None:
+    # Its wait has a deviation of 1 / share slots at most: 512 tell the mean so well, 32 where it is little of it.
+    found = make_availability(f"bernoulli:{share},1", 1, 5)
+    mean = mean_of_many(found, interval, time, 100_000 if time < 1 else 4000)
+    sure = 5 * (0.002 + 1 / share / mean / 512**0.5)
+    assert Cycle(found, 0, interval, time).of_fixed() == pytest.approx(mean, rel=min(sure, 0.4))
+
+    def ends(task: int, when: float) -> tuple[float, bool]:
+        return when + time, False
+
+    assert Cycle(found, 0, interval, time).of_drawn(ends) == pytest.approx(mean, rel=min(sure, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("stretches", "time", "cycles"),
+    [
+        # In its stretch client 1 does three tasks of 10 s, client 0 five.
+        ([((0, 50), 100), ((0, 35), 70)], 10.0, [20.0, 70 / 3]),
+        ([((0, 10), 24), ((0, 20), 40)], 8.0, [24.0, 20.0]),
+    ],
+)
+def test_a_cycle_is_counted_over_the_clients_own_period(
+    stretches: list[tuple[tuple[float, float], float]], time: float, cycles: list[float]
+) -> None:
+    found = ByStretches([Stretches([pair], period) for pair, period in stretches])
+    assert [Cycle(found, place, None, time).of_fixed() for place in (0, 1)] == pytest.approx(
+        cycles, rel=1e-12
+    )
+    drawn = [Cycle(found, place, None, time).of_drawn(until_it_goes(found, place, time)) for place in (0, 1)]
+    assert drawn == pytest.approx(cycles, rel=1e-9)
+
+
+def until_it_goes(found: Availability, place: int, time: float) -> Callable[[int, float], tuple[float, bool]]:
+    def ends(task: int, when: float) -> tuple[float, bool]:
+        leaves = found.leaves(place, when)
+        return (leaves, True) if when + time > leaves + 1e-9 else (when + time, False)
+
+    return ends
+
+
+@pytest.mark.parametrize("interval", [0.7, 1.9, 7.3, 33.0])
+def test_of_a_client_whose_period_is_no_whole_number_of_intervals_too(interval: float) -> None:
+    # Client 1's is far longer, and says nothing of how often client 0 comes.
+    found = ByStretches([Stretches([(1.0, 4.0), (6.5, 9.0)], 10.0), Stretches([(0.0, 50.0)], 86_400.0)])
+    number = played(found, interval, 0.6, 7000.0) - played(found, interval, 0.6, 70.0)
+    assert Cycle(found, 0, interval, 0.6).of_fixed() == pytest.approx(6930.0 / number, rel=0.01)
+
+
+def test_a_task_that_begins_with_a_period_is_one_of_that_period() -> None:
+    # Five periods are 73 intervals, and 5 · 7.3 + 2.21 is more than 2.21 + 36.5 to a computer, or less.
+    found = ByStretches([Stretches([(2.21, 5.17)], 7.3)])
+    assert Cycle(found, 0, 0.5, 0.595).of_fixed() == pytest.approx(7.3 / 3, rel=1e-9)
+
+
+def test_tasks_of_drawn_times_are_as_many_where_a_client_is_there_for_a_moment_only() -> None:
+    found = ByStretches([Stretches([(0.0, 2.0)], 100.0), Stretches([(0.0, 50.0)], 86_400.0)])
+    lost = []
+
+    def ends(task: int, when: float) -> tuple[float, bool]:  # every other takes 1 s, else it is lost
+        lost.append(task % 2 == 0)
+        return when + 1.0, lost[-1]
+
+    assert Cycle(found, 0, None, 1.0).of_drawn(ends) == pytest.approx(100.0)
+    assert lost.count(False) >= 512
+
+
 def test_the_mean_share_over_a_period() -> None:
     # Client 0 always; client 1 in the first half, of which the last quarter is too short for its task of 5 s.
     found = ByStretches([Stretches([(0.0, 20.0)], 20.0), Stretches([(0.0, 10.0)], 20.0)])
@@ -279,3 +359,32 @@ def test_the_mean_share_over_a_period() -> None:
 
     mean = over_time(found, [0, 1], [5.0, 5.0], shares)
     assert mean == pytest.approx([0.25 * 0.25 + 0.75 * 1.0, 0.25 * 0.75], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "periods", [(100.0, 70.0, 70.0), (100.0, 70.0, 900.0), (86_400.0, 900.0, 61.3), (7.0, 7.0, 7.0)]
+)
+def test_the_mean_share_where_clients_have_periods_of_their_own(periods: tuple[float, ...]) -> None:
+    # The first is there for half of its time, the second for all, the third for a third: all at times that have
+    # nothing to do with each other, so that each pair is there as often as its parts say.
+    parts, p = (0.5, 1.0, 1 / 3), np.array([0.2, 0.3, 0.5])
+    found = ByStretches(
+        [Stretches([(0.0, part * each)], each) for part, each in zip(parts, periods, strict=True)]
+    )
+
+    def shares(those: Any) -> np.ndarray:
+        return np.asarray(p[list(those)] / p[list(those)].sum())
+
+    mean = over_time(found, [0, 1, 2], [0.0, 0.0, 0.0], shares)
+    expected = np.zeros(3)
+    for first, third in itertools.product((True, False), repeat=2):
+        there = [place for place, is_there in enumerate((first, True, third)) if is_there]
+        if periods[0] == periods[2]:  # then the third is there only when the first is
+            often = {(True, True): 1 / 3, (True, False): 1 / 6, (False, True): 0.0, (False, False): 0.5}[
+                first, third
+            ]
+        else:
+            often = 0.5 * (1 / 3 if third else 2 / 3)
+        expected[there] += often * shares(there)
+    assert mean == pytest.approx(expected, abs=0.005)
+    assert mean.sum() == pytest.approx(1.0)

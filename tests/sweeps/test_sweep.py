@@ -15,7 +15,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import app
-from fedapp.config import RunConfig
+from fedapp.config import ConfigError, RunConfig
+from fedapp.sweeps.command import plan_of
 from fedapp.sweeps.plan import SweepPlan, checked
 from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.tuning import pick
@@ -97,6 +98,37 @@ def test_what_is_there_is_not_made_again(swept, tmp_path):
     frame = pd.read_csv(copy / "runs.csv")
     assert sorted(frame["seed"].unique()) == [0, 1, 2]
     assert (frame["status"] == "finished").all()
+
+
+def test_the_config_of_a_run_is_what_all_runs_share(swept, tmp_path):
+    out, _ = swept
+    run = next(iter(sorted(out.glob("runs/lr-0.5-seed-1-*"))))
+    done = command("lr=0.5", "seed=0-1", "-c", str(run / "config.toml"), "-o", str(tmp_path / "again"))
+    assert done.exit_code == 0, done.output
+    again = {path.parent.name for path in tmp_path.glob("again/runs/*/config.toml")}
+    assert again == {path.name for path in out.glob("runs/lr-0.5*")}  # the same runs, with their clients
+
+
+def test_of_a_runs_config_an_axis_wins_and_what_is_written_beside_it_does_not(swept, tmp_path):
+    out, _ = swept
+    run = next(iter(sorted(out.glob("runs/lr-0.5-seed-1-*"))))
+    file = str(run / "config.toml")
+    plan_file = tmp_path / "plan.toml"
+    plan_file.write_text("[grid]\nwork = [{ label = 'ten', local-epochs = 0, local-steps = 10 }]\n")
+    planned = plan_of([str(plan_file), "num-clients=4,5"], [file, "batch-size=7"], None, {})
+    assert [
+        (each.num_clients, each.config.local_steps, each.config.local_epochs, each.config.batch_size)
+        for each in planned.runs()
+    ] == [(4, 10, 0, 7), (5, 10, 0, 7)]
+    assert {(each.config.lr, each.config.seed) for each in planned.runs()} == {(0.5, 1)}
+    assert {each.num_clients for each in plan_of(["lr=1"], [file, "num-clients=9"], None, {}).runs()} == {9}
+    for beside, message in (
+        ("lr=3", "lr: is given both for all runs and as an axis"),
+        ("results-dir=x", "results-dir is the sweep's own"),
+        ("num-clients=9", "num-clients: is given both for all runs and as an axis"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plan_of(["lr=1,2", "num-clients=4"], [file, beside], None, {})
 
 
 def test_only_failures_are_exit_code_1(tmp_path):

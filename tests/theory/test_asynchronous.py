@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.theory import asynchronous
+from research.theory import asynchronous, representation, sampling
 from research.theory.constants import AssumptionError, Constants, StepSizeError
 from research.theory.problems import quadratics
 
@@ -45,6 +45,26 @@ def test_windows_by_hand() -> None:
         AssumptionError, match=r"Fraboni et al\. 2023, eq\. 35: task times must be above 0, one is 0"
     ):
         asynchronous.asynchronous_window([1, 0])
+
+
+def test_the_window_of_many_clients_is_beyond_floats() -> None:
+    times = np.linspace(0.2, 1, 250)
+    window = asynchronous.asynchronous_window(times.tolist())
+    assert len(str(window)) == 358
+    level = {"local_steps": 4, "noise": 3.0, "residual": 1.0}
+    terms = asynchronous.asynchronous_terms([9, 36], BY_HAND, **level, spread=5.0, window=window)
+    assert terms.window.tolist() == [np.inf, np.inf]
+    assert terms.initial == pytest.approx([1.0, 0.5])
+    counts = np.arange(1, 1000).tolist()
+    fixed = asynchronous.fedfix_terms(
+        9, BY_HAND, **level, periods=999, window=asynchronous.fedfix_window(counts)
+    )
+    assert fixed.window == np.inf
+    chosen = sampling.chosen_terms(9, BY_HAND, lr=0.1, local_steps=4, noise=3.0, window=window)
+    assert chosen.window == np.inf
+    weights = {"mean_weight": 1.0, "largest_weight": 1.0}
+    assert representation.window_term(lr=0.1, local_steps=4, window=window, gradient=2.0, **weights) == np.inf
+    assert representation.window_term(lr=0.1, local_steps=4, window=window, gradient=0.0, **weights) == 0
 
 
 def test_the_explicit_bound_by_hand() -> None:

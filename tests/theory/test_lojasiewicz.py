@@ -59,6 +59,21 @@ def test_lojasiewicz_by_hand() -> None:
     assert bound == pytest.approx(8 / 9)
 
 
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_lojasiewicz_near_an_exponent_of_1(local_steps: int) -> None:
+    # α = 1.01: 1/(α−1) = 100, and RηHμ(α−1)/4 = R/72,000: 2 after 144,000 rounds.
+    c = Constants(num_clients=10, L=1.0, mean_zeta2=0.0, Delta=1.0, Gamma=0.0)
+    rounds = np.array([0, 1e4, 144_000, 1e12])
+    terms = {"mu": 1.0, "exponent": 1.01, "lr": 1 / 180 / local_steps, "local_steps": local_steps}
+    grown = rounds / 72_000
+    small = np.minimum(grown, 1e3)  # beyond, nothing is left
+    expected = (1 + small) ** -100 if local_steps == 1 else 1 / (1 + small**100)
+    bound = lojasiewicz_bound(rounds, c, **terms)
+    assert bound == pytest.approx(expected, rel=1e-9, abs=1e-299)
+    none_left = replace(c, Delta=0.0)
+    assert lojasiewicz_bound(rounds, none_left, **terms).tolist() == [0, 0, 0, 0]
+
+
 def test_drift_by_hand() -> None:
     # η = .1, H = 3: 4·.01·4·(9 + .5) + 4·.01·2·2
     assert drift_bound(9.0, BY_HAND, lr=0.1, local_steps=3) == pytest.approx(1.52 + 0.16)

@@ -1,5 +1,6 @@
 """``fedapp bounds`` on real, small runs: constants and curve against PyTorch and SciPy, bounds above, refusals."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 
 import run_simulation
 from fedapp.cli import app
-from fedapp.config import ConfigError
+from fedapp.config import ConfigError, RunConfig
 from fedapp.data import load_dataset
+from research.theory.obstacles import ANY_VALUE, DEMANDS
 from research.theory.run_bounds import bounds_of_run
 
 CLIENTS, L2, LR = 4, 0.5, 0.002
@@ -24,6 +26,8 @@ COMMON = {
     "model": '"logistic"', "l2": L2, "lr": LR, "local-epochs": 0, "local-steps": 2, "batch-size": 16,
     "client-weights": '"uniform"', "num-server-rounds": 6, "run-name": '"run"',
 }  # fmt: skip
+
+ASYNC = {"strategy": '"async-fedavg"'}
 
 RunOnce = Callable[..., Path]
 
@@ -118,6 +122,11 @@ def test_the_other_synchronous_methods(
 ) -> None:
     found = bounds_of_run(run_once(strategy=f'"{strategy}"', **more))
     assert [bound.source for bound in found.bounds] == [source]
+    if strategy == "spectral":  # whatever client-weights says
+        with np.load(run_once(strategy=f'"{strategy}"', **more) / "graph.npz") as stored:
+            degrees = stored["adjacency"].sum(axis=1)
+        rows = {row.symbol: row.value for row in found.rows}
+        assert rows["S"] == pytest.approx(((degrees / degrees.sum()) ** 2).sum())
     assert (found.bounds[0].values >= found.gaps).all()
     assert found.refusals == []
 
@@ -140,6 +149,16 @@ def test_asynchronous_runs_have_terms_and_no_bound(run_once: RunOnce, strategy: 
     assert done.exit_code == 0
     assert "staleness" in done.output
     assert not (run_dir / "bounds.png").exists()
+
+
+def test_normalized_steps_have_the_bounds_of_their_size(run_once: RunOnce) -> None:
+    plain = bounds_of_run(run_once(local_steps=4))
+    found = bounds_of_run(run_once(local_steps=4, lr=4 * LR, normalize_steps="true"))
+    assert found.gaps == pytest.approx(plain.gaps)
+    assert found.refusals == plain.refusals
+    assert [bound.source for bound in found.bounds] == [bound.source for bound in plain.bounds]
+    for bound, same in zip(found.bounds, plain.bounds, strict=True):
+        assert bound.values == pytest.approx(same.values)
 
 
 def test_the_perceptron_with_whole_batches(run_once: RunOnce) -> None:
@@ -183,6 +202,33 @@ def changed(run_dir: Path, to: Path, **keys: str) -> Path:
         ({"server_lr": "0.5"}, "server-lr = 0.5: must be 1, but for async-fedavg and fedfix"),
         ({"strategy": '"fedbuff"'}, "strategy = 'fedbuff': no theorem is about it"),
         ({"clock": '"wall"'}, "clock = 'wall': the run can't be repeated"),
+        ({"safeguards": '"on"'}, "safeguards = 'on': what they bound is biased"),
+        ({"compression": '"topk:0.01"'}, "compression = 'topk:0.01': the theorems are about updates as they"),
+        ({"augment": '"flip"'}, "augment = 'flip': images changed at random are other data"),
+        ({"stragglers": "0.5"}, "stragglers = 0.5: all clients must do the same number of steps"),
+        (
+            {"participation": '"uniform"', "fraction_train": "0.5", "over_select": "0.5"},
+            "participation = 'uniform': all clients must take part",
+        ),
+        ({"availability": '"bernoulli:0.5"'}, "availability = 'bernoulli:0.5': all clients must be there"),
+        ({"task_failure": "0.1"}, "task-failure = 0.1: every client must take part as planned"),
+        ({**ASYNC, "concurrency": "2"}, "concurrency = 2: all clients must be at work"),
+        (
+            {**ASYNC, "aggregation_weights": '"observed"'},
+            "aggregation-weights = 'observed': must be time-based,",
+        ),
+        (
+            {**ASYNC, "aggregation_weights": '"identical"'},
+            "aggregation-weights = 'identical': must be time-based,",
+        ),
+        (
+            {**ASYNC, "time_scenario": '"lognormal:1"'},
+            "time-scenario = 'lognormal:1': the asynchronous terms are of",
+        ),
+        (
+            {**ASYNC, "time_scenario": '"exponential"'},
+            "time-scenario = 'exponential': the asynchronous terms are of",
+        ),
         (
             {"local_steps": "0", "local_epochs": "1"},
             "local-epochs = 1 with batch-size = 16: the batches of an epoch",
@@ -197,6 +243,63 @@ def test_what_breaks_an_assumption_is_named(
     found = bounds_of_run(run_dir)
     assert found.refusals[0].startswith(reason)
     assert (found.bounds, found.rows) == ([], [])
+
+
+def test_a_key_that_theory_does_not_know_of_is_named_where_it_is_read(
+    run_once: RunOnce, tmp_path: Path
+) -> None:
+    late = changed(run_once(), tmp_path / "late", round_deadline="9.0", late='"next"')
+    assert bounds_of_run(late).refusals == [
+        "round-deadline = 9.0: a round must wait for all clients",
+        "late = 'next': the theorems are about runs with 'drop'",
+    ]
+    # FedAvg reads none of these.
+    unread = {
+        "late": '"next"',
+        "concurrency": 2,
+        "aggregation_weights": '"observed"',
+        "norm_ratio_bound": 0.1,
+    }
+    found = bounds_of_run(run_once(**unread, safeguards='"off"'))
+    assert found.refusals == []
+    assert found.gaps == pytest.approx(bounds_of_run(run_once()).gaps)
+
+
+def test_the_keys_that_theory_knows_of_are_keys() -> None:
+    assert (ANY_VALUE | DEMANDS.keys()) <= set(RunConfig.key_names())
+    assert not ANY_VALUE & DEMANDS.keys()
+
+
+def test_a_trace_with_one_time_for_each_client_has_terms(run_once: RunOnce, tmp_path: Path) -> None:
+    for name, last in (("fixed", 3), ("changing", 4)):
+        rows = [*((client, client + 1) for client in range(CLIENTS)), (2, last)]
+        text = "".join(f"{client},{seconds}\n" for client, seconds in rows)
+        (tmp_path / f"{name}.csv").write_text(f"client,seconds\n{text}")
+    run_dir = run_once(**ASYNC, time_scenario=f'"trace:{tmp_path / "fixed.csv"}"')
+    # lcm(1, 2, 3, 4) = 12: 12 + 6 + 4 + 3.
+    assert bounds_of_run(run_dir).terms["window"] == pytest.approx(24 / 12**0.5)
+    other = changed(run_dir, tmp_path / "run", time_scenario=f'"trace:{tmp_path / "changing.csv"}"')
+    assert bounds_of_run(other).refusals[0].startswith("time-scenario = 'trace:")
+    (tmp_path / "changing.csv").unlink()
+    with pytest.raises(ConfigError, match="time-scenario = "):
+        bounds_of_run(other)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"normalize": '"standardize"', "lr": 1e-5, "init": '"zeros"'},
+        {"time_scenario": '"lognormal:1,1e9"', "task_work": '"flop"'},
+        {"client_evaluation": "true", "fine_tune_epochs": 1, "test_on": '"own"', "batch_size": 0},
+        {"strategy": '"spectral"', "message_epsilon": 1.0, "neighbours": 2, "data_imbalance": 1.0, "seed": 3},
+    ],
+)  # fmt: skip
+def test_keys_that_may_have_any_value(run_once: RunOnce, keys: dict[str, object]) -> None:
+    run_dir = run_once(**keys)
+    found = bounds_of_run(run_dir)
+    assert found.refusals == []
+    for bound in found.bounds:
+        assert (bound.values >= (found.means if bound.of_mean else found.gaps)).all()
 
 
 def test_a_single_theorem_that_does_not_apply(run_once: RunOnce) -> None:
@@ -239,10 +342,36 @@ def test_the_command_refuses_and_draws_none(run_once: RunOnce, tmp_path: Path) -
     assert not (run_dir / "bounds.png").exists()
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"time_budget": 5.5},
+        {**ASYNC, "time_budget": 2.5, "server_lr": 0.5},
+        {"strategy": '"fedfix"', "time_budget": 5.5},
+        # Where a task takes 2 s and more by its 32 examples, and would take 20 by those of its client.
+        {"time_scenario": '"lognormal:0.1,16"', "time_budget": 9.5},
+    ],
+)
+def test_a_run_that_its_time_budget_ends(run_once: RunOnce, keys: dict[str, object]) -> None:
+    run_dir = run_once(**keys, num_server_rounds=40, eval_every=20)
+    number = json.loads((run_dir / "summary.json").read_text())["aggregations"]
+    assert 0 < number < 40
+    assert number != 20
+    done = []
+    found = bounds_of_run(run_dir, lambda count, total: done.append((count, total)))
+    assert len(found.gaps) == number + 1
+    assert done[: number + 1] == [(n, 40) for n in range(number + 1)]
+
+
 def test_what_is_no_repeatable_run_is_an_error(run_once: RunOnce, tmp_path: Path) -> None:
     done = command(tmp_path)
     assert done.exit_code == 1
     assert "is no run's folder, it has no config.toml" in done.output
+    steep = changed(run_once(), tmp_path / "steep", lr="1e30")
+    done = command(steep)
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith("error: ")
+    assert "(lr)" in done.output
     other = changed(run_once(), tmp_path / "other", seed="5")
     with pytest.raises(ConfigError, match=r"repeating the run gives another model \(distance"):
         bounds_of_run(other)

@@ -1,6 +1,7 @@
 """Tasks by column: the stacks of a block are those of its tasks, in the same chunks, to the last bit."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +67,9 @@ def test_a_block_has_the_bits_of_its_tasks(name: str, batch: int, rule: LocalRul
     expected = trainer.train(tasks)
     seen = []
     (found,) = trainer.ahead(lambda own: list(trainer.stacks(own)), [block])
-    for places, parameters, losses in found:
+    for places, result in found:
+        assert not isinstance(result, Exception)
+        parameters, losses = result
         for number, place in enumerate(places):
             seen.append(place)
             trained, loss = expected[place]
@@ -74,6 +77,22 @@ def test_a_block_has_the_bits_of_its_tasks(name: str, batch: int, rule: LocalRul
             for key, value in trained.items():
                 assert np.array_equal(parameters[key][number].numpy(), value)
     assert sorted(seen) == list(range(len(tasks)))
+
+
+@pytest.mark.parametrize("way", [None, "single", "vmapped"])
+def test_what_a_task_of_a_block_raises_is_its_result(way: Way | None) -> None:
+    tasks, block = both("logistic", LocalRule(), 6)
+    y = tasks[0].y.clone()
+    y[tasks[3].rows] = 100  # a class that there isn't
+    trainer = Trainer(way, workers=1)
+    ill = replace(block, one=lambda place: replace(tasks[place], y=y))
+    found = {place: result for places, result in trainer.stacks(ill) for place in places}
+    assert sorted(found) == list(range(len(tasks)))
+    assert [place for place, result in found.items() if isinstance(result, Exception)] == [3]
+    assert isinstance(found[3], IndexError | RuntimeError)
+    one_by_one = trainer.train([replace(task, y=y) for task in tasks])
+    assert isinstance(one_by_one[3], type(found[3]))
+    trainer.close()
 
 
 def test_a_stack_of_a_block_is_that_of_its_tasks() -> None:

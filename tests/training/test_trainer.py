@@ -241,12 +241,26 @@ def test_no_tasks(trainer: Callable[..., Trainer]) -> None:
     assert trainer().train([]) == []
 
 
-def test_what_a_task_raises_is_raised(trainer: Callable[..., Trainer]) -> None:
-    (task,) = tasks_of("cnn", sizes=(4,))
-    beyond = LocalTask(task.model, task.start, task.x, task.y - 10, 0, task.batches, 0.1, PLAIN)
-    for tasks in ([beyond], [task, beyond, task]):
-        with pytest.raises(IndexError, match="out of bounds"):
-            trainer().train(tasks)
+@pytest.mark.parametrize(
+    ("name", "way"), [("cnn", None), ("cnn", "vmapped"), ("mlp", None), ("mlp", "single"), ("wide", "dual")]
+)
+def test_what_a_task_raises_is_its_result_and_no_other_misses_it(
+    name: str, way: str | None, trainer: Callable[..., Trainer]
+) -> None:
+    first, second = tasks_of(name, sizes=(4, 3), epochs=1)
+    # All have the same rows, the second half of which is of classes that there aren't.
+    x, y = torch.cat([first.x, first.x]), torch.cat([first.y, first.y + 100])
+    good, other = (replace(task, x=x, y=y) for task in (first, second))
+    beyond = replace(other, offset=len(first.x))
+    (expected,) = trainer(way).train([first])
+    found = trainer(way).train([good, beyond, other])
+    assert isinstance(found[1], IndexError | RuntimeError)
+    assert_close(found[0], expected)
+    assert not isinstance(found[2], Exception)
+    (alone,) = trainer(way).train([beyond])
+    assert isinstance(alone, type(found[1]))
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        train_one(beyond)
 
 
 # Chunks --------------------------------------------------------------------------------------------------------

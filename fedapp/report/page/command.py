@@ -16,17 +16,17 @@ def report(folders: Sequence[Path], out: Path | None, *, live: bool, port: int) 
         raise SystemExit(f"error: -o {out}: --live serves the page and writes no file; give one of the two")
     if port and not live:
         raise SystemExit(f"error: --port {port}: goes with --live")
-    runs: dict[Path, None] = {}
+    runs: dict[Path, Path] = {}
     for folder in folders:
         if not (found := runs_in(folder)):
             raise SystemExit(f"error: {folder}: holds no run, a folder with a config.toml")
-        runs.update(dict.fromkeys(found))
+        runs.update({path.resolve(): path for path in found})
     try:
         if live:
-            _serve(LivePage(list(runs), port))
+            _serve(LivePage(list(runs.values()), port))
             return
         path = out or Path("report.html")
-        path.write_text(make_page(page_content(list(runs))), "utf-8")
+        path.write_text(make_page(page_content(list(runs.values()))), "utf-8")
     except NoPlotlyError as error:
         raise SystemExit(f"error: fedapp report {error}") from None
     except OSError as error:

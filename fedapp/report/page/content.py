@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_metrics
 from fedapp.report.clients import WALL, column, read_clients
+from fedapp.report.differences import ends_of
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.scores import LOSS
@@ -42,9 +43,7 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
     if len(runs) > RUNS:
         left_out.append(f"{len(runs) - RUNS} of {len(runs)} runs: the first {RUNS} are shown")
     shown = list(runs)[:RUNS]
-    names = [run.resolve().name for run in shown]
-    if len(set(names)) < len(names):
-        names = [f"{run.resolve().parent.name}/{name}" for run, name in zip(shown, names, strict=True)]
+    names = ends_of([str(run.resolve()) for run in shown])
     # The metric that each run is judged by, and the loss.
     firsts = [metrics[:1] for metrics in (metrics_of([RecordedRun(path)]) for path in shown)]
     return {

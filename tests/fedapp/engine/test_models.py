@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from fedapp.engine import models
 from fedapp.engine.models import Models, ModelsOnGPU, ModelsOnHost, models_of
 
-# Two arrays of 6 and 2 values in a model of 10; the values 6 and 7 aren't trained.
-STARTS, SHAPES, SIZE = {"weight": 0, "bias": 8}, {"weight": (2, 3), "bias": (2,)}, 10
+# Arrays of 6 and 2 values, and one number, in a model of 10; the value 7 isn't trained.
+STARTS, SIZE = {"weight": 0, "scale": 6, "bias": 8}, 10
+SHAPES: dict[str, tuple[int, ...]] = {"weight": (2, 3), "scale": (), "bias": (2,)}
 KINDS = (ModelsOnHost, ModelsOnGPU)
 
 
@@ -28,6 +29,7 @@ def by_hand(stacks: list[dict[str, torch.Tensor]], base: np.ndarray) -> list[np.
         for row in range(len(stack["bias"])):
             model = base.copy()
             model[:6] = stack["weight"][row].flatten().numpy()
+            model[6] = float(stack["scale"][row])
             model[8:] = stack["bias"][row].numpy()
             found.append(model)
     return found

@@ -154,11 +154,12 @@ def test_parts_of_gpus_are_given_to_workers(run: Run) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_more_than_ray_has_room_for_is_refused_at_once(run: Run) -> None:
+def test_more_than_ray_has_room_for_is_refused_and_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"workers = 3: .*num-cpus = 2 for each, they need 6 CPUs; Ray has 4"
     ):
-        run(3, {"client-resources-num-cpus": 2})
+        run(3, {"client-resources-num-cpus": 2}, results_dir=str(tmp_path / "results"))
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.thorough
@@ -187,7 +188,30 @@ def test_workers_that_never_begin_end_the_run_with_their_reason(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_what_a_task_raises_is_raised_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
+def test_a_client_whose_training_raises_is_left_out(
+    strategy: str, run: Run, save_npz: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    categories, owners = np.full((60, 1), 7, np.float32), np.repeat(np.arange(CLIENTS), 2)
+    categories[12] = 57  # of client 6, and the model knows 50
+    labels = np.arange(60) % 3
+    path = save_npz(
+        x_train=categories, y_train=labels, x_test=np.full((60, 1), 7, np.float32), y_test=labels,
+        group_train=owners, group_test=owners,
+    )  # fmt: skip
+    values = {
+        "strategy": strategy, "dataset": "npz", "data_path": path, "partitioner": "natural", "normalize": False,
+        "model": "tests.fedapp.own_parts:Embedding", "client_records": "never",
+    }  # fmt: skip
+    assert_same(run(2, **values), run(**values))
+    said = [text for text in caplog.messages if "client 6 (node 7)" in text]
+    assert len(said) == 2 * 3
+    assert all("IndexError: index out of range in self" in text for text in said)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("on_ray")
+def test_what_a_worker_raises_is_raised_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def __init__(self, *arguments: Any) -> None:
             """Take what a RayWorker takes."""

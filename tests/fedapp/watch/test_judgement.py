@@ -76,8 +76,8 @@ def test_a_loss_below_that_of_guessing_is_never_diverged(lines: list[dict[str, A
     ("given_keys", "status", "reason"),
     [
         ("lr=100 num-server-rounds=4", "diverged", "the steps are too large (lr = 100)"),
-        ("lr=1e30 num-server-rounds=2", "failed", "the clients' steps are too large (lr)"),
-        ("lr=1e30 strategy=async-fedavg", "failed", "the clients' steps are too large (lr)"),
+        ("lr=1e30 num-server-rounds=2", "diverged", "the clients' steps are too large (lr)"),
+        ("lr=1e30 strategy=async-fedavg", "diverged", "the clients' steps are too large (lr)"),
         ("lr=0.1 num-server-rounds=2", "finished", ""),
     ],
 )
@@ -89,7 +89,7 @@ def test_the_exit_code_and_the_status_say_so(
     summary = read_summary(tmp_path / "run")
     assert (code, summary["status"]) == (int(status != "finished"), status)
     assert str(summary.get("reason", "")).endswith(reason)
-    assert summary.get("complete", True) == (status in ("finished", "diverged"))
+    assert summary.get("complete", True) == ("1e30" not in given_keys)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert said == ([f"error: {summary['reason']}"] if reason else [])
     assert (tmp_path / "run" / "model.safetensors").is_file()
@@ -109,12 +109,16 @@ def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.Cap
     assert str(tmp_path / "with-false" / "curves.png") not in out
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff", "ringmaster", "rennala"],
+)
 def test_every_strategy_learns_as_it_comes(strategy: str, tmp_path: Path, no_figures: None) -> None:
     config = RunConfig.load({"strategy": strategy, "results-dir": str(tmp_path), "run-name": "run"})
     path = server.run(make_grid("vectorized", 20), server.prepare(config, 20)).path
     last = read_metrics(path)[-1]
-    assert last["accuracy"] > 0.85
+    # Those two throw most work away, that of slow clients above all.
+    assert last["accuracy"] > (0.7 if strategy in ("ringmaster", "rennala") else 0.85)
     assert 38 <= last["time"] <= 42  # of 40 rounds, the slowest client's task being 1 s
 
 
@@ -130,5 +134,9 @@ def test_how_long_a_run_is_can_be_said(configure: Callable[..., RunConfig]) -> N
         20,
     ).config
     assert some.num_server_rounds == 100
+    # Of ten clients at work, whose tasks end all at once, each is nine models late at most, and R = 5 drops half.
+    late = {"num_server_rounds": 0, "time_scenario": "F0", "concurrency": 10}
+    half = server.prepare(configure(strategy="ringmaster", delay_threshold=5, **late), 20).config
+    assert half.num_server_rounds == pytest.approx(200, rel=0.02)
     real = server.prepare(configure(strategy="fedfix", num_server_rounds=0), 20, on_devices=True).config
     assert real.num_server_rounds == 40
