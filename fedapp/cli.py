@@ -3,8 +3,8 @@
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points, version
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,9 +67,22 @@ def run_command(context: typer.Context) -> None:
     raise SystemExit(simulation.run(simulation.parser_of("fedapp run", description).parse_args(context.args)))
 
 
-# What other packages add, such as the research that comes with the app's source.
-for entry in sorted(entry_points(group="fedapp.commands"), key=lambda each: each.name):
-    app.command(entry.name)(entry.load())
+def _add_commands(entries: Iterable[EntryPoint]) -> None:
+    """Add what other packages bring, such as the research that comes with the app's source.
+
+    Where such a package isn't, as in a container of compose.yaml, there is no such command either.
+    """
+    for entry in sorted(entries, key=lambda each: each.name):
+        try:
+            command = entry.load()
+        except ModuleNotFoundError as error:
+            if error.name != entry.module.partition(".")[0]:
+                raise
+        else:
+            app.command(entry.name)(command)
+
+
+_add_commands(entry_points(group="fedapp.commands"))
 
 
 @app.command("graph")

@@ -90,3 +90,8 @@ def test_the_bytes_of_compressed_updates_are_those_of_the_mlp():
     for name, size, megabytes in rows:
         assert int(size.replace(",", "")) == size_of(layout, name)
         assert float(megabytes) == round(1000 * size_of(layout, name) / 1e6, 1)
+
+
+def test_how_much_faster_small_models_are_is_what_was_measured():
+    (measured,) = re.findall(r"W1 is (\d+ to \d+) times as fast as stock", text_of("benchmarks/RESULTS.md"))
+    assert re.findall(r"small\s+models (\d+ to \d+) times as fast", text_of("docs/runs.md")) == [measured]

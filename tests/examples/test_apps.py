@@ -1,9 +1,12 @@
 """The apps of examples/ learn, in this process; as processes they run in test_apps_run.py."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from flwr.common.constant import FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION
 
 from tests.examples import apps
 
@@ -101,3 +104,22 @@ def test_an_app_is_small() -> None:
             if line.strip() and '"""' not in line
         ]
         assert len(lines) <= 100, name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readmes_commands_let_a_stranger_run_it(name: str) -> None:
+    apps.needs(name)
+    (block,) = (apps.EXAMPLES / name / "README.md").read_text("utf-8").split("```sh\n")[1:]
+    install, export, run = block.split("```")[0].splitlines()
+    assert (export, run) == (
+        f"export {FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION}=1",
+        "flwr run . --stream",
+    )
+    # As the line has it, but without a network: what it needs beside the library is here.
+    words = ["--dry-run", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [sys.executable, "-m", *install.split(), *words], cwd=apps.EXAMPLES / name, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Would install fedapp-strategies-" in done.stdout

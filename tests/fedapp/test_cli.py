@@ -1,6 +1,11 @@
 """The command ``fedapp``."""
 
+import os
 import re
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedapp.cli import app
+from fedapp.cli import _add_commands, app
 from strategies import REGISTRY, graph
 
 
@@ -123,6 +128,34 @@ def test_no_such_key_and_all_as_markdown() -> None:
 
 def test_the_version() -> None:
     assert re.match(r"fedapp \d+\.\d+\.\d+, flwr \d+", run("--version").output)
+
+
+def test_without_a_package_that_brings_commands_the_others_work(repository: Path, tmp_path: Path) -> None:
+    # As in an image: the distribution's metadata, and of its packages not all. -S leaves out what a .pth file adds.
+    for package in ("fedapp", "strategies", "custom"):
+        (tmp_path / package).symlink_to(repository / package)
+    paths = os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+
+    def without(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-S", "-m", "fedapp.cli", *arguments], cwd=tmp_path, text=True, capture_output=True,
+            env={**os.environ, "PYTHONPATH": paths}, check=False,
+        )  # fmt: skip
+
+    assert "reproduce" in {entry.name for entry in entry_points(group="fedapp.commands")}
+    told = without("--version")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("fedapp ")
+    assert "No such command 'reproduce'" in without("reproduce").stderr
+
+
+def test_a_package_that_is_there_and_broken_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brings_a_command.py").write_text("import there_is_no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
+        _add_commands([EntryPoint("other", "brings_a_command:other", "fedapp.commands")])
 
 
 def test_methods_are_told_in_short_in_full_and_of_ones_own() -> None:
