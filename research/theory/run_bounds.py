@@ -141,9 +141,8 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
     values.pop("versions", None)
     num_clients = values.pop("num-clients")
     # Whatever computed the run: the result is the same.
-    return RunConfig.load(
-        {**values, "server-device": "auto", "client-device": "cpu", "tracker": "none"}
-    ), num_clients
+    here = {"server-device": "auto", "client-device": "cpu", "tracker": "none", "metrics-port": 0}
+    return RunConfig.load({**values, **here}), num_clients
 
 
 def _local_steps(config: RunConfig) -> int:
