@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapp import server
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.server import Experiment
@@ -141,9 +141,13 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
     values.pop("versions", None)
     num_clients = values.pop("num-clients")
     # Whatever computed the run: the result is the same.
-    return RunConfig.load(
-        {**values, "server-device": "auto", "client-device": "cpu", "tracker": "none"}
-    ), num_clients
+    here: dict[str, Value] = {
+        "server-device": "auto",
+        "client-device": "cpu",
+        "tracker": "none",
+        "metrics-port": 0,
+    }
+    return RunConfig.load({**values, **here}), num_clients
 
 
 def _local_steps(config: RunConfig) -> int:

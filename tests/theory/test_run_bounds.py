@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -300,6 +301,12 @@ def test_keys_that_may_have_any_value(run_once: RunOnce, keys: dict[str, object]
     assert found.refusals == []
     for bound in found.bounds:
         assert (bound.values >= (found.means if bound.of_mean else found.gaps)).all()
+
+
+def test_the_port_of_a_run_is_not_listened_on_again(run_once: RunOnce, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run_dir = changed(run_once(), tmp_path / "run", metrics_port=str(taken.getsockname()[1]))
+        assert bounds_of_run(run_dir).refusals == []
 
 
 def test_a_single_theorem_that_does_not_apply(run_once: RunOnce) -> None:
