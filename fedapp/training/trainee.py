@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapp.training.factors import Factors
 from fedapp.training.fourier import convolution, has_fourier
+from fedapp.training.layers import is_changed
 from fedapp.training.vectors import Parameters
 
 # Dropout of single values, and of whole channels.
@@ -65,7 +66,7 @@ class Trainee:
         self.factors = Factors(self.module)
         self._alone = False
         for layer in self.module.modules():
-            if has_fourier(layer):
+            if has_fourier(layer) and "forward" not in vars(layer):
                 layer.forward = partial(self._convolved, layer)  # type: ignore[arg-type]
         _pool_first(self.module)
         for layer in self.module.modules():
@@ -126,7 +127,8 @@ def _pool_first(module: nn.Module) -> None:
         return
     for first, second in itertools.pairwise(module._modules):
         one, other = module._modules[first], module._modules[second]
-        if type(one) is nn.ReLU and type(other) is nn.MaxPool2d and not other.return_indices:
+        swaps = type(one) is nn.ReLU and type(other) is nn.MaxPool2d and not other.return_indices
+        if swaps and not any(map(is_changed, (module, one, other))):
             module._modules[first], module._modules[second] = other, one
     for layer in module:
         _pool_first(layer)
