@@ -71,7 +71,7 @@ class Trainee:
         _pool_first(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
-                layer.register_forward_pre_hook(_alone_as_judged)
+                _judge_alone(layer)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -134,10 +134,24 @@ def _pool_first(module: nn.Module) -> None:
         _pool_first(layer)
 
 
-def _alone_as_judged(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Let batch normalisation go by its running statistics where there is one value a channel, and no deviation."""
-    x = inputs[0]
-    layer.train(x.numel() > x.shape[1] if x.dim() > 1 else x.numel() > 1)
+def _judge_alone(layer: nn.Module) -> None:
+    """Let batch normalisation go by its running statistics where there is one value a channel, and no deviation.
+
+    What the module's own ``train`` has put in evaluation mode stays there.
+    """
+    off: list[bool] = []
+
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0]
+        one = x.numel() <= x.shape[1] if x.dim() > 1 else x.numel() <= 1
+        off.append(layer.training and one)
+        layer.training &= not one
+
+    def after(layer: nn.Module, *_: object) -> None:
+        layer.training |= bool(off) and off.pop()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after, always_call=True)
 
 
 @contextmanager

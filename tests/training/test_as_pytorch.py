@@ -2,12 +2,10 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedapp.training.batches import Batches, plan_batches, task_rng
@@ -91,3 +89,34 @@ def with_a_forward_of_a_layers_own() -> nn.Module:
 def test_what_only_looks_dense(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     assert_as_pytorch(task_of(make()))
+
+
+class FrozenNorm(nn.Module):
+    """Fine-tunes with batch normalisation as it is, as one does with few examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.output = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+
+    def train(self, mode: bool = True) -> "FrozenNorm":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(torch.relu(self.norm(self.first(x))))
+        return outputs
+
+
+def test_batch_normalisation_that_is_switched_off_stays_so() -> None:
+    torch.manual_seed(0)
+    task = task_of(FrozenNorm())
+    assert_as_pytorch(task)
+    assert int(train_one(task)[0]["norm.num_batches_tracked"]) == 0
+
+
+def test_batch_normalisation_goes_on_after_a_single_row() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    task = task_of(model, n=9, epochs=2)  # the third batch of each epoch has one row
+    assert sorted(task.batches.sizes.tolist()) == [1, 1, 4, 4, 4, 4]
+    assert int(train_one(task)[0]["1.num_batches_tracked"]) == 4
