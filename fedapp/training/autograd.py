@@ -49,12 +49,24 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
     """Return the mean loss of a batch as a function of what is trained; buffers in ``fixed`` are kept up to date."""
 
     def of(parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-        outputs = trainee({**fixed, **parameters}, x)
+        state = {**fixed, **parameters}
+        outputs = trainee(state, x)
+        for name, value in fixed.items():
+            if state[name] is not value:
+                _assign(name, value, state[name])
         if mask is None:
             return loss.mean(outputs, y)
         return (loss.rows(outputs, y) * mask).sum() / mask.sum().clamp(min=1)
 
     return of
+
+
+def _assign(name: str, value: Tensor, found: Tensor | None) -> None:
+    """Bring a buffer up to date with the tensor that a module has put in its place."""
+    if found is None or found.shape != value.shape:
+        what = None if found is None else tuple(found.shape)
+        raise RuntimeError(f"the buffer {name} {tuple(value.shape)} is assigned {what} in the forward pass")
+    value.copy_(found.detach())
 
 
 def plain_gradient(
@@ -216,6 +228,7 @@ def _own_copy(model: nn.Module) -> Trainee:
     if getattr(_copies, "model", None) is not model:
         _copies.model, _copies.trainee = model, Trainee(model)
     own: Trainee = _copies.trainee
+    own.forget()
     return own
 
 

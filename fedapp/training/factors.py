@@ -35,8 +35,7 @@ class Factors:
         self.offered = self.taking = False
         self._found: dict[int, Products] = {}
         for layer in module.modules():
-            large = type(layer) is nn.Linear and layer.weight.numel() >= LARGE
-            if large and "forward" not in vars(layer):
+            if type(layer) is nn.Linear and layer.weight.numel() >= LARGE and "forward" not in vars(layer):
                 # The instance's own: hooks, names and tied weights stay as they are.
                 layer.forward = partial(_forward, layer, self)  # type: ignore[method-assign]
 

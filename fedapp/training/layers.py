@@ -20,7 +20,7 @@ def dense_layers(model: nn.Module) -> list[Layer]:
     if kinds[:2] != [nn.Flatten, nn.Linear] or kinds[2:] != [nn.ReLU, nn.Linear] * (len(kinds) // 2 - 1):
         return []
     flatten = children[0][1]
-    if flatten.start_dim != 1 or flatten.end_dim != -1 or any(map(is_changed, model.modules())):  # type: ignore[union-attr]
+    if flatten.start_dim != 1 or flatten.end_dim != -1 or any(map(is_changed, model.modules())):
         return []
     layers = [(f"{name}.weight", f"{name}.bias") for name, _ in children[1::2]]
     # Not where biases lack, where weights are tied, or where they follow from others.

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedapp.training.factors import Factors
 from fedapp.training.fourier import convolution, has_fourier
 from fedapp.training.layers import is_changed
+from fedapp.training.state import StateNames, names_of
 from fedapp.training.vectors import Parameters
 
 # Dropout of single values, and of whole channels.
@@ -41,6 +42,11 @@ class Dropout(nn.Module):
         """Drop (B, ...)."""
         if self.p == 0 or not self.training:
             return x
+        if torch._C._current_graph_task_id() != -1:  # as torch.utils.checkpoint itself asks
+            raise RuntimeError(
+                "nn.Dropout within torch.utils.checkpoint would drop other values when they are computed again; "
+                "torch.nn.functional.dropout doesn't"
+            )
         trainee = self._trainee()
         assert trainee is not None
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
@@ -72,10 +78,16 @@ class Trainee:
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
                 _judge_alone(layer)
+        self._held, self._outside = _places(self.module, names_of(model))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Train one client: convolutions may go the way that is the faster for it, which ``vmap`` can't."""
+        """Train one client: convolutions may go the way that is the faster for it, which ``vmap`` can't.
+
+        The module holds the state that it was last called with, for what is computed anew in the backward pass
+        (``torch.utils.checkpoint``).
+        """
+        self.forget()
         self._alone = True
         try:
             yield
@@ -85,6 +97,11 @@ class Trainee:
     def _convolved(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
         outputs = convolution(layer, x) if self._alone else None
         return type(layer).forward(layer, x) if outputs is None else outputs
+
+    def forget(self) -> None:
+        """Put buffers that aren't in the state dict back to what they were in the model."""
+        for buffers, key, value in self._outside:
+            buffers[key] = None if value is None else value.clone()
 
     def begin(self, seed: int) -> None:
         """Begin a task: what it draws follows from its seed."""
@@ -100,9 +117,41 @@ class Trainee:
         return self._generators[device]
 
     def __call__(self, state: Parameters, x: Tensor) -> Tensor:
-        """Return the outputs for inputs (B, ...); buffers in ``state`` are brought up to date in place."""
-        outputs: Tensor = torch.func.functional_call(self.module, state, (x,))
+        """Return the outputs for inputs (B, ...); buffers in ``state`` are brought up to date.
+
+        In place, or by a tensor in their place where the module assigns one.
+        """
+        if not self._alone:
+            outputs: Tensor = torch.func.functional_call(self.module, state, (x,))
+            return outputs
+        for values, key, name in self._held:
+            values[key] = state[name]
+        outputs = self.module(x)
+        for values, key, name in self._held:
+            state[name] = values[key]
         return outputs
+
+
+Values = dict[str, Tensor | None]
+
+
+def _places(
+    module: nn.Module, names: StateNames
+) -> tuple[list[tuple[Values, str, str]], list[tuple[Values, str, Tensor | None]]]:
+    """Return where a module keeps its state, by names in ``names.own``, and its buffers outside of it."""
+    held: dict[tuple[int, str], tuple[Values, str, str]] = {}
+    outside: dict[tuple[int, str], tuple[Values, str, Tensor | None]] = {}
+    known = {*names.trained, *names.fixed}
+    for prefix, layer in module.named_modules(remove_duplicate=False):
+        for values in (layer._parameters, layer._buffers):
+            for key, value in values.items():
+                name = f"{prefix}.{key}" if prefix else key
+                name, place = names.twins.get(name, name), (id(values), key)
+                if name in known and value is not None:
+                    held[place] = values, key, name
+                elif values is layer._buffers and place not in held:
+                    outside[place] = values, key, None if value is None else value.clone()
+    return list(held.values()), list(outside.values())
 
 
 def _seed_dropout(module: nn.Module, trainee: Trainee) -> bool:

@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fedapp.training.batches import Batches, plan_batches, task_rng
 from fedapp.training.rule import LocalRule
@@ -120,3 +122,78 @@ def test_batch_normalisation_goes_on_after_a_single_row() -> None:
     task = task_of(model, n=9, epochs=2)  # the third batch of each epoch has one row
     assert sorted(task.batches.sizes.tolist()) == [1, 1, 4, 4, 4, 4]
     assert int(train_one(task)[0]["1.num_batches_tracked"]) == 4
+
+
+class Running(nn.Module):
+    """Centres by a running mean that is assigned anew, not changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(6, CLASSES)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        outputs: Tensor = self.output(x - self.mean)
+        return outputs
+
+
+def test_a_buffer_that_is_assigned_comes_back() -> None:
+    torch.manual_seed(0)
+    task = task_of(Running())
+    assert_as_pytorch(task)
+    assert np.abs(train_one(task)[0]["mean"]).min() > 0
+
+
+class Resized(Running):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = x.detach()
+        outputs: Tensor = self.output(x)
+        return outputs
+
+
+def test_a_buffer_of_another_shape_is_named() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"^the buffer mean \(6,\) is assigned \(4, 6\) in the forward pass"
+    ):
+        train_one(task_of(Resized()))
+
+
+class Checkpointed(nn.Module):
+    """Computes its hidden layers anew in the backward pass."""
+
+    def __init__(self, width: int = 8, last: Callable[[], nn.Module] = nn.Tanh) -> None:
+        super().__init__()
+        self.anew = True
+        self.hidden = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), last())
+        self.output = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.hidden, x, use_reentrant=False) if self.anew else self.hidden(x)
+        outputs: Tensor = self.output(hidden)
+        return outputs
+
+
+@pytest.mark.parametrize("width", [8, 256], ids=["small", "by products"])
+def test_gradients_of_what_is_computed_anew(width: int) -> None:
+    torch.manual_seed(0)
+    task = task_of(Checkpointed(width), epochs=6)
+    assert_as_pytorch(task)
+    averaged = {name: value + 0.1 for name, value in task.start.items()}
+    task = replace(task, rule=LocalRule(beta=0.6), neighbours=averaged)
+    once = copy.deepcopy(task.model)
+    once.anew = False  # type: ignore[assignment]
+    (trained, _), (expected, _) = train_one(task), train_one(replace(task, model=once))
+    for name, value in expected.items():
+        np.testing.assert_allclose(trained[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_what_is_computed_anew_are_pytorchs() -> None:
+    torch.manual_seed(0)
+    assert_as_pytorch(task_of(Checkpointed(8, lambda: nn.BatchNorm1d(8)), n=8))
+
+
+def test_dropout_that_would_be_drawn_anew_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"^nn\.Dropout within torch\.utils\.checkpoint would drop other"):
+        train_one(task_of(Checkpointed(8, nn.Dropout)))
