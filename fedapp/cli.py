@@ -88,7 +88,8 @@ def graph_command(
     """Graphs of clients over a grid of class and data imbalance: figures 3.3 to 3.5 of Buttaci 2024.
 
     Prints homogeneity and the fitted lognormal (θ, φ) of the misalignments, writes graph.npz for each setting and
-    draws the misalignments, the Laplacian's spectrum and the homogeneity.
+    draws the misalignments, the Laplacian's spectrum and the homogeneity. Directions are without the noise of
+    message-epsilon.
     """
     from fedapp.report.graph_figures import draw_graph  # matplotlib is slow to import
 
@@ -209,8 +210,8 @@ def _check_graph(given: Mapping[str, Any]) -> None:
 
 # What a graph without a run reads beside what the grid sets.
 _OF_GRAPHS = (
-    "dataset", "data-path", "normalize", "test-fraction", "test-on", "min-samples", "seed", "message-floor",
-    "neighbours",
+    "dataset", "data-path", "input-column", "label-column", "group-column", "loss", "normalize", "test-fraction",
+    "test-on", "min-samples", "seed", "message-floor", "neighbours",
 )  # fmt: skip
 
 

@@ -109,12 +109,23 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
             f"dataset: is a {type(given).__name__}; must be a name, (x, y), (x, y, x_test, y_test), a mapping with "
             f"{' and '.join(_PAIR)}, or a function that returns one of these"
         )
-    return {name: _array(value) for name, value in named.items()}
+    return {name: _array(name, value) for name, value in named.items()}
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(name: str, value: Any) -> np.ndarray:
     """Return an array, or a tensor or a table's column as one; float64 as float32, which is what is trained on."""
-    found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    try:
+        found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"dataset: {name} is no array ({error})") from None
+    if found.dtype == object and found.size and all(isinstance(each, str) for each in found.flat):
+        found = found.astype(str)  # a table's column of texts
+    is_group = name.startswith("group")
+    if found.dtype.kind not in ("iuU" if is_group else "biuf"):
+        holds = {"U": "texts", "O": "objects"}.get(found.dtype.kind, f"{found.dtype} values")
+        raise ConfigError(
+            f"dataset: {name} holds {holds}; {'whole numbers or texts' if is_group else 'numbers'} are needed"
+        )
     return found.astype(np.float32) if found.dtype == np.float64 else found
 
 

@@ -4,7 +4,6 @@ A part that was handed over in Python and that no module has, such as a class ma
 it is known in this process alone.
 """
 
-import hashlib
 import importlib
 import inspect
 import sys
@@ -12,6 +11,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+from fedapp.fingerprint import file_digest as file_digest
+from fedapp.fingerprint import fingerprint
 
 HERE = "python"  # the module of what is known in this process alone
 
@@ -63,14 +66,20 @@ def imported(key: str, name: str) -> object:
 def register(part: Any) -> str:
     """Return the name of a class or function for a key: ``module:name``, or ``python:NAME`` if no module has it.
 
-    The name of what no module has ends in a digest of its source, so that two of one name aren't taken for the same.
+    The name of what no module has ends in a digest of all that its doings depend on, so that no two are taken for the
+    same. What can't be compared, since it holds on to an open file, say, has a name of its own.
     """
     module, path = getattr(part, "__module__", "") or "", getattr(part, "__qualname__", type(part).__name__)
     if module not in ("", "__main__") and "<" not in path:
         with suppress(OwnPartError):
             if imported("", f"{module}:{path}") is part:
                 return f"{module}:{path}"
-    name = f"{path.rpartition('.')[2].strip('<>')}_{_digest_of(part)}"
+    called = path.rpartition(".")[2].strip("<>")
+    if digest := fingerprint(part):
+        name = f"{called}_{digest[:8]}"
+    else:
+        known = (name for name, other in _registered.items() if other is part)
+        name = next(known, f"{called}_{uuid4().hex[:8]}")
     _registered[name] = part
     return f"{HERE}:{name}"
 
@@ -84,20 +93,9 @@ def source_digest(name: str) -> str:
     """Return a digest of the file of ``module:name``, with which what it computes may change; "" without one."""
     try:
         file = inspect.getsourcefile(imported("", name))  # type: ignore[arg-type]
-        return hashlib.sha256(Path(file or "").read_bytes()).hexdigest()[:10]
+        return file_digest(Path(file or ""))[:10]
     except (OwnPartError, OSError, TypeError):
         return ""
-
-
-def _digest_of(part: Any) -> str:
-    """Return a digest of a part's source; of what has none, a number of its own."""
-    try:
-        text = inspect.getsource(part)
-        if inspect.isfunction(part):
-            text += repr(inspect.getclosurevars(part).nonlocals)  # what a function within a function knows
-    except (OSError, TypeError):
-        text = f"{len(_registered)}"
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _see_working_directory(package: str) -> None:

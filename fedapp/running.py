@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp import client_app, server
+from fedapp import client_app, federation, server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate
@@ -63,6 +63,7 @@ def run_on(
         What can't be run, before a client starts; and what a strategy raises when the run fails or diverges.
     """
     check_engine(engine)
+    federation.renew()
     on_ray = engine == RAY or (engine == IN_PROCESS[-1] and simulation.workers > 0)
     if on_ray:
         _check_can_be_found(config)

@@ -51,11 +51,14 @@ class ACE(EveryArrival):
 
     def ready(self, arrived: int) -> bool:
         """At every arrival, once all have answered."""
-        if not self.aggregations and not all(member.answers for member in self.ledger.counting):
-            number = len(self.ledger.counting)
+        if self.aggregations:
+            return arrived >= 1
+        # Not whoever has answered: safeguards may still hold that back.
+        number, waits = len(self.ledger.counting), {c.client.index for c in self.ledger.buffer}
+        if arrived < number or any(member.client.index not in waits for member in self.ledger.counting):
             self._say_once("no model is made until all %d clients that count have answered once", number)
             return False
-        return arrived >= 1
+        return True
 
     def counted(self, contribution: Contribution) -> Vector:
         """Keep Δ_i."""

@@ -21,7 +21,7 @@ Vector = NDArray[np.float64]
 
 
 # Of arrays, in the words of an error.
-NOT_FINITE = "aren't finite"
+NOT_FINITE, OVERFLOWS = "aren't finite", "overflows float32"
 
 _HEADER = 4096  # bytes that describe an array, at most
 LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
@@ -144,9 +144,7 @@ def wrong_with(square: float, *, finite: bool) -> str:
     if not finite:
         return f"its arrays hold values that {NOT_FINITE} (NaN or infinity)"
     return (
-        ""
-        if square <= LARGEST_SQUARE
-        else f"its arrays' norm is {square**0.5:.1e}, whose square overflows float32"
+        "" if square <= LARGEST_SQUARE else f"its arrays' norm is {square**0.5:.1e}, whose square {OVERFLOWS}"
     )
 
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from strategies.availability import Availability
 from strategies.clock import RESOLUTION
 
-PLAYED = 512  # tasks of a client, at least, where their times are drawn
+PLAYED = 512  # tasks of a client, at least, where something is drawn
 MOST = 20_000  # and at most
+FEW, SURE = 32, 0.002  # so many are enough if their mean is known so well
 SAMPLES = 96  # times of a period
 NEVER = math.inf
 
@@ -39,46 +40,74 @@ class Cycle:
     def of_fixed(self) -> float:
         """Return the mean seconds from one contribution to the next, where all tasks take the same time."""
         now, span = self._begin(), self._span(1)
+        if now == NEVER:
+            return NEVER
+        if self.presence.changes(self.place, now) == NEVER:  # there for good: from one beginning to the next
+            return self._next(self.time)
+        if self._ends(now):
+            return self._of_ended(now)
         end = now + span
         if self.presence.repeats:  # a period may begin with a wait for the last one's aggregation
             _, now = self._fixed(now, end)
             end += span
         done, _ = self._fixed(now, end)
-        if done == NEVER:  # it is there for good: from one task's beginning to the next's
-            return self._next(self.time)
         return span / done if done else NEVER
 
-    def _fixed(self, now: float, end: float) -> tuple[float, float]:
-        """Return how many tasks that begin by a time are done, infinity if it never goes, and the next beginning."""
+    def _fixed(self, now: float, end: float) -> tuple[int, float]:
+        """Return how many tasks that begin by a time are done, and the next beginning."""
         done, again = 0, self._next(self.time)
         while now < end:
             leaves = self.presence.leaves(self.place, now)
-            if leaves == NEVER:  # whoever begins a task ends it, or never goes
-                if self.presence.changes(self.place, now) == NEVER:
-                    return NEVER, now
-                done, now = done + 1, self._next(now + self.time)
-            else:
-                following = now  # the beginning of a task that isn't done when the client goes
-                if now + self.time <= leaves + RESOLUTION:
-                    first = self._next(now + self.time)
-                    more = max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
-                    done, following = done + 1 + more, first + more * again
-                # Who waits for an aggregation waits for it also where it has gone and come back meanwhile.
-                now = max(leaves, following)
-            now = self.presence.comes(self.place, now)
+            following = now  # the beginning of a task that isn't done when the client goes
+            if now + self.time <= leaves + RESOLUTION:
+                first = self._next(now + self.time)
+                more = max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
+                done, following = done + 1 + more, first + more * again
+            # Who waits for an aggregation waits for it also where it has gone and come back meanwhile.
+            now = self.presence.comes(self.place, max(leaves, following))
         return done, now
+
+    def _of_ended(self, now: float) -> float:
+        """Return the mean seconds between beginnings from a time on, where whoever begins a task ends it.
+
+        There is no period after which all begins anew: a task may outlast any.
+        """
+        began, again = now, self._next(self.time)
+        spans: list[float] = []
+        tasks: list[int] = []  # that begin before the client goes, and the seconds until it comes
+        while True:
+            first = self._next(now + self.time)
+            goes = self.presence.changes(self.place, now) - RESOLUTION
+            more = max(0, math.ceil((goes - first) / again))
+            following = self.presence.comes(self.place, first + more * again)
+            spans.append(following - now)
+            tasks.append(1 + more)
+            now = following
+            if len(tasks) % FEW == 0 and now - began >= self.presence.horizon:
+                mean = (now - began) / sum(tasks)
+                off = float(np.linalg.norm(np.array(spans) - mean * np.array(tasks))) / (now - began)
+                if off <= SURE or len(tasks) >= PLAYED:
+                    return mean
 
     def of_drawn(self, ends: Ends) -> float:
         """Return the same, of tasks that ``ends`` says the end of."""
         began = now = self._begin()
-        end, done, task = now + self._span(PLAYED), 0, 0
-        while now < end and task < MOST:
+        if now == NEVER:
+            return NEVER
+        stays = self._ends(now)
+        end, done, task = now + (self.presence.horizon if stays else self._span(PLAYED)), 0, 0
+        while (now < end or (stays and done < PLAYED)) and task < MOST:
             task += 1
             now, lost = ends(task, now)
             if not lost:
                 done, now = done + 1, self._next(now)
             now = self.presence.comes(self.place, now)
-        return (min(now, end) - began) / done if done else NEVER
+        return ((now if stays else min(now, end)) - began) / done if done else NEVER
+
+    def _ends(self, now: float) -> bool:
+        """Tell whether the client ends what it begins, though it comes and goes."""
+        presence, place = self.presence, self.place
+        return presence.leaves(place, now) == NEVER > presence.changes(place, now)
 
     def _begin(self) -> float:
         """Return the first time at which the client comes, so that whole periods follow."""

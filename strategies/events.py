@@ -32,9 +32,9 @@ from strategies.direct import Work
 from strategies.errors import RunError
 from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
-from strategies.handing_out import HandingOut
-from strategies.ledger import Ledger, Member, Task
-from strategies.pace import NEVER, Arrival, Event, Look, Retry, Tick, Turn
+from strategies.handing_out import FIRST, HandingOut
+from strategies.ledger import Held, Ledger, Member, Task
+from strategies.pace import Arrival, Event, Look, PatienceOver, Retry, Tick, Turn
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
@@ -96,12 +96,10 @@ class AsynchronousStrategy(HandingOut):
     def _run(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
         state = self._begin(initial_arrays)
         self.ledger, self._check = Ledger(works_on=self.works_on), self._reads(Untrained(self._untrained_at))
-        self._held: list[tuple[Task, Local, Message | Work]] = []
         self._lost_in_a_row = 0
         self._evaluation = EvaluationUnderWay(self._mail, self._take_evaluation)
         self._told, self._told_by_client = {}, {}
         self._over = False
-        self._patient_until = NEVER
         working = self.aggregations < num_rounds
         if working:
             self.clients = self._take_part(grid, self._train)
@@ -137,6 +135,8 @@ class AsynchronousStrategy(HandingOut):
                 self._retry(member)
             case Turn(member):
                 self._turn(member)
+            case PatienceOver():
+                self._release()
             case Tick():
                 if self.ledger.buffer:  # an interval with nothing in it is no aggregation
                     self._aggregate()
@@ -184,33 +184,36 @@ class AsynchronousStrategy(HandingOut):
         if (
             self.safeguards.learns_norms
             and not self.safeguards.norms.knows_enough(len(ledger.counting))
-            and now < self._patient_until
+            and now < ledger.patient_until
         ):
-            if not self._held:
-                self._patient_until = now + PATIENCE * (now - task.sent)
+            if not ledger.held:
+                ledger.patient_until = now + PATIENCE * (now - task.sent)
+                ledger.agenda.push(ledger.patient_until, -FIRST, PatienceOver())
             self.safeguards.norms.see(local)
-            self._held.append((task, local, reply))
+            ledger.held.append(Held(task, local, reply))
             ledger.wait(member, 1)
             self._release()
-            if self._held:
+            if ledger.held:
                 self._offer([])  # its place, where there are places
         else:
-            self._take_in(task, local, reply)
+            self._release()
+            if self.aggregations < self.total:
+                self._take_in(task, local, reply)
 
     def _release(self) -> None:
         """Take in what was held back until it is known which norms are usual, or until that takes too long."""
-        if not self._held:
+        ledger, held = self.ledger, self.ledger.held
+        if not held:
             return
-        enough = self.safeguards.norms.knows_enough(len(self.ledger.counting))
-        if enough or self.pace.now() >= self._patient_until:
+        enough = self.safeguards.norms.knows_enough(len(ledger.counting))
+        if enough or self.pace.now() >= ledger.patient_until:
             if not enough:
                 log.warning("only %d clients have answered: which updates are too long isn't known yet",
                             len(self.safeguards.norms.norms))  # fmt: skip
-            held, self._held = self._held, []
-            for task, local, reply in held:
-                self.ledger.wait(task.member, -1)
-                if self.aggregations < self.total:
-                    self._take_in(task, local, reply)
+            while held and self.aggregations < self.total:
+                first = held.popleft()
+                ledger.wait(first.task.member, -1)
+                self._take_in(*first)
 
     def _take_in(self, task: Task, local: Local, reply: Message | Work) -> None:
         """Let a valid local model go through the chain, and into the buffer."""
@@ -277,7 +280,7 @@ class AsynchronousStrategy(HandingOut):
             ledger.changed()
             self._release()
             if not ledger.counting and not self.pace.waits:
-                raise RunError(f"no client is left: each was lost or failed; {self.last_reason()}")
+                raise self.given_up("no client is left: each was lost or failed")
         pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
         if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):

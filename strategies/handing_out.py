@@ -189,8 +189,12 @@ class HandingOut(Scheme):
     # ---- Going on where an earlier run was ------------------------------------------------------------------
 
     def state(self) -> State:
-        """Add the books: clients, and in virtual time the tasks under way with the models they started from."""
-        tasks = self.pace.kept(self.ledger.tasks.values())
+        """Add the books: clients, and in virtual time the tasks under way with the models they started from.
+
+        What is held back counts as under way: it is worked on again, and comes at once.
+        """
+        held = [each.task for each in self.ledger.held]
+        tasks = self.pace.kept([*held, *self.ledger.tasks.values()])
         names = tasks[0].companions if tasks else ()
         companions = {f"sent-{name}": np.array([task.companions[name] for task in tasks]) for name in names}
         return {**super().state(), **self.ledger.state(tasks), **companions}

@@ -3,23 +3,26 @@
 import heapq
 import logging
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
-from flwr.app import MetricRecord
+from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
 from strategies.arrays import Vector
-from strategies.chain import Contribution
+from strategies.chain import Contribution, Local
 from strategies.clock import RESOLUTION
+from strategies.direct import Work
 from strategies.observed import Observed
 from strategies.roster import Client
 from strategies.tally import Tally, TallyState
 
 log = logging.getLogger("flwr.strategies")
 
+NEVER = float("inf")
 ABSENT = 0  # node id of a client of a resumed run that isn't there
 
 
@@ -68,6 +71,14 @@ class Task:
     companions: Mapping[str, Vector] = field(default_factory=dict)  # vectors (D,) that were sent beside it
 
 
+class Held(NamedTuple):
+    """An answer that is held back until it is known which updates are too long (strategies/safeguards.py)."""
+
+    task: Task
+    local: Local
+    reply: Message | Work
+
+
 @dataclass(frozen=True)
 class Standing:
     """By client index: p_i, d_i, P_i, and q̃_i, the share of the objective that client i has in the long run."""
@@ -99,7 +110,7 @@ class Agenda:
 
     def next_due(self) -> float:
         """Return the earliest due time, infinity if there is none."""
-        return self._heap[0][0] if self._heap else float("inf")
+        return self._heap[0][0] if self._heap else NEVER
 
     def pop(self) -> tuple[float, Any]:
         """Remove and return the next item and its due time."""
@@ -131,6 +142,7 @@ LedgerState = TypedDict(
         "since": TallyState,
         "retries": list[tuple[float, int]],  # clock seconds, and who is asked again then
         "tasks-under-way": list[tuple[int, int, float]],  # version, client, clock seconds when it was sent
+        "patient-until": NotRequired[float | None],  # none of an earlier version
         "versions": list[int],
         "bases": NDArray[Any],  # the models of `versions`, (n, D)
     },
@@ -151,6 +163,8 @@ class Ledger:
         Ids of tasks by the time they are due or given up, and dropped members by the time they are asked again.
     buffer : list of Contribution
         What has arrived since the last aggregation.
+    held : deque of Held
+        What is held back, as it came; at this clock time, ``patient_until``, it is taken in at the latest.
     since : Tally
         What happened since the last evaluation.
     standing : Standing, optional
@@ -171,6 +185,8 @@ class Ledger:
         self.tasks: dict[str, Task] = {}
         self.agenda = Agenda()
         self.buffer: list[Contribution] = []
+        self.held: deque[Held] = deque()
+        self.patient_until = NEVER
         self.since = Tally()
         self.standing: Standing | None = None
         self.importance: dict[int, float] | None = None
@@ -302,6 +318,7 @@ class Ledger:
             "since": self.since.state(),
             "retries": [(due, item.client.index) for due, item in self.agenda if isinstance(item, Member)],
             "tasks-under-way": [(task.version, task.member.client.index, task.sent) for task in tasks],
+            "patient-until": self.patient_until if self.patient_until < NEVER else None,
             "versions": list(bases),
             "bases": np.array(list(bases.values())),
         }
@@ -310,6 +327,8 @@ class Ledger:
         """Enter the members of an earlier run, dropped where they aren't ``present``; tasks are to be opened anew."""
         self.since = Tally.restored(state["since"])
         self.handed_out = sum(state["tasks"])
+        until = state.get("patient-until")
+        self.patient_until = NEVER if until is None else until
         for place, index in enumerate(state["clients"]):
             size = state["num-examples"][place]
             client = present.get(index, Client(ABSENT, index, size, MetricRecord()))

@@ -14,13 +14,13 @@ from flwr.serverapp.strategy import Result
 
 from strategies import messages, streams
 from strategies.accounts import Accounts
-from strategies.arrays import NOT_FINITE, Layout, Vector
+from strategies.arrays import NOT_FINITE, OVERFLOWS, Layout, Vector
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.codes import NONE
 from strategies.compression import Compression, compressing, request_fields, size_of
 from strategies.engine_name import DEPLOYMENT, engine_of
-from strategies.errors import RunError
+from strategies.errors import DivergedError, RunError
 from strategies.exchange import never
 from strategies.left_out import LeftOut
 from strategies.load import Loads
@@ -306,17 +306,18 @@ class Lifecycle(Reporting):
         """Raise RunError if no client's work was ever accepted."""
         tried = self.aggregations or self._any_missed
         if tried and self._result.arrays is initial_arrays and not self.stopped():
-            raise RunError(
-                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one; "
-                f"{self.last_reason()}"
+            raise self.given_up(
+                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"
             )
 
-    def last_reason(self) -> str:
-        """Return the last reason against a client's work, and what to change if it tells."""
+    def given_up(self, what: str) -> RunError:
+        """Return the error that ends a run in which nobody's work counts, with the last reason against one's."""
         if not self._why:
-            return "the log names the reasons"
-        cure = ": the clients' steps are too large (lr)" * (NOT_FINITE in self._why)
-        return f"the last reason was {self._why!r}{cure}"
+            return RunError(f"{what}; the log names the reasons")
+        reason = f"{what}; the last reason was {self._why!r}"
+        if NOT_FINITE in self._why or OVERFLOWS in self._why:
+            return DivergedError(f"{reason}: the clients' steps are too large (lr)")
+        return RunError(reason)
 
     # ---- Compressed updates ---------------------------------------------------------------------------------
 

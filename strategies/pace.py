@@ -52,6 +52,10 @@ class Turn(NamedTuple):
     member: Member
 
 
+class PatienceOver(NamedTuple):
+    """What is held back is to be taken in."""
+
+
 class Tick(NamedTuple):
     """An interval is over."""
 
@@ -60,7 +64,7 @@ class Look(NamedTuple):
     """It is time to look who is connected."""
 
 
-Event = Arrival | Retry | Turn | Tick | Look
+Event = Arrival | Retry | Turn | PatienceOver | Tick | Look
 
 
 class Outlook(NamedTuple):
@@ -304,6 +308,8 @@ class WallPace(Pace):
                 _, item = ledger.agenda.pop()
                 if isinstance(item, Member):
                     yield Retry(item)
+                elif isinstance(item, PatienceOver):
+                    yield item
                 elif (late := ledger.tasks.get(item)) is not None:
                     yield Arrival(late, None)
             if self.tick(interval) <= now:

@@ -92,14 +92,16 @@ class TimeScenario:
         if self.devices is not None:
             assert load is not None
             return self.devices.device(client).seconds(load)
-        return float(self._means[min(client, self.num_clients - 1)])
+        if client >= self.num_clients:  # joined later than the scenario was laid out: as slow as the slowest
+            return float(self._means.max())
+        return float(self._means[client])
 
     def task_time(self, client: int, task: int, load: Load | None = None) -> float:
         """Return the seconds that task number ``task`` (from 1) of client ``client`` takes."""
         if self.devices is not None:
             return self.mean(client, load)
-        if client >= self.num_clients:  # joined later than the scenario was laid out: as slow as the slowest
-            return float(self._means.max())
+        if client >= self.num_clients:
+            return self.mean(client)
         if self.trace:
             return self.trace[client][(task - 1) % len(self.trace[client])]
         if self.law:
@@ -119,6 +121,8 @@ class TimeScenario:
         if client < self.num_clients and self.trace:
             return np.array(self.trace[client])
         mean = self.mean(client, load)
+        if client >= self.num_clients:
+            return np.array([mean])
         levels = (np.arange(2000) + 0.5) / 2000
         if self.law == "exponential":
             return np.asarray(-mean * np.log1p(-levels))

@@ -22,6 +22,7 @@ from strategies.pace import (
     Event,
     Outlook,
     Pace,
+    PatienceOver,
     Retry,
     Schedule,
     T,
@@ -232,6 +233,10 @@ class VirtualPace(Pace):
             if isinstance(item, Member):
                 self.clock.wait_until(due)
                 yield Retry(item)
+            elif isinstance(item, PatienceOver):
+                if ledger.held:
+                    self.clock.wait_until(due)
+                    yield item
             elif isinstance(item, Turn):
                 self.clock.wait_until(due)
                 yield item
@@ -239,7 +244,8 @@ class VirtualPace(Pace):
                 reply = None if task.lost else mail.wait(task.message_id)
                 if mail.stopped():
                     return
-                self.clock.wait_until(due)
+                # Of a resumed run, what was held back was due before.
+                self.clock.wait_until(max(due, self.now()))
                 yield Arrival(task, reply)
 
     def _task_time(self, client: Client, task: int, load: Load | None = None) -> float:

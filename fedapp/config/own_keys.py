@@ -6,13 +6,14 @@ stand in pyproject.toml; others come in one text, everywhere alike: ``strategy-c
 
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from fedapp.config.key import OWN, Key, Readers
 from fedapp.config.options import PAIR, repeated_key
+from fedapp.config.strategy_keys import StrategyKeys
 from fedapp.config.values import ConfigError, Keys, Value, unknown_key
 from strategies import FederatedStrategy
 from strategies.flower_internals import flatten_dict
@@ -33,8 +34,14 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
     Raises
     ------
     ConfigError
-        If one is no number, text or flag with a default, or its default isn't what it accepts.
+        If one is no number, text or flag with a default, its default isn't what it accepts, or it is called like a
+        key that isn't the strategies'.
     """
+    for name in sorted(_new_fields(strategy) & (set(known) - StrategyKeys.model_fields.keys())):
+        raise ConfigError(
+            f"{strategy.__name__}.Config.{name}: {name.replace('_', '-')} is a key of every run, and isn't the "
+            "strategy's; the field must be called something else"
+        )
     try:
         parameters = parameters_of(strategy.Config)
     except ValueError as error:
@@ -49,6 +56,36 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
         meaning = parameters[name].meaning or f"of {strategy.__name__}"
         added[name] = declared(parameters[name], Key(meaning, readers))
     return added
+
+
+def other_defaults(strategy: type[FederatedStrategy]) -> dict[str, Any]:
+    """Return the defaults that a user's own Config has for keys that are known without it, by field.
+
+    They don't stand by themselves: a run's config says a value for every key that is known.
+    """
+    new, own = _new_fields(strategy), fields(strategy.Config)
+    usual = {field.name: field.default for kind in _of_the_library(strategy) for field in fields(kind)}
+    return {
+        field.name: field.default
+        for field in own
+        if field.name in StrategyKeys.model_fields.keys() | usual.keys()
+        and field.default is not MISSING
+        and (field.name in new or field.default != usual[field.name])
+    }
+
+
+def _new_fields(strategy: type[FederatedStrategy]) -> set[str]:
+    """Return the fields of a Config that none of the library's, which it is made from, has."""
+    library = {field.name for kind in _of_the_library(strategy) for field in fields(kind)}
+    return {field.name for field in fields(strategy.Config)} - library
+
+
+def _of_the_library(strategy: type[FederatedStrategy]) -> list[type]:
+    """Return the Configs of the library that a Config is made from, the nearest last."""
+    bases = reversed(strategy.Config.__mro__)
+    return [
+        kind for kind in bases if is_dataclass(kind) and kind.__module__.partition(".")[0] == "strategies"
+    ]
 
 
 def unfolded(

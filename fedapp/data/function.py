@@ -7,6 +7,7 @@ log of the machine that it ran on.
 import hashlib
 import inspect
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedapp.data.errors import DataError
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.targets import Problem
-from fedapp.own import OwnPartError, imported
+from fedapp.own import OwnPartError, file_digest, imported
 
 log = logging.getLogger("fedapp.data")
 
@@ -49,7 +50,12 @@ def load_function(name: str) -> Callable[..., Any]:
         raise DataError(str(error)) from error
     if not callable(function):
         raise DataError(f"dataset = {name!r}: is of type {type(function).__name__}; a function is needed")
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise DataError(
+            f"dataset = {name!r}: doesn't tell what it takes; a function of Python is needed"
+        ) from None
     optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     needed = [
         p.name
@@ -87,12 +93,19 @@ def arguments_of(
     return found
 
 
-def digest_of(function: Callable[..., Any]) -> str:
-    """Return a digest of the function's source: of the file of its module, and of all Python files beside it."""
-    file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    digest = hashlib.sha256(f"{function.__module__}:{function.__qualname__}".encode())
-    for path in sorted(file.parent.glob("*.py")):
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+def digest_of(function: Callable[..., Any], name: str) -> str:
+    """Return a digest of the function's source: of the file of its module, and of all Python files beside it.
+
+    Files that are imported count as they were then.
+    """
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+        called = f"{function.__module__}:{function.__qualname__}"
+    except (TypeError, AttributeError):  # no function, but something that can be called
+        file, called = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None), name
+    digest = hashlib.sha256(called.encode())
+    for path in sorted(Path(file or "").parent.glob("*.py")):
+        digest.update(f"{path.name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -116,6 +129,7 @@ def function_data(
 
     try:
         found = function(**arguments)
+        digest_of(function, name)  # what it has imported only now is known as it is now
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
         elif not _is_hub_form(found):
@@ -196,8 +210,21 @@ def _rows(rows: Any, problem: Problem) -> tuple[Array, Array]:
                 raise problem(
                     f"has {what} of shape {value.shape}, the first one's is {first.shape[1:]}; they must match"
                 )
+        if (inputs.dtype == np.uint8) != (x.dtype == np.uint8):  # which are scaled, and others aren't
+            raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
+        x, y = _wide_enough(x, inputs, problem), _wide_enough(y, target, problem)
         x[row], y[row] = inputs, target
     return x, y
+
+
+def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
+    """Return rows of a type that another one's values fit in, too."""
+    if value.dtype == rows.dtype:
+        return rows
+    try:
+        return rows.astype(np.promote_types(rows.dtype, value.dtype), copy=False)
+    except TypeError:
+        raise problem(f"has rows of type {rows.dtype} and of type {value.dtype}; they must match") from None
 
 
 def _pixels_or_array(value: Any, problem: Problem) -> Array:

@@ -210,12 +210,18 @@ def _labels(
     feature, parts = splits[0].features[names[0]], ("train", "test")
     single = len(names) == 1
     if single and targets != "numbers":
+        if len({_kind_of_label(split.features[names[0]]) for split in splits}) > 1:
+            raise problem(
+                f"column {names[0]!r} has labels of another type in test than in train; they must match"
+            )
         if type(feature).__name__ == "ClassLabel":
             found = {
                 f"column {names[0]!r} of {part}": _column(split, names[0], problem)
                 for part, split in zip(parts, splits, strict=False)
             }
-            return read_targets(found, "classes", problem), tuple(feature.names)
+            own = [split.features[names[0]].names for split in splits]
+            read = zip(own, read_targets(found, "classes", problem), strict=True)
+            return [_as_train_has_them(own[0], *each, problem) for each in read], tuple(own[0])
         if getattr(feature, "dtype", "") in ("string", "large_string"):
             texts = [_texts(split, names[0], problem) for split in splits]
             classes, y = np.unique(np.concatenate(texts), return_inverse=True)
@@ -230,9 +236,24 @@ def _labels(
     return read_targets(found, targets, problem), ()
 
 
+def _kind_of_label(feature: Any) -> str:
+    if type(feature).__name__ == "ClassLabel":
+        return "numbers with names"
+    return "names" if getattr(feature, "dtype", "") in ("string", "large_string") else "numbers"
+
+
+def _as_train_has_them(wanted: list[str], own: list[str], y: Array, problem: Problem) -> Array:
+    """Return labels by the numbers that the training split has for their names."""
+    if len(y) and y.max() >= len(own):
+        raise problem(f"has the label {y.max()}, but names for {len(own)}")
+    if unknown := sum(name not in wanted for name in own):
+        raise problem(f"has {unknown} classes in test whose names train lacks; train must name them all")
+    return np.array([wanted.index(name) for name in own], np.int64)[y]
+
+
 def _texts(split: "HFDataset", name: str, problem: Problem) -> Array:
     values = split[name][:]
-    if any(value is None for value in values):
+    if any(value is None or not str(value).strip() for value in values):
         raise problem(f"column {name!r} has empty cells; all must be filled")
     return np.asarray(values, dtype=str)
 

@@ -1,5 +1,7 @@
 """Datasets by name: find the source, read it once, open it from the cache ever after."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -31,6 +33,9 @@ PREFIX = "hf:"
 
 FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 """What module:function looks like."""
+
+# Raised when something else is made of a user's own files, so that they are read again; in the keys of these alone.
+_OWN_READERS = {"readers": 2}
 
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -117,6 +122,22 @@ def load_dataset(
             f"{where}: its targets are numbers; whole numbers from 0, or names, are needed for classes"
         )
     return dataset
+
+
+def state_of(
+    name: str, data_path: str, *, num_clients: int, seed: int, targets: Targets | None, columns: DataColumns
+) -> str:
+    """Return a digest of what a dataset is made of, such as its files' sizes and times, which aren't read for it.
+
+    The arguments are those of `load_dataset`.
+
+    Raises
+    ------
+    DataError
+        If the data isn't there.
+    """
+    key = _find_source(name, data_path, num_clients, seed, columns, targets).key
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _find_source(
@@ -225,7 +246,7 @@ def _own_files(name: str, path: Path, columns: DataColumns, targets: Targets | N
 
     if name == "npz":
         return _Source(_files_key([path]), partial(npz_data, path, targets))
-    key = _files_key(files_of(path)) | _columns_key(columns)
+    key = _files_key(files_of(path)) | _columns_key(columns) | _OWN_READERS
     return _Source(key, partial(own_data, path, columns, targets))
 
 
@@ -238,9 +259,17 @@ def _hugging_face(name: str, data_path: str, columns: DataColumns, targets: Targ
     if folder is not None and not folder.is_dir():
         where = f"data-path = {data_path!r}" if data_path else f"dataset = {name!r}"
         raise DataError(f"{where}: no such folder; Hugging Face data are to be read from there")
+    place = name.removeprefix(PREFIX).partition(":")[0]
+    if (
+        folder is None and Path(place).is_dir()
+    ):  # which Hugging Face would take, and the hub's isn't asked for
+        raise DataError(
+            f"dataset = {name!r}: there is a folder {place!r} here; {PREFIX}./{place} names it, and the hub's of "
+            "this name can be had in another working directory"
+        )
     key = {} if folder is None else _files_key(sorted(file for file in folder.rglob("*") if file.is_file()))
     read = partial(load_hugging_face, name, folder, columns, targets)
-    return _Source(key | _columns_key(columns), read)
+    return _Source(key | _columns_key(columns) | _OWN_READERS, read)
 
 
 def _function(
@@ -256,7 +285,8 @@ def _function(
     function = load_function(name)
     arguments = arguments_of(function, name, num_clients, seed, path)
     files = [path for path in (Path(path), *sorted(Path(path).rglob("*"))) if path.exists()] if path else []
-    key = _files_key(files) | _columns_key(columns) | arguments | {"source": digest_of(function)}
+    key = _files_key(files) | _columns_key(columns) | arguments | _OWN_READERS
+    key |= {"source": digest_of(function, name)}
     return _Source(key, partial(function_data, function, name, arguments, columns, targets))
 
 

@@ -163,5 +163,8 @@ def _names(column: "pyarrow.ChunkedArray") -> Any:
 
 
 def _check_filled(path: Path, name: str, column: "pyarrow.ChunkedArray") -> None:
-    if column.null_count:
-        raise path_error(path, f"column {name!r} has {column.null_count} empty cells; all must be filled")
+    """Refuse cells without a value: of texts, also such as have nothing but blanks."""
+    names = None if column.null_count else _names(column)
+    count = column.null_count if names is None else int((np.char.strip(names) == "").sum())
+    if count:
+        raise path_error(path, f"column {name!r} has {count} empty cells; all must be filled")

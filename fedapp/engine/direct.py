@@ -85,7 +85,7 @@ class DirectTasks:
         """Train tasks at the head of the queue, as many as are worked on at once."""
         built: list[tuple[_Waiting, LocalTask]] = []
         groups: dict[object, list[int]] = {}
-        models: dict[int, TaskTerms] = {}
+        models: dict[object, TaskTerms] = {}
         for waiting in self._head():
             try:
                 task = self._built(waiting, models)
@@ -111,16 +111,17 @@ class DirectTasks:
             taken.append(self._queue.popleft())
         return taken
 
-    def _built(self, waiting: _Waiting, models: dict[int, TaskTerms]) -> LocalTask:
-        """Return the task; ``models`` are the terms of those on one model, by its vector's id."""
+    def _built(self, waiting: _Waiting, models: dict[object, TaskTerms]) -> LocalTask:
+        """Return the task; ``models`` are the terms of those on one model by one rule."""
         request = waiting.request
         before = None if self._shared is None else self._shared[0]
         if before is None or before.config is not request.config or before.rule != request.rule:
             self._shared = request, _Shared.of(request, self.nodes, self.rows_of)
         assert self._shared is not None
         shared = self._shared[1]
-        if (terms := models.get(id(request.base))) is None:
-            terms = models[id(request.base)] = shared.terms_on(request)
+        same = id(request.base), id(request.config), tuple(sorted(request.rule.items()))
+        if (terms := models.get(same)) is None:
+            terms = models[same] = shared.terms_on(request)
         return shared.task(terms, waiting.task)
 
 

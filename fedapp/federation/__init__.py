@@ -4,13 +4,13 @@ from fedapp.federation.loaded import (
     CPU,
     absolute,
     cached_dataset,
-    cached_model,
     cached_partition,
     dataset_of,
     division_of,
     local_folders,
     model_of,
     partition_of,
+    renew,
     source_of,
     with_moments,
 )
@@ -45,6 +45,7 @@ __all__ = [
     "model_of",
     "moments_of",
     "partition_of",
+    "renew",
     "schema_fields",
     "schema_of",
     "source_of",
@@ -58,5 +59,6 @@ __all__ = [
 
 def forget() -> None:
     """Drop the data, divisions and models that this process has loaded."""
-    for cached in (cached_dataset, cached_partition, cached_model, cached_tensors):
+    renew()
+    for cached in (cached_dataset, cached_partition, cached_tensors):
         cached.cache_clear()

@@ -1,4 +1,4 @@
-"""The graph of a division's clients, as a run would have it."""
+"""The graph of a division's clients, as a run without privacy of directions (message-epsilon = 0) would have it."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from strategies.client_graph import ClientGraph
 
 
 def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
-    """Return the graph of a partition, as a run would have it: directions (C, d), and (C, C) arrays from them."""
+    """Return the graph of a partition, without noise: directions (C, d), and (C, C) arrays from them."""
     partition = federation.partition_of(config, num_clients)
     dataset = federation.with_moments(config, federation.dataset_of(config, num_clients), partition)
     vectors = np.stack(

@@ -1,7 +1,7 @@
 """What server and clients each work out from the run config alone: data, division, model.
 
 None of it is sent, and what a process has loaded it keeps: a Ray worker that serves many clients, message after
-message, loads the data once.
+message, loads the data once. What changes on disk meanwhile counts from the next run on that begins here (`renew`).
 """
 
 from dataclasses import replace
@@ -15,10 +15,12 @@ from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset, Partition, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns, Targets
 from fedapp.data.errors import expanded
-from fedapp.data.loading import PREFIX, folder_of, is_function, is_generated
+from fedapp.data.loading import PREFIX, folder_of, is_function, is_generated, state_of
 from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
 from fedapp.training.losses import loss_of
+from fedapp.training.metrics import metrics_of
+from fedapp.training.optimizer import optimizer_of
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
 DIVISION_KEYS = (
@@ -31,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Source(NamedTuple):
-    """What a dataset is loaded by: the arguments of ``fedapp.data.load_dataset``."""
+    """What a dataset is loaded by: the arguments of ``fedapp.data.load_dataset``, and the state it was found in."""
 
     name: str
     data_path: str
@@ -39,6 +41,10 @@ class Source(NamedTuple):
     seed: int
     targets: Targets | None
     columns: DataColumns
+    state: str = ""
+
+
+_states: dict[Source, str] = {}  # looked up once a run, not with every message
 
 
 def source_of(
@@ -46,7 +52,7 @@ def source_of(
 ) -> Source:
     """Return what the run's dataset is loaded by; ``data_path`` and ``targets`` override the config's."""
     generated = is_generated(config.dataset) or is_function(config.dataset)
-    return Source(
+    source = Source(
         config.dataset,
         config.data_path if data_path is None else data_path,
         num_clients if generated else 0,
@@ -54,6 +60,19 @@ def source_of(
         targets or targets_of(config),
         DataColumns(config.input_column, config.label_column, config.group_column),
     )
+    if source not in _states:
+        _states[source] = state_of(**_arguments(source))
+    return source._replace(state=_states[source])
+
+
+def renew() -> None:
+    """Look again at what may have changed since it was loaded: files of data, and parts of the user's own.
+
+    Data that are as they were stay loaded.
+    """
+    _states.clear()
+    for cached in (cached_model, loss_of, metrics_of, optimizer_of):
+        cached.cache_clear()
 
 
 def targets_of(config: RunConfig) -> Targets | None:
@@ -124,14 +143,11 @@ def local_folders(config: RunConfig) -> dict[str, str]:
 @lru_cache(maxsize=2)
 def cached_dataset(source: Source) -> Dataset:
     """Load a dataset, once."""
-    return load_dataset(
-        source.name,
-        source.data_path,
-        num_clients=source.num_clients,
-        seed=source.seed,
-        targets=source.targets,
-        columns=source.columns,
-    )
+    return load_dataset(**_arguments(source))
+
+
+def _arguments(source: Source) -> dict[str, Any]:
+    return {key: value for key, value in source._asdict().items() if key != "state"}
 
 
 @lru_cache(maxsize=2)

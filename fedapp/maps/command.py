@@ -13,9 +13,10 @@ from fedapp.federation import absolute
 from fedapp.maps.curves import FILE, MapCurve, read_curves
 from fedapp.maps.making import MapRuns
 from fedapp.maps.plan import MapPlan
+from fedapp.report.differences import DATA_PATH
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.plan import checked, read_file
-from fedapp.sweeps.point import DATA_PATH, DIVERGED
+from fedapp.sweeps.point import DIVERGED
 
 EMBEDDED = ("digits", "synthetic")
 MOST_TOLD = 10  # runs that failed

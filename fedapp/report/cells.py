@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedapp.report.differences import described, differing
+from fedapp.report.differences import descriptions, differing, values_of
 from fedapp.report.recorded import AXES, RecordedRun
 from fedapp.report.series import Array, on_one_grid, spread_text
 from strategies.direction import less_is_better
@@ -71,10 +71,13 @@ def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:
     """Group runs that differ in nothing but their seed; name each group by what tells it from the others."""
     every = list(runs)
     keys = [key for key in differing([run.config for run in every]) if key != "seed"]
-    groups: dict[str, list[RecordedRun]] = {}
+    groups: dict[Hashable, list[RecordedRun]] = {}
     for run in every:
-        groups.setdefault(described(run.config, keys), []).append(run)
-    return [_cell(name, members) for name, members in groups.items()]
+        same = values_of(run.config, keys) if run.config else run.path  # unreadable: nothing says what it is
+        groups.setdefault(same, []).append(run)
+    settings = list(groups.values())
+    names = descriptions([members[0].config for members in settings], keys)
+    return [_cell(name, members) for name, members in zip(names, settings, strict=True)]
 
 
 def _cell(name: str, runs: Sequence[RecordedRun]) -> Cell:

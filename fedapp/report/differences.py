@@ -1,37 +1,97 @@
 """What tells runs from each other: the keys in which their configs differ, and names made of these."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
+
+DATA_PATH = "data-path"
 
 # Keys that say where and how a run is recorded or computed, not what it computes.
 PLACES = (
-    "data-path", "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
+    DATA_PATH, "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
     "checkpoint-every", "resume", "log-format", "metrics-port", "metrics-host", "figures",
 )  # fmt: skip
 
 _BARE = ("strategy", "dataset", "model")  # their values say what they are
 
+Config = Mapping[str, Any]
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys in which configs differ, less those of `PLACES`; the strategy first, the seed last."""
-    keys = dict.fromkeys(key for config in configs for key in config if key not in PLACES)
-    found = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+def has_own_data(dataset: str) -> bool:
+    """Tell whether data are what their path says, and not what their name says, wherever they are."""
+    return dataset in ("npz", "files") or ":" in dataset
+
+
+def differing(configs: Sequence[Config]) -> list[str]:
+    """Return the keys in which what configs compute differs; the strategy first, the seed last.
+
+    These are none of `PLACES`, but for the path of data of one's own.
+    """
+    counted = [_counted(config) for config in configs]
+    keys = dict.fromkeys(key for config in counted for key in config)
+    found = [key for key in keys if len({_identity(config.get(key)) for config in counted}) > 1]
     return sorted(found, key=lambda key: (key == "seed") - (key == "strategy"))
 
 
-def described(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+def values_of(config: Config, keys: Sequence[str]) -> Hashable:
+    """Return what is the same for configs that have the same for some keys, and for no others."""
+    counted = _counted(config)
+    return tuple(_identity(counted.get(key)) for key in keys)
+
+
+def described(config: Config, keys: Sequence[str]) -> str:
     """Return what a config has for some keys, in words: ``fedprox lr=0.1``."""
     return " ".join(_shown(key, config[key]) for key in keys if key in config)
 
 
-def names(configs: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> dict[str, str]:
-    """Return a name for each config, by what it was called: what differs, and that only where nothing does."""
-    shown = {call: described(config, keys) for call, config in configs.items()}
-    alike = list(shown.values())
-    return {
-        call: name if name and alike.count(name) == 1 else f"{name} ({call})" if name else call
-        for call, name in shown.items()
-    }
+def descriptions(configs: Sequence[Config], keys: Sequence[str]) -> list[str]:
+    """Return what each config has for some keys, in words: of paths and numbers as much as tells them apart."""
+    counted = [_counted(config) for config in configs]
+    texts = {key: _told_apart(key, [config[key] for config in counted if key in config]) for key in keys}
+    return [
+        described({key: texts[key][_identity(config[key])] for key in keys if key in config}, keys)
+        for config in counted
+    ]
+
+
+def _told_apart(key: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Return values of a key as they are shown, by what they are."""
+    each = {_identity(value): value for value in values}
+    if key == DATA_PATH:
+        return dict(zip(each, ends_of(list(each.values())), strict=True))
+    floats = {same: value for same, value in each.items() if isinstance(value, float)}
+    texts: dict[str, str] = {}
+    for digits in range(6, 18):  # 17 tell any two apart
+        texts = {same: f"{value:.{digits}g}" for same, value in floats.items()}
+        if len(set(texts.values())) == len(texts):
+            break
+    return each | texts
+
+
+def ends_of(paths: Sequence[str]) -> list[str]:
+    """Return the last parts of each path, as few as tell it from the others that aren't the same."""
+    parts = {path: PurePath(path).parts for path in paths}
+    return [str(PurePath(*_end(own, set(parts.values()) - {own}))) for own in map(parts.__getitem__, paths)]
+
+
+def _end(own: tuple[str, ...], others: set[tuple[str, ...]]) -> tuple[str, ...]:
+    for number in range(1, len(own)):
+        if all(other[-number:] != own[-number:] for other in others):
+            return own[-number:]
+    return own
+
+
+def _counted(config: Config) -> Config:
+    """Return what of a config makes a run's result: all but `PLACES`, and of these the path of data of one's own."""
+    counted = {key: value for key, value in config.items() if key not in PLACES}
+    if config.get(DATA_PATH) and has_own_data(str(config.get("dataset", ""))):
+        counted[DATA_PATH] = config[DATA_PATH]
+    return counted
+
+
+def _identity(value: object) -> str:
+    """Return what is the same for equal values, a whole number with and without its point, and for no others."""
+    return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
 
 
 def _shown(key: str, value: Any) -> str:

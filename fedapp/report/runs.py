@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedapp.report.clients import last_clients
-from fedapp.report.differences import described, differing
+from fedapp.report.differences import descriptions, differing
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.scores import AUTO, LOSS
 from fedapp.report.table import devices_table
@@ -40,7 +40,8 @@ def runs_table(runs: Iterable[Path], *, differences: bool = True) -> Table:
     if all(run.config.get("metrics", AUTO) == AUTO for run in every):  # nobody asked for others
         metrics = list(dict.fromkeys((metrics[0], metrics[-1])))
     headers = ["run", "status", "strategy", "data", "differs in", "rounds", *metrics]
-    rows = [_row(run, keys, metrics) for run in every]
+    told = descriptions([run.config for run in every], keys)
+    rows = [_row(run, what, metrics) for run, what in zip(every, told, strict=True)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown = [at for at, name in enumerate(headers) if name != "differs in" or keys]
     for at in shown:
@@ -63,8 +64,8 @@ def differences_table(runs: Iterable[Path]) -> Table | None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("run", "differs in"):
         table.add_column(header, overflow="fold")
-    for run in every:
-        table.add_row(Text(run.path.name), Text(described(run.config, keys)))
+    for run, what in zip(every, descriptions([run.config for run in every], keys), strict=True):
+        table.add_row(Text(run.path.name), Text(what))
     return table
 
 
@@ -74,7 +75,7 @@ def reasons(runs: Iterable[Path]) -> list[str]:
     return [f"{run.path.name}: {run.reason}" for run in every if run.reason]
 
 
-def _row(run: RecordedRun, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
+def _row(run: RecordedRun, differs_in: str, metrics: Sequence[str]) -> list[str]:
     summary = run.summary
     scores = [summary.get(key) for key in metrics]
     return [
@@ -82,7 +83,7 @@ def _row(run: RecordedRun, keys: Sequence[str], metrics: Sequence[str]) -> list[
         run.status,
         str(summary.get("strategy", run.config.get("strategy", "?"))),
         str(run.config.get("dataset", "?")),
-        described(run.config, keys),
+        differs_in,
         str(summary.get("aggregations", "?")),
         *(
             f"{score:.4f}" if isinstance(score, int | float) and math.isfinite(score) else "-"

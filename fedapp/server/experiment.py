@@ -22,6 +22,7 @@ from fedapp.config import (
     strategy_class,
     unread_keys,
 )
+from fedapp.config.own_keys import other_defaults
 from fedapp.data import Dataset, Partition
 from fedapp.data.remarks import remarks
 from fedapp.server import fleet
@@ -81,6 +82,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         work_of_clients(config, num_clients)
         fleet.check_fleet(config, num_clients)
         strategy = build_strategy(config)
+        _say_other_defaults(config, strategy)
         strategy.check(num_clients)
         if messages.PATH in strategy.local_rule() and config.optimizer != "sgd":
             raise ConfigError(
@@ -188,6 +190,21 @@ def build_strategy(
     usual: dict[str, Any] = type(config).defaults()
     made.usual = strategy.Config(**{name: usual[name.replace("_", "-")] for name in values})
     return made
+
+
+def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
+    """Say which defaults of the strategy's own don't stand, since the run's config has a value for the key."""
+    usual = type(config).defaults()
+    for name, default in other_defaults(type(strategy)).items():
+        key, value = name.replace("_", "-"), getattr(config, name)
+        if value != default and value == usual[key]:
+            log.warning(
+                "%s = %r: is the run config's default, and stands; %s has %r, which must be given",
+                key,
+                value,
+                config.strategy,
+                default,
+            )
 
 
 def _check_asynchronous(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""A run whose clients all fail from some point on until its end: it has failed, though it has a model.
+"""A run whose clients all fail from some point on until its end: it has failed, or diverged, though it has a model.
 
 A run with rounds has failed if none of its last rounds had a valid reply: a tenth of all, three at least. One without
 rounds, if no client counts any more when its time is over.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedapp.server.record import Entry, Observer
-from strategies import AsynchronousStrategy, FederatedStrategy, RunError, messages
+from strategies import AsynchronousStrategy, FederatedStrategy, messages
 
 LEAST, SHARE = 3, 0.1  # rounds, and of all
 
@@ -41,12 +41,10 @@ class Fruitless(Observer):
         if isinstance(strategy, AsynchronousStrategy):
             ledger = strategy.ledger
             if ledger.members and not ledger.counting:
-                raise RunError(
-                    f"every client was dropped before the end, after {strategy.aggregations} aggregations; "
-                    f"{strategy.last_reason()}"
+                raise strategy.given_up(
+                    f"every client was dropped before the end, after {strategy.aggregations} aggregations"
                 )
         elif self.rounds >= max(LEAST, math.ceil(SHARE * strategy.aggregations)):
-            raise RunError(
-                f"no reply was valid in the last {self.rounds} of {strategy.aggregations} rounds; "
-                f"{strategy.last_reason()}"
+            raise strategy.given_up(
+                f"no reply was valid in the last {self.rounds} of {strategy.aggregations} rounds"
             )

@@ -83,7 +83,7 @@ def recorded(texts: Sequence[str]) -> list[RecordedRun]:
         own = [run for path in sorted(glob(str(Path(text).expanduser()))) for run in runs_in(Path(path))]
         if not own:
             raise ConfigError(f"{text}: no run is there, a folder with a config.toml")
-        found |= {path.absolute(): RecordedRun(path) for path in own}
+        found |= {path.resolve(): RecordedRun(path) for path in own}
     if sum(run.evaluations > 0 for run in found.values()) < 2:
         raise ConfigError(f"{' '.join(texts)}: there must be two runs with an evaluation to compare")
     return list(found.values())

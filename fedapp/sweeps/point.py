@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
-from fedapp.config.run_config import OWN_DATA
 from fedapp.federation import absolute
 from fedapp.own import is_own, source_digest
-from fedapp.report.differences import PLACES
+from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.summary import read_summary
 
-NUM_CLIENTS, LABEL, DATA_PATH = "num-clients", "label", "data-path"
+NUM_CLIENTS, LABEL = "num-clients", "label"
 
 # Keys whose values may be parts of the user's own, by module:name.
 PARTS = ("strategy", "model", "loss", "dataset", "metrics", "optimizer")
@@ -69,7 +68,7 @@ class PlannedRun:
         """Return what of the user's own makes a run's result beside the config: where the data are, and sources."""
         named = {key: str(getattr(self.config, key, "")) for key in PARTS}
         own = {key: [name for name in value.split(",") if is_own(name)] for key, value in named.items()}
-        data = self.config.data_path if self.config.dataset in OWN_DATA or own["dataset"] else ""
+        data = self.config.data_path if has_own_data(self.config.dataset) else ""
         return {
             **({DATA_PATH: absolute(data)} if data else {}),
             **{
@@ -114,8 +113,5 @@ def folder_of(planned: PlannedRun, runs: Path) -> Path:
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether the run in a folder came to its end, also one that came to nothing there: it would do so again."""
-    summary = read_summary(folder)
-    return summary.get("status") == FINISHED or (
-        summary.get("status") == DIVERGED and summary.get("complete") is True
-    )
+    """Tell whether the run in a folder came to its end, also one that diverged: it would do so again."""
+    return read_summary(folder).get("status") in (FINISHED, DIVERGED)

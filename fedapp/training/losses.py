@@ -128,7 +128,12 @@ def loss_of(name: str) -> Loss:
         raise OwnPartError(f"loss = {name!r}: must be one of {', '.join(LOSSES)}, or module:name of your own")
     found = imported("loss", name)
     if isinstance(found, type):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:  # whatever a user's code raises, the cause is told
+            raise OwnPartError(
+                f"loss = {name!r}: a class is called without arguments ({type(error).__name__}: {error})"
+            ) from error
     if not callable(found):
         raise OwnPartError(f"loss = {name!r}: must be a function (outputs, targets) → (B,), is {found!r}")
     return Loss(name, cast(RowLosses, found))

@@ -54,7 +54,8 @@ def comparison(results: Results, plan: Plan, folder: Path) -> Report:
 
 def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: float) -> None:
     """Add a problem's numbers, and a table of them with the methods from the best down."""
-    target = share * max(mean(each.runs.tails("accuracy")) for each in best.values())
+    ends = [mean(each.runs.tails("accuracy")) for each in best.values()]
+    target = share * max((end for end in ends if math.isfinite(end)), default=math.nan)
     columns: dict[str, Callable[[Run], float]] = {
         "averaged over time, %": lambda run: 100 * _average(run),
         "accuracy, %": lambda run: 100 * float(run.tail("accuracy").mean()),

@@ -208,9 +208,6 @@ def _setting(plan: Plan, results: Results, stored: Stored) -> list[str]:
             filter(None, [share, f"seeds {', '.join(map(str, seeds))}" if seeds else "", _work(stored)])
         )
     )
-    thinned = sum(len(each.columns["time"]) < each.facts["evaluations"] for each in stored.curves.values())
-    if thinned:
-        lines.append(f"{thinned} runs with fewer evaluations than they had: all of the last part are kept")
     made = [each.facts for each in stored.curves.values()]
     made += [stored.measured] if stored.measured else []
     dates = sorted({each["date"] for each in made})

@@ -1,14 +1,16 @@
 """What an experiment leaves behind: curves.parquet, from which its report can be made without running anything.
 
 One row per evaluation: ``run`` (`PlannedRun.name`), ``seed``, ``aggregation``, ``time`` and every scalar metric (null
-where missing). The file's metadata hold the rest as JSON: each run's facts, and the named numbers that an experiment
-measures from models and data.
+where missing). The file's metadata hold the rest as compressed JSON: each run's facts, and the named numbers that an
+experiment measures from models and data.
 """
 
 import json
 import math
 import os
 import tomllib
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,16 +26,12 @@ from fedapp.report import as_number, read_metrics
 from fedapp.report.clients import by_evaluation
 from fedapp.report.series import Array
 from fedapp.report.summary import read_summary
-from fedapp.sweeps.point import PlannedRun
+from fedapp.sweeps.point import DIVERGED, PlannedRun
 from research.reproduce.circumstances import machine
 from research.reproduce.runs import Curves
 
 FILE = "curves.parquet"
-
-# A file is to stay below this (bytes). If need be, runs keep fewer evaluations, but all of their last part.
-MOST_BYTES = 1_500_000
-WHOLE_PART = 0.2
-_FEWER = (400, 200, 100, 50, 25)
+KEPT = ("aggregation", "time")
 
 _METADATA = b"fedapp"
 
@@ -75,6 +73,7 @@ def read_folder(planned: PlannedRun, folder: Path) -> Curves:
 
     Beside the scalar metrics there is ``hardware-loss``: Fraboni et al.'s surrogate objective for identical weights,
     Σ q_i f_i with q_i ∝ 1/τ_i, whatever weights the run has; and ``hardware-loss-std``, its spread over clients.
+    A run that diverged before its end has no number but these of ``KEPT``: it is worse than any that has.
     """
     records = read_metrics(folder)
     keys = dict.fromkeys(
@@ -86,6 +85,10 @@ def read_folder(planned: PlannedRun, folder: Path) -> Curves:
     if np.isfinite(surrogate).any():
         columns |= {"hardware-loss": surrogate[:, 0], "hardware-loss-std": surrogate[:, 1]}
     summary = read_summary(folder)
+    if summary.get("status") == DIVERGED and summary.get("complete") is False:  # its last part isn't there
+        columns = {
+            key: column if key in KEPT else np.full(len(column), np.nan) for key, column in columns.items()
+        }
     facts = {
         **{key: value for key, value in summary.items() if isinstance(value, Real | str)},
         "evaluations": len(records),
@@ -115,7 +118,7 @@ def read_stored(path: Path) -> Stored:
     if not path.exists():
         return Stored()
     file = parquet.ParquetFile(path)
-    table, kept = file.read(), json.loads(file.metadata.metadata[_METADATA])
+    table, kept = file.read(), _unpacked(file.metadata.metadata[_METADATA])
     names = np.asarray(table["run"].to_pylist(), dtype=object)
     seeds = table["seed"].to_numpy()
     columns = {
@@ -137,23 +140,20 @@ def read_stored(path: Path) -> Stored:
 
 
 def write_stored(path: Path, stored: Stored) -> None:
-    """Write curves.parquet, in one go; a large one with fewer evaluations (`MOST_BYTES`)."""
+    """Write curves.parquet, in one go."""
     temporary = path.with_name(f".{path.name}.tmp")
-    for most in (None, *_FEWER):
-        curves = {key: _thinned(each, most) for key, each in stored.curves.items()}
-        table = _table(stored, curves)
-        with parquet.ParquetWriter(
-            temporary, table.schema, compression="zstd", compression_level=19, use_dictionary=["run"]
-        ) as writer:
-            writer.write_table(table)
-            # Not the schema's own, of which the file would hold two copies.
-            writer.add_key_value_metadata({_METADATA: _metadata(stored, curves)})
-        if temporary.stat().st_size <= MOST_BYTES:
-            break
+    table = _table(stored)
+    with parquet.ParquetWriter(
+        temporary, table.schema, compression="zstd", compression_level=19, use_dictionary=["run"]
+    ) as writer:
+        writer.write_table(table)
+        # Not the schema's own, of which the file would hold two copies.
+        writer.add_key_value_metadata({_METADATA: _packed(_metadata(stored))})
     os.replace(temporary, path)
 
 
-def _table(stored: Stored, curves: Mapping[str, Curves]) -> pa.Table:
+def _table(stored: Stored) -> pa.Table:
+    curves = stored.curves
     metrics = dict.fromkeys(["aggregation", "time"])
     metrics |= dict.fromkeys(name for each in curves.values() for name in each.columns)
     lengths = [len(each.columns["time"]) for each in curves.values()]
@@ -174,12 +174,12 @@ def _table(stored: Stored, curves: Mapping[str, Curves]) -> pa.Table:
     return pa.table(arrays)
 
 
-def _metadata(stored: Stored, curves: Mapping[str, Curves]) -> str:
+def _metadata(stored: Stored) -> str:
     """Return all that isn't a curve, as JSON."""
     content = {
         "runs": {
             key: {"name": each.name, "columns": list(each.columns), "facts": dict(each.facts)}
-            for key, each in curves.items()
+            for key, each in stored.curves.items()
         },
         "numbers": stored.numbers,
         "measured": stored.measured,
@@ -192,12 +192,11 @@ def _repeated(values: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
     return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
 
 
-def _thinned(curves: Curves, most: int | None) -> Curves:
-    """Keep the last part of a run, and evenly spaced evaluations of what is before it: about ``most`` in all."""
-    number = len(curves.columns["time"])
-    if most is None or number <= most:
-        return curves
-    whole = min(number, math.ceil(WHOLE_PART * curves.facts["evaluations"]))
-    before = np.unique(np.linspace(0, number - whole - 1, max(2, most - whole)).astype(int))
-    rows = np.concatenate([before, np.arange(number - whole, number)])
-    return Curves(curves.name, {name: values[rows] for name, values in curves.columns.items()}, curves.facts)
+def _packed(text: str) -> bytes:
+    """Compress metadata, which Parquet doesn't; as text, which it has to be."""
+    return b64encode(zlib.compress(text.encode(), 9))
+
+
+def _unpacked(content: bytes) -> Any:
+    """Return metadata as they were; those of files before they were compressed, too."""
+    return json.loads(content if content.startswith(b"{") else zlib.decompress(b64decode(content)))

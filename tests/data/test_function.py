@@ -1,6 +1,8 @@
 """Data from a function of one's own: what it is given, what it may return, and when it is called again."""
 
+import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +166,26 @@ def none(): return Rows([])
     assert refused(name.replace("load", "none")).endswith("is a dataset without rows; at least one is needed")
 
 
+def test_rows_of_several_types_are_of_one_that_fits_all(module: Write) -> None:
+    name = module("""
+class Rows:
+    def __init__(self, *rows): self.rows = rows
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, row): return self.rows[row]
+def load(): return Rows(([0, 1], 3), ([0.5, 1.75], 1.5), ([2, 3], 2.5))
+def bytes_too(): return Rows((np.zeros(2), 0), (np.zeros(2, np.uint8), 1))
+def dates(): return Rows(([0, 1], 3), ([0, 1], np.datetime64("2020-01-01")))
+""")
+    data = load_dataset(name, targets="numbers")
+    assert (data.y.ravel().tolist(), data.x.tolist()) == ([3, 1.5, 2.5], [[0, 1], [0.5, 1.75], [2, 3]])
+    assert refused(name.replace("load", "bytes_too")).endswith(
+        "has inputs of type uint8 and of type float64; they must match"
+    )
+    assert refused(name.replace("load", "dates")).endswith(
+        "has rows of type int64 and of type datetime64[D]; they must match"
+    )
+
+
 def test_columns_that_nobody_reads_are_refused(module: Write) -> None:
     name = module(f"def load():\n    return {X}, {Y}")
     assert refused(name, columns=DataColumns(label="y")) == (
@@ -208,6 +230,20 @@ def test_what_can_not_be_called(module: Write) -> None:
     assert refused("no module").startswith("dataset = 'no module': unknown; allowed: digits, ")
 
 
+def test_what_can_be_called_and_is_no_function(module: Write) -> None:
+    name = module("""
+import functools
+def make(rows, seed): return np.full((rows, 1), seed), np.arange(rows) % 2
+class Maker:
+    def __call__(self, seed): return make(5, seed)
+load, maker = functools.partial(make, 3), Maker()
+""")
+    for called, rows in ((name, 3), (name.replace("load", "maker"), 5)):
+        for _ in range(2):  # the second from the cache
+            assert load_dataset(called, seed=4).x.tolist() == [[4]] * rows
+    assert refused("builtins:max").startswith("dataset = 'builtins:max': doesn't tell what it takes; ")
+
+
 def test_no_message_quotes_what_it_raised(module: Write, caplog: pytest.LogCaptureFixture) -> None:
     name = module("def load():\n    raise ValueError('Smith, born 1970')")
     file = name.split(":")[0] + ".py"
@@ -245,8 +281,55 @@ def load(seed, data_path):
     (source.parent / "helper.py").write_text("SIZE = 3")  # beside it, and maybe imported
     assert called() == 4
     source.write_text(source.read_text() + "\n# changed\n")
+    assert called() == 4  # what is imported is as it was
+    importlib.reload(sys.modules[name.split(":")[0]])
     assert called() == 5
     assert called() == 5
+
+
+def in_another_process(name: str) -> int:
+    """Return how many rows a new process finds."""
+    code = f"from fedapp.data import load_dataset; print(len(load_dataset({name!r}).y))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_was_imported_before_an_edit_is_not_taken_for_what_is_there_after(
+    module: Write, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # there Python notes what it has imported
+    name = module("def load():\n    return np.zeros((3, 2)), np.array([0, 1, 0])")
+    own = name.split(":")[0]
+    imported = importlib.import_module(own)
+    if not at_once:
+        assert len(load_dataset(name).y) == 3
+    source = Path(imported.__file__ or "")
+    source.write_text(source.read_text().replace("(3, 2)", "(5, 2)").replace("[0, 1, 0]", "[0, 1, 0, 1, 0]"))
+    for _ in range(2):
+        assert len(load_dataset(name).y) == 3
+    said = [record.getMessage() for record in caplog.records if record.name == "fedapp.own"]
+    assert [line.partition(":")[0] for line in said] == [
+        f"{own}.py has changed since it was imported, and is used as it was"
+    ]
+    assert in_another_process(name) == 5
+    importlib.reload(imported)
+    assert len(load_dataset(name).y) == 5
+
+
+def test_a_module_that_is_imported_by_the_function_counts_as_it_was_then(module: Write) -> None:
+    helper = module("SIZE = 3").split(":")[0]
+    name = module(
+        f"def load():\n    from {helper} import SIZE\n    return np.zeros((SIZE, 1)), np.arange(SIZE)"
+    )
+    assert len(load_dataset(name).y) == 3
+    source = Path(sys.modules[helper].__file__ or "")
+    source.write_text(source.read_text().replace("3", "12"))
+    assert len(load_dataset(name).y) == 3
+    assert in_another_process(name) == 12
 
 
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,33 @@ def test_images_with_names_of_classes_and_a_test_split(tmp_path: Path) -> None:
     assert copy.y.tolist() == data.y.tolist()
 
 
+def of_classes(names: list[str], labels: list[int]) -> Dataset:
+    features = Features({"a": Value("float32"), "label": ClassLabel(names=names)})
+    return Dataset.from_dict({"a": [float(label) for label in labels], "label": labels}, features)
+
+
+def parts(folder: Path, train: Dataset, test: Dataset) -> str:
+    DatasetDict({"train": train, "test": test}).save_to_disk(str(folder))
+    return f"hf:{folder}"
+
+
+def test_labels_of_test_are_train_s_by_their_names(tmp_path: Path) -> None:
+    train = of_classes(["ant", "bee", "cat"], [2, 0, 1])
+    data = load_dataset(parts(tmp_path / "fewer", train, of_classes(["ant", "cat"], [0, 1, 1])))
+    assert (data.y.tolist(), data.classes) == ([2, 0, 1, 0, 2, 2], ("ant", "bee", "cat"))
+    data = load_dataset(parts(tmp_path / "order", train, of_classes(["cat", "bee", "ant"], [0, 1, 2])))
+    assert data.y.tolist() == [2, 0, 1, 2, 1, 0]
+    assert message(parts(tmp_path / "more", train, of_classes(["ant", "dog"], [0]))).endswith(
+        "has 1 classes in test whose names train lacks; train must name them all"
+    )
+    for number, labels in enumerate((["ant", "bee"], [0, 1])):
+        plain = Dataset.from_dict({"a": [0.0, 1.0], "label": labels})
+        for pair in ((train, plain), (plain, train)):
+            assert message(parts(tmp_path / f"{number}{pair[0] is train}", *pair)).endswith(
+                "column 'label' has labels of another type in test than in train; they must match"
+            )
+
+
 def test_columns_of_numbers(tmp_path: Path) -> None:
     name = saved(tmp_path, {"a": [1.5, 2.5], "b": [3, 4], "label": [1, 0], "other": [0.5, 0.25]})
     data = load_dataset(name)
@@ -110,6 +137,11 @@ def test_what_load_dataset_reads(tmp_path: Path) -> None:
             "column 'label' has empty cells; all must be filled",
         ),
         (
+            {"a": [1, 2], "label": ["x", ""]},
+            DataColumns(),
+            "column 'label' has empty cells; all must be filled",
+        ),
+        (
             {"a": [1.5, float("inf")], "label": [2, 0]},
             DataColumns(),
             "column 'a' has empty cells, or values that are not finite in float32",
@@ -154,6 +186,20 @@ def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
     assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[1], [3]]
     (tmp_path / "train.csv").write_text("a,label\n7,0\n3,1\n5,1\n")
     assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[7], [3], [5]]
+
+
+def test_a_folder_of_the_working_directory_is_not_taken_for_the_hub_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "owner" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").write_text("a,label\n1,0\n3,1\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("hf:owner/mine", "hf:owner/mine:small"):
+        assert message(name).startswith(
+            f"dataset = {name!r}: there is a folder 'owner/mine' here; hf:./owner/mine names it, "
+        )
+    assert load_dataset("hf:./owner/mine").x.tolist() == [[1], [3]]
 
 
 def test_the_hub_is_named_where_it_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,3 +70,13 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.output(self.second(torch.relu(self.first(x.flatten(1)))))
         return outputs
+
+
+class NeedsGamma:
+    """A loss that can't be made without an argument."""
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.sum(1)

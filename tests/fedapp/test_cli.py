@@ -60,6 +60,28 @@ def test_graph_refuses_with_one_line(arguments: tuple[str, ...], message: str, t
     assert message in done.output
 
 
+def test_graph_names_what_it_does_not_read_and_nothing_that_it_reads(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("a,b,kind,who\n" + "".join(f"{k},{k * k % 7},{k % 3},{k % 5}\n" for k in range(60)))
+    read = f"dataset=files data-path='{table}' input-column='a,b' label-column=kind group-column=who"
+    read += " loss=cross-entropy"
+    arguments = (
+        "--num-clients",
+        "4",
+        "--class-imbalance",
+        "1",
+        "--data-imbalance",
+        "0",
+        "--out",
+        str(tmp_path),
+    )
+    done = run("graph", "-c", read, *arguments)
+    assert done.exit_code == 0, done.output
+    assert "not read" not in done.output
+    done = run("graph", "-c", f"{read} message-epsilon=1.0 lr=0.5", *arguments)
+    assert "not read by fedapp graph: message-epsilon = 1.0, lr = 0.5" in done.output
+
+
 def test_keys_are_told_by_name() -> None:
     done = run("keys", "lr", "eval-every")
     assert done.exit_code == 0

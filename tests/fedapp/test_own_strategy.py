@@ -93,6 +93,53 @@ def test_a_field_that_no_key_can_hold_is_named() -> None:
         run_config.schema_with(Odd)
 
 
+def test_a_field_that_is_called_like_a_key_of_other_things_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Config(FedAvg.Config):
+        momentum: float = parameter(0.9, "of the server", ge=0, lt=1)
+
+    class Heavy(FedAvg):
+        pass
+
+    Heavy.Config = Config
+    for keys in (own_keys, run_config.schema_with):
+        with pytest.raises(ConfigError) as caught:
+            keys(Heavy)
+        assert str(caught.value) == (
+            "Heavy.Config.momentum: momentum is a key of every run, and isn't the strategy's; the field must be "
+            "called something else"
+        )
+
+
+@dataclass(frozen=True)
+class SlowConfig(FedAvg.Config):
+    server_lr: float = 0.5
+    buffer_size: int = parameter(7, "of its own, by the name of another method's", ge=1)
+    min_clients: int = 1
+
+
+class Slow(FedAvg):
+    Config = SlowConfig
+
+
+def test_a_default_that_does_not_stand_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "slow_of_mine", SimpleNamespace(Slow=Slow))
+
+    def told(**given: Any) -> list[str]:
+        caplog.clear()
+        server.prepare(RunConfig.load({"strategy": "slow_of_mine:Slow", "model": "logistic", **given}), 3)
+        return [line for line in caplog.messages if "stands" in line]
+
+    assert told() == [
+        "server-lr = 0.0: is the run config's default, and stands; slow_of_mine:Slow has 0.5, which must be given",
+        "buffer-size = 10: is the run config's default, and stands; slow_of_mine:Slow has 7, which must be given",
+    ]
+    assert told(**{"server-lr": 0.5, "buffer-size": 3}) == []
+    assert told(strategy="fedavg") == told(strategy=HALF_LIFE) == []
+
+
 def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -11,9 +12,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import app
+from fedapp.config.run_config import OWN_DATA
 from fedapp.report.comparison import Comparison
+from fedapp.report.differences import has_own_data
 from fedapp.report.overlay import _apart
 from fedapp.report.recorded import RecordedRun
+from fedapp.sweeps.looking import recorded
 
 
 def write_run(
@@ -96,6 +100,73 @@ def test_times_of_two_clocks_are_not_compared(runs: list[Path], tmp_path: Path) 
     comparison = Comparison([RecordedRun(path) for path in [*runs, real]])
     assert list(comparison.axes) == ["aggregation", "bytes"]
     assert any("two clocks" in note for note in comparison.remarks)
+
+
+def rows_of(*runs: Path) -> dict[str, list[str]]:
+    """The name of each setting, and how many seeds it has and where they came."""
+    return {row[0]: row[1:3] for row in Comparison([RecordedRun(path) for path in runs]).rows("accuracy")}
+
+
+def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path: Path) -> None:
+    data = {"a": "/data/easy.npz", "b": "/data/hard.npz", "c": "/other/hard.npz"}
+    runs = {
+        name: write_run(tmp_path / name, [0, 1], [0.1, 0.9], dataset="npz", **{"data-path": path})
+        for name, path in data.items()
+    }
+    again = write_run(tmp_path / "d", [0, 1], [0.1, 0.7], seed=1, dataset="npz", **{"data-path": data["a"]})
+    assert rows_of(runs["a"], runs["b"], again) == {
+        "data-path=easy.npz": ["2", "0.800 ± 0.14"],
+        "data-path=hard.npz": ["1", "0.900"],
+    }
+    assert list(rows_of(*runs.values())) == [
+        "data-path=easy.npz",
+        "data-path=data/hard.npz",
+        "data-path=other/hard.npz",
+    ]
+
+
+def test_what_is_known_by_its_name_is_the_same_wherever_it_is(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, [0, 1], [0.1, 0.9], dataset=dataset, **{"data-path": path})
+        for name, dataset, path in (
+            ("a", "mnist", "/here"),
+            ("b", "mnist", "/there"),
+            ("c", "own.data:rows", "/here"),
+            ("d", "own.data:rows", "/there"),
+        )
+    ]
+    assert rows_of(*runs) == {
+        "mnist": ["2", "0.900 ± 0"],
+        "own.data:rows data-path=here": ["1", "0.900"],
+        "own.data:rows data-path=there": ["1", "0.900"],
+    }
+    assert all(map(has_own_data, OWN_DATA))
+
+
+def test_settings_are_told_apart_by_their_values_and_not_by_how_these_are_rounded(tmp_path: Path) -> None:
+    values: list[Any] = [0.1, 0.1000001, 0.25, 1, 1.0]
+    runs = [
+        write_run(tmp_path / str(number), [0, 1], [0.1, 0.9], lr=value) for number, value in enumerate(values)
+    ]
+    assert {name: seeds for name, (seeds, _) in rows_of(*runs).items()} == {
+        "lr=0.1": "1",
+        "lr=0.1000001": "1",
+        "lr=0.25": "1",
+        "lr=1": "2",
+    }
+
+
+def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one_setting(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, [0, 1], [0.1, 0.9]) for name in ("a", "b")]
+    for run in runs:
+        (run / "config.toml").write_text("cut off = ")
+    assert list(rows_of(*runs)) == ["a", "b"]
+
+
+def test_a_run_is_compared_once_by_whatever_paths_it_is_named(runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(runs[0])
+    around = tmp_path / "quick" / ".." / runs[0].name
+    assert len(recorded([str(path) for path in (*runs, tmp_path / "link", around)])) == len(runs)
 
 
 def test_what_can_not_be_compared_is_one_line(runs: list[Path], tmp_path: Path) -> None:

@@ -107,6 +107,15 @@ def test_a_row_says_what_tells_a_run_from_the_others(tmp_path: Path) -> None:
     assert ["r1", "finished", "fedavg", "digits", "num-clients=6", "seed=1", "?", "-", "-"] in rows
 
 
+def test_runs_on_data_of_ones_own_are_listed_by_their_files(tmp_path: Path) -> None:
+    for name in ("easy", "hard"):
+        config = f'strategy = "fedavg"\ndataset = "npz"\ndata-path = "/data/{name}.npz"\n'
+        write_run(tmp_path / name, {"status": "finished", "strategy": "fedavg"}, config=config)
+    rows = shown(str(tmp_path))
+    assert ["easy", "finished", "fedavg", "npz", "data-path=easy.npz", "?", "-", "-"] in rows
+    assert ["hard", "finished", "fedavg", "npz", "data-path=hard.npz", "?", "-", "-"] in rows
+
+
 def test_runs_of_a_sweep_are_listed_in_its_folder_and_counted_above_it(tmp_path: Path) -> None:
     for number in range(3):
         write_run(tmp_path / "swept" / "runs" / f"r{number}", {"status": "finished", "strategy": "fedavg"})

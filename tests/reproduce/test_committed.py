@@ -7,9 +7,10 @@ import pytest
 
 from research.reproduce.command import from_results
 from research.reproduce.plan import folder_of_plans, plan_names, read_plan
-from research.reproduce.store import FILE, MOST_BYTES
+from research.reproduce.store import FILE
 from research.reproduce.summary import NAME, PAPERS, papers, table
 
+MOST_BYTES = 4_000_000  # of a file of curves
 RESULTS = folder_of_plans() / "results"
 ALL = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 FOLDERS = [path for path in ALL if not (path / "map.csv").exists()]  # a map: tests/maps/test_committed_map.py

@@ -8,6 +8,7 @@ from rich.console import Console
 from research.reproduce.command import make
 from research.reproduce.runs import Curves
 from research.reproduce.store import FILE, read_stored
+from tests.reproduce.conftest import TINY
 
 GRID = {
     "problem": [{"label": "even"}, {"label": "uneven", "class-imbalance": 20.0}],
@@ -94,3 +95,19 @@ def test_one_command_tries_and_then_judges(plan_file, tmp_path):
 def test_a_tuning_that_is_not_possible_is_an_error(plan, changed, said):
     with pytest.raises(ValidationError, match=said):
         plan(grid=GRID, tuning={**TUNING, **changed})
+
+
+def test_a_value_whose_run_explodes_is_the_worst_one(plan_file, tmp_path):
+    grid = {"seed": [0], "lr": [0.1, 1e6], "strategy": ["fedavg"]}
+    base = {**TINY, "model": "mlp", "num-server-rounds": 4}
+    path = plan_file(grid=grid, base=base, tuning={"axis": "lr", "seeds": [7], "by": "loss"})
+    options = {"quick": False, "engine": "sequential", "data_path": "", "jobs": 1}
+    for _ in range(2):  # what has exploded once isn't tried again
+        report = make(path, tmp_path / "out", console=Console(quiet=True), **options).read_text()
+        assert "- 3 of 3 runs, seeds 0, 7, " in report
+        curves = read_stored(tmp_path / "out" / "mine" / FILE).curves.values()
+        (exploded,) = (each for each in curves if "lr-1000000" in each.name)
+        assert exploded.facts["status"] == "diverged"
+        assert [each.name.startswith("seed-0-lr-0.1") for each in curves].count(True) == 1
+        begun = {path: path.stat().st_mtime for path in tmp_path.glob("out/mine/runs/*/config.toml")}
+    assert begun == {path: path.stat().st_mtime for path in tmp_path.glob("out/mine/runs/*/config.toml")}

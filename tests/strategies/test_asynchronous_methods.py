@@ -191,6 +191,15 @@ def test_the_first_model_of_ace_is_that_of_fedavg(go: Make) -> None:
     assert [p.metrics["contributions"] for p in run.seen[1:]] == [4, 1, 1]
 
 
+@pytest.mark.parametrize("clients", [1, 2, 3, 4])
+def test_so_it_is_where_safeguards_hold_the_first_back(clients: int, go: Make, federation: Make) -> None:
+    def model_of(name: str, **options: Any) -> float:
+        grid = federation(CENTRES[:clients], SIZES[:clients])
+        return go(name, 1, grid=grid, min_clients=1, **options).values[1]  # type: ignore[no-any-return]
+
+    assert model_of("ace", safeguards="on") == pytest.approx(model_of("fedavg"), rel=1e-6)
+
+
 def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go: Make) -> None:
     common = {"client_weights": "uniform", "time_scenario": "F0"}
     assert go("ca2fl", 8, buffer_size=4, **common).values == pytest.approx(

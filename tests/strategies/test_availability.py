@@ -269,6 +269,33 @@ def test_a_cycle_of_drawn_tasks_is_the_mean_of_those_played() -> None:
     assert cycle == pytest.approx(2.0, rel=4 / 512**0.5)
 
 
+def mean_of_many(found: Availability, interval: float | None, time: float, tasks: int) -> float:
+    """Return the mean seconds between beginnings of tasks that end whoever goes, one after the other."""
+    began = now = found.comes(0, 0.0)
+    for _ in range(tasks):
+        now += time
+        now = now if interval is None else math.ceil(now / interval - 1e-9) * interval
+        now = found.comes(0, now)
+    return (now - began) / tasks
+
+
+@pytest.mark.parametrize("time", [0.03, 1.0, 7.5, 200.0, 300.0, 400.0, 1500.0])
+@pytest.mark.parametrize(("share", "interval"), [(0.5, None), (0.05, None), (0.5, 2.5)])
+def test_a_task_may_outlast_many_slots_of_bernoulli(
+    share: float, interval: float | None, time: float
+) -> None:
+    # Its wait has a deviation of 1 / share slots at most: 512 tell the mean so well, 32 where it is little of it.
+    found = make_availability(f"bernoulli:{share},1", 1, 5)
+    mean = mean_of_many(found, interval, time, 100_000 if time < 1 else 4000)
+    sure = 5 * (0.002 + 1 / share / mean / 512**0.5)
+    assert Cycle(found, 0, interval, time).of_fixed() == pytest.approx(mean, rel=min(sure, 0.4))
+
+    def ends(task: int, when: float) -> tuple[float, bool]:
+        return when + time, False
+
+    assert Cycle(found, 0, interval, time).of_drawn(ends) == pytest.approx(mean, rel=min(sure, 0.4))
+
+
 def test_the_mean_share_over_a_period() -> None:
     # Client 0 always; client 1 in the first half, of which the last quarter is too short for its task of 5 s.
     found = ByStretches([Stretches([(0.0, 20.0)], 20.0), Stretches([(0.0, 10.0)], 20.0)])

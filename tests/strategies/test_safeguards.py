@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,15 +30,30 @@ def go(model: Make, train_config: Make) -> Make:
     """Run a strategy on a grid, from w = 1; return the values of w after every aggregation, and the strategy."""
 
     def run(
-        kind: Any, grid: Any, rounds: int = 1, *, lr: float = 0.5, **options: Any
+        kind: Any,
+        grid: Any,
+        rounds: int = 1,
+        *,
+        lr: float = 0.5,
+        state: Any = None,
+        states: list[Any] | None = None,
+        **options: Any,
     ) -> tuple[list[float], Any]:
         values: list[float] = []
+
+        def observe(progress: Any) -> None:
+            values.append(float(progress.arrays["w"].numpy()[0]))
+            if states is not None:
+                states.append(strategy.state())
+
         strategy = kind(
             kind.Config(
                 **{"safeguards": "on", "min_clients": 1, "eval_every": 1, "server_lr": 1.0} | options
             ),
-            observer=lambda progress: values.append(float(progress.arrays["w"].numpy()[0])),
+            observer=observe,
         )
+        if state is not None:
+            strategy.restore(state)
         strategy.start(grid, model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config(1, lr))
         return values, strategy
 
@@ -332,6 +349,55 @@ def test_a_resumed_run_goes_on_with_the_norms_it_knew(
     rest, _ = start(8, states[4])
     assert rest == whole[5:]
     assert states[4]["norms-of"]
+
+
+def test_whoever_answers_long_before_the_others_waits_for_a_while_only(federation: Make, go: Make) -> None:
+    # F99: client 0 answers after 10 ms, the next after 340 ms: it waits ten times as long as its task took.
+    values, strategy = go(
+        AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1
+    )
+    assert len(values) == 61
+    assert [member.contributions for member in strategy.ledger.members.values()] == [58, 1, 1, 0]
+    assert strategy.pace.now() == pytest.approx(0.11 + 57 * 0.01)
+    assert not strategy.ledger.held
+
+
+def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation: Make, go: Make) -> None:
+    # As without safeguards: the model waits for the slowest of three, and 99 times as long for no other.
+    values, strategy = go(FedBuff, federation(), 5, time_scenario="F99", buffer_size=3, lr=0.1)
+    assert (
+        values
+        == go(FedBuff, federation(), 5, time_scenario="F99", buffer_size=3, lr=0.1, safeguards="off")[0]
+    )
+    assert strategy.pace.now() == 5.0
+
+
+def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(
+    federation: Make, go: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "there.csv").write_text("0,0,99\n1,0,0.5\n2,0,0.5\n")
+    there = {"availability": f"trace:{tmp_path / 'there.csv'}", "time_scenario": "F0"}
+    _, strategy = go(AsyncFedAvg, federation(), 5, lr=0.1, **there)
+    assert [member.contributions for member in strategy.ledger.members.values()] == [5, 0, 0]
+    assert strategy.pace.now() == 11 + 4
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
+@pytest.mark.parametrize("seconds", [(3, 2, 1, 3.5), (0.3, 0.1, 5, 5)], ids=["enough", "patience over"])
+def test_a_run_goes_on_in_the_midst_of_what_was_held_back(
+    kind: Any, seconds: tuple[float, ...], federation: Make, go: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "times.csv").write_text("".join(f"{i},{each}\n" for i, each in enumerate(seconds)))
+    grid = partial(federation, (3.0, 2.0, -1.0, 50.0), (1, 2, 5, 2), node_ids=[1, 2, 3, 4])
+    options = {"time_scenario": f"trace:{tmp_path / 'times.csv'}", "lr": 0.1}
+    options |= {"buffer_size": 1} if kind is FedBuff else {}
+    states: list[Any] = []
+    whole, strategy = go(kind, grid(), 9, states=states, **options)
+    for done, state in enumerate(states):
+        rest, again = go(kind, grid(), 9, state=state, **options)
+        assert rest == whole[done + 1 :]
+        assert again.pace.now() == strategy.pace.now()
+    assert [len(state["tasks-under-way"]) for state in states[1:-1]] == [4] * 8
 
 
 def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) -> None:

@@ -227,3 +227,14 @@ def test_times_of_several_are_those_of_each(name: str, clients: list[int], trace
         name = trace("0,1\n0,2\n1,3\n2,4\n")
     scenario = TimeScenario(name, 3, seed=5)
     assert scenario.task_times(clients, 2) == [scenario.task_time(client, 2) for client in clients]
+
+
+@pytest.mark.parametrize("name", ["trace", "exponential:F50", "half-normal", "F80"])
+def test_what_is_known_of_a_client_that_joins_later_is_what_its_tasks_take(name: str, trace: Write) -> None:
+    if name == "trace":
+        name = trace("0,5\n1,1\n2,2\n")  # the slowest isn't the last
+    scenario = TimeScenario(name, 3)
+    taken = [scenario.task_time(3, task) for task in (1, 2, 9)]
+    assert taken == [scenario.means.max()] * 3
+    assert scenario.mean(3) == taken[0]
+    assert scenario.distribution(3).tolist() == taken[:1]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,32 @@ def test_arrays_are_a_dataset_wherever_the_run_goes_on(digits, tmp_path):
     assert longer.metrics["aggregation"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_natural_clients_may_be_a_column_of_texts(tmp_path):
+    x, y = np.arange(80.0).reshape(40, 2) / 80, np.arange(40) % 2
+    given = {"x_train": x, "y_train": y, "group_train": pd.Series(["a", "b"] * 20, dtype=object)}
+    made = fedapp.run(
+        **{**SMALL, "num_clients": 2}, dataset=given, partitioner="natural", results_dir=tmp_path
+    )
+    with np.load(made.path / "partition.npz") as division:
+        offsets, rows = division["client_offsets"], division["client_indices"]
+    parity = [set(rows[begin:end] % 2) for begin, end in pairwise(offsets)]
+    assert sorted(map(sorted, parity)) == [[0], [1]]
+
+
+def test_runs_on_two_datasets_are_two_lines_and_not_two_seeds(digits, tmp_path):
+    x, y = digits
+    data = {"all": (x, y), "some": (x[:600], y[:600])}
+    made = {
+        name: fedapp.run(**SMALL, dataset=each, results_dir=tmp_path / name) for name, each in data.items()
+    }
+    table = fedapp.compare(*made.values()).table.query("metric == 'accuracy'")
+    assert table["seeds"].tolist() == [1, 1]
+    assert table["run"].tolist() == [
+        f"data-path={Path(each.config.data_path).name}" for each in made.values()
+    ]
+    assert table["end"].tolist() == [each.summary["accuracy"] for each in made.values()]
+
+
 def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
     class Mine(FedAvg):
         """A strategy that no module has."""
@@ -102,6 +129,17 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
         ),
         ({"dataset": [1, 2]}, ConfigError, "dataset: is a list; must be a name, "),
         ({"dataset": {"x": 1}}, ConfigError, "dataset: 'x' is none of its arrays"),
+        (
+            {"dataset": (np.zeros((2, 1)), pd.Series(["cat", "dog"], dtype=object))},
+            ConfigError,
+            "dataset: y_train holds texts; numbers are needed",
+        ),
+        (
+            {"dataset": (np.zeros((2, 1)), [None, 1])},
+            ConfigError,
+            "dataset: y_train holds objects; numbers are needed",
+        ),
+        ({"dataset": ([[1], [1, 2]], [0, 1])}, ConfigError, "dataset: x_train is no array (setting an array"),
         ({"engine": "rya"}, ConfigError, "engine = 'rya': allowed are sequential, vectorized, ray"),
         ({"way": "single", "engine": "sequential"}, ConfigError, "is a way of engine vectorized"),
         ({"federation_config": {"verbose": True}}, ConfigError, "federation_config: isn't read by engine"),

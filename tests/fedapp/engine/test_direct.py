@@ -117,6 +117,18 @@ def test_a_local_rule_that_changes_is_followed(both: Both, monkeypatch: pytest.M
     assert (path / "model.safetensors").read_bytes() != (plain / "model.safetensors").read_bytes()
 
 
+def test_so_is_one_that_changes_while_the_model_does_not(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pulled(REGISTRY["rennala"]):  # type: ignore[misc]
+        def local_rule(self) -> dict[str, float]:
+            return {messages.ALPHA: 2.0 * (self.ledger.handed_out % 2)}
+
+    monkeypatch.setitem(REGISTRY, "rennala", Pulled)
+    # Each client works about twice on every model.
+    assert_same(
+        *both(strategy="rennala", local_epochs=2, buffer_size=2 * CLIENTS, num_server_rounds=6, eval_every=1)
+    )
+
+
 def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "strategy": "fedbuff", "buffer_size": 4, "num_server_rounds": 12, "time_scenario": "F80", "model": "mlp",

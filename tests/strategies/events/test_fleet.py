@@ -267,6 +267,21 @@ def test_by_the_law_weights_are_unbiased_and_what_is_observed_comes_near_that(
     assert weights[0] / weights[0].sum() == pytest.approx(weights[1] / weights[1].sum(), rel=0.12)
 
 
+def test_tasks_that_last_many_slots_are_weighed_by_how_often_they_come(
+    federation: Make, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "devices.csv").write_text(
+        "0,100,1e12,1e12,0\n1,100,1e12,1e12,0\n"
+    )  # tasks of 200 s and 400 s
+    run = start(
+        "async", federation([1.0, -1.0], [20000, 40000]), 300, lr=0.001, client_weights="uniform", eval_every=300,
+        time_scenario=f"profile:{tmp_path / 'devices.csv'}", availability="bernoulli:0.5,1",
+    )  # fmt: skip
+    last = run.seen[-1].clients
+    assert last["expected-share"] == pytest.approx([0.5, 0.5], rel=1e-9)
+    assert last["observed-share"] == pytest.approx([0.5, 0.5], rel=0.02)
+
+
 def test_with_the_same_weight_for_all_who_is_seldom_there_counts_less_and_that_is_told(
     federation: Make, start: Start, fleet: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
