@@ -61,21 +61,25 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
     return of
 
 
-def _assign(name: str, value: Tensor, found: Tensor | None) -> None:
+def _assign(name: str, value: Tensor, found: Tensor) -> None:
     """Bring a buffer up to date with the tensor that a module has put in its place."""
-    if found is None or found.shape != value.shape:
-        what = None if found is None else tuple(found.shape)
-        raise RuntimeError(f"the buffer {name} {tuple(value.shape)} is assigned {what} in the forward pass")
+    if found.shape != value.shape:
+        raise RuntimeError(
+            f"the buffer {name} {tuple(value.shape)} is assigned {tuple(found.shape)} in the forward pass"
+        )
     value.copy_(found.detach())
 
 
 def plain_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
 ) -> tuple[Tensors, Tensor]:
-    """Gradient and value by torch.autograd: the fastest for one client."""
+    """Gradient and value by torch.autograd: the fastest for one client.
+
+    What the loss of a batch doesn't depend on, such as a layer that is left out at random, has gradient 0.
+    """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     value = loss(leaves, x, y, mask)
-    gradients = torch.autograd.grad(value, list(leaves.values()))
+    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return Tensors(dict(zip(leaves, gradients, strict=True))), value.detach()
 
 
@@ -151,14 +155,13 @@ def train(
     for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
         # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
-        batch = partial(_gradient, gradient, loss, _changed(x[rows], change), y[rows], mask)
+        inputs = x[rows] if change is None else augmented(x[rows], *change)
+        if change is not None and x.is_contiguous():  # what a model that uses ``view`` wants
+            inputs = inputs.contiguous()
+        batch = partial(_gradient, gradient, loss, inputs, y[rows], mask)
         velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
         total, count = total + value * active, count + active
     return w.named, total / count.clamp(min=1)
-
-
-def _changed(inputs: Tensor, change: Change | None) -> Tensor:
-    return inputs if change is None else augmented(inputs, *change)
 
 
 def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:

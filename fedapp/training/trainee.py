@@ -128,7 +128,9 @@ class Trainee:
             values[key] = state[name]
         outputs = self.module(x)
         for values, key, name in self._held:
-            state[name] = values[key]
+            if (found := values[key]) is None:
+                raise RuntimeError(f"{name} is None after the forward pass")
+            state[name] = found
         return outputs
 
 

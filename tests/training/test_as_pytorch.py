@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fedapp.training.augment import Augmentation, augmented
+from fedapp.training.autograd import train_vmapped
 from fedapp.training.batches import Batches, plan_batches, task_rng
+from fedapp.training.optimizer import LocalOptimizer
 from fedapp.training.rule import LocalRule
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
@@ -197,3 +200,101 @@ def test_statistics_of_what_is_computed_anew_are_pytorchs() -> None:
 def test_dropout_that_would_be_drawn_anew_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"^nn\.Dropout within torch\.utils\.checkpoint would drop other"):
         train_one(task_of(Checkpointed(8, nn.Dropout)))
+
+
+class Skips(nn.Module):
+    """Leaves a layer out at every other step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.skipped = nn.Linear(6, width), nn.Linear(width, width)
+        self.output = nn.Linear(width, CLASSES)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        self.count += 1
+        if self.count % 2:
+            x = x + torch.relu(self.skipped(x))
+        outputs: Tensor = self.output(x)
+        return outputs
+
+
+@pytest.mark.parametrize("width", [8, 256], ids=["small", "by products"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_layer_that_is_left_out_of_a_step(width: int, optimizer: str) -> None:
+    torch.manual_seed(0)
+    task = task_of(Skips(width))
+    assert_as_pytorch(task)
+    trained, loss = train_one(replace(task, optimizer=LocalOptimizer(optimizer)))
+    assert np.isfinite(loss)
+    assert trained.keys() == {*task.start, *task.fixed}
+
+
+class Viewed(nn.Module):
+    """Takes images apart with ``view``, which asks for one layout in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output = nn.Conv2d(3, 4, 5), nn.Linear(4 * 4 * 4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(-1, 3, 64).view(-1, 3, 8, 8)
+        outputs: Tensor = self.output(torch.relu(self.first(x)).view(-1, 64))
+        return outputs
+
+
+@pytest.mark.parametrize("name", ["flip", "crop", "flip+crop"])
+def test_changed_images_are_in_one_piece(name: str) -> None:
+    torch.manual_seed(0)
+    task = task_of(Viewed(), (3, 8, 8))
+    drawn = Augmentation.drawn(name, len(task.batches), task.batches.indices.shape[1], 0, 0, 1)
+    assert drawn is not None
+    trained, _ = train_one(replace(task, augmentation=drawn))
+    together, _ = train_vmapped([replace(task, augmentation=drawn)])
+    own = copy.deepcopy(task.model)
+    optimizer = torch.optim.SGD(own.parameters(), lr=task.lr)
+    for step, (rows, _) in enumerate(task.batches.ragged()):
+        flips, shifts = (torch.from_numpy(each[step, : len(rows)]) for each in (drawn.flips, drawn.shifts))
+        optimizer.zero_grad()
+        images = augmented(task.x[rows], flips, shifts).contiguous()
+        task.loss.mean(own(images), task.y[rows]).backward()
+        optimizer.step()
+    for key, value in own.state_dict().items():
+        np.testing.assert_allclose(trained[key], value.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(together[key][0].numpy(), value.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_a_large_layer_whose_weights_follow_from_others(norm: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), norm(nn.Linear(300, 300)), nn.Linear(300, CLASSES))
+    with torch.no_grad():
+        model(torch.zeros(1, 6))  # whose weights aren't leaves can't be copied
+    assert_as_pytorch(task_of(model))
+
+
+class Warm(nn.Module):
+    """Counts steps where no state dict sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(6, CLASSES)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("former", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1
+            self.former = x.detach().mean(0) if self.former is None else self.former
+            x = x - self.former
+        outputs: Tensor = self.output(x) * (self.count / 20).clamp(max=1)
+        return outputs
+
+
+def test_buffers_outside_the_state_dict_begin_anew_in_each_task() -> None:
+    torch.manual_seed(0)
+    task = task_of(Warm())
+    assert_as_pytorch(task)
+    assert_as_pytorch(task)
