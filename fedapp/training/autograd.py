@@ -155,13 +155,17 @@ def train(
     for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
         # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
-        inputs = x[rows] if change is None else augmented(x[rows], *change)
-        if change is not None and x.is_contiguous():  # what a model that uses ``view`` wants
-            inputs = inputs.contiguous()
-        batch = partial(_gradient, gradient, loss, inputs, y[rows], mask)
+        batch = partial(_gradient, gradient, loss, _changed(x, rows, change), y[rows], mask)
         velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
         total, count = total + value * active, count + active
     return w.named, total / count.clamp(min=1)
+
+
+def _changed(x: Tensor, rows: Tensor, change: Change | None) -> Tensor:
+    if change is None:
+        return x[rows]
+    inputs = augmented(x[rows], *change)
+    return inputs.contiguous() if x.is_contiguous() else inputs  # as a model that uses ``view`` wants them
 
 
 def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:

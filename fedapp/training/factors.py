@@ -37,7 +37,7 @@ class Factors:
         for layer in module.modules():
             if type(layer) is nn.Linear and layer.weight.numel() >= LARGE and "forward" not in vars(layer):
                 # The instance's own: hooks, names and tied weights stay as they are.
-                layer.forward = partial(_forward, layer, self)  # type: ignore[arg-type]
+                layer.forward = partial(_forward, layer, self)  # type: ignore[method-assign]
 
     def add(self, key: int, product: Product) -> None:
         """Note a product, of the parameter whose ``id`` is ``key``."""
