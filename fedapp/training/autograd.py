@@ -161,7 +161,7 @@ def train(
     return w.named, total / count.clamp(min=1)
 
 
-def _changed(x: Tensor, rows: Tensor, change: Change | None) -> Tensor:
+def _changed(x: Tensor, rows: Tensor | slice, change: Change | None) -> Tensor:
     if change is None:
         return x[rows]
     inputs = augmented(x[rows], *change)
