@@ -175,7 +175,16 @@ def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, mode
     normalize = config.normalize if known else False
     x, y = federation.to_tensors(dataset, partition.client_indices[:ROWS], normalize, federation.CPU)
     metrics = chosen_metrics(config.metrics, config.loss, y)
-    check_parts(config.model, model, loss_of(config.loss), metrics, x, y)
+    check_parts(
+        config.model,
+        model,
+        loss_of(config.loss),
+        metrics,
+        x,
+        y,
+        num_classes=dataset.num_classes,
+        targets=dataset.y,
+    )
 
 
 def build_strategy(

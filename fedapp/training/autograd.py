@@ -49,7 +49,11 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
     """Return the mean loss of a batch as a function of what is trained; buffers in ``fixed`` are kept up to date."""
 
     def of(parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-        outputs = trainee({**fixed, **parameters}, x)
+        state = {**fixed, **parameters}
+        outputs = trainee(state, x)
+        for name, value in fixed.items():
+            if state[name] is not value:
+                _assign(name, value, state[name])
         if mask is None:
             return loss.mean(outputs, y)
         return (loss.rows(outputs, y) * mask).sum() / mask.sum().clamp(min=1)
@@ -57,13 +61,25 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
     return of
 
 
+def _assign(name: str, value: Tensor, found: Tensor) -> None:
+    """Bring a buffer up to date with the tensor that a module has put in its place."""
+    if found.shape != value.shape:
+        raise RuntimeError(
+            f"the buffer {name} {tuple(value.shape)} is assigned {tuple(found.shape)} in the forward pass"
+        )
+    value.copy_(found.detach())
+
+
 def plain_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
 ) -> tuple[Tensors, Tensor]:
-    """Gradient and value by torch.autograd: the fastest for one client."""
+    """Gradient and value by torch.autograd: the fastest for one client.
+
+    What the loss of a batch doesn't depend on, such as a layer that is left out at random, has gradient 0.
+    """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     value = loss(leaves, x, y, mask)
-    gradients = torch.autograd.grad(value, list(leaves.values()))
+    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return Tensors(dict(zip(leaves, gradients, strict=True))), value.detach()
 
 
@@ -139,14 +155,17 @@ def train(
     for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
         # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
-        batch = partial(_gradient, gradient, loss, _changed(x[rows], change), y[rows], mask)
+        batch = partial(_gradient, gradient, loss, _changed(x, rows, change), y[rows], mask)
         velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
         total, count = total + value * active, count + active
     return w.named, total / count.clamp(min=1)
 
 
-def _changed(inputs: Tensor, change: Change | None) -> Tensor:
-    return inputs if change is None else augmented(inputs, *change)
+def _changed(x: Tensor, rows: Tensor | slice, change: Change | None) -> Tensor:
+    if change is None:
+        return x[rows]
+    inputs = augmented(x[rows], *change)
+    return inputs.contiguous() if x.is_contiguous() else inputs  # as a model that uses ``view`` wants them
 
 
 def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:
@@ -216,6 +235,7 @@ def _own_copy(model: nn.Module) -> Trainee:
     if getattr(_copies, "model", None) is not model:
         _copies.model, _copies.trainee = model, Trainee(model)
     own: Trainee = _copies.trainee
+    own.forget()
     return own
 
 

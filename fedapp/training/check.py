@@ -4,24 +4,38 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapp.own import OwnPartError
-from fedapp.training.losses import Loss
-from fedapp.training.metrics import Metric
+from fedapp.own import OwnPartError, is_own
+from fedapp.training.losses import CROSS_ENTROPY, Loss
+from fedapp.training.metrics import METRICS, Metric
 from fedapp.training.state import names_of
-from fedapp.training.trainee import Trainee, draws_globally
+from fedapp.training.trainee import Trainee, draws_globally, global_stream
+from fedapp.training.trial import trial
 
 log = logging.getLogger("flwr.fedapp")
 
 ROWS = 8  # that are tried
 
 
+# Metrics that read an output for each class.
+BY_CLASS = {METRICS[name] for name in ("accuracy", "top5", "f1-macro", "auroc")}
+
+
 def check_parts(
-    model_name: str, model: nn.Module, loss: Loss, metrics: tuple[Metric, ...], x: Tensor, y: Tensor
+    model_name: str,
+    model: nn.Module,
+    loss: Loss,
+    metrics: tuple[Metric, ...],
+    x: Tensor,
+    y: Tensor,
+    *,
+    num_classes: int = 0,
+    targets: np.ndarray | None = None,
 ) -> None:
-    """Let a model predict and learn from some rows, and judge it.
+    """Let a model predict and learn from some rows, and judge it; PyTorch's random numbers stay as they are.
 
     Parameters
     ----------
@@ -29,6 +43,10 @@ def check_parts(
         Value of the run-config key `model`.
     x, y : Tensor
         Inputs (n, ...) and targets (n,) or (n, M) of at least one training row.
+    num_classes : int
+        Of the data, whatever there is of them in ``y``; 0: not known, or targets are numbers.
+    targets : array (N,) or (N, M), optional
+        All targets of the data.
 
     Raises
     ------
@@ -40,33 +58,78 @@ def check_parts(
     names = names_of(model)
     if not names.trained:
         raise OwnPartError(f"model = {model_name!r}: has no parameter that takes a gradient")
+    _check_hooks(model_name, model)
     state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
-    outputs = _tried(f"model = {model_name!r}: can't predict {data}", lambda: _judged(model, state, x))
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(x):
-        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    with global_stream(0, x.device):
+        outputs = _tried(f"model = {model_name!r}: can't predict {data}", lambda: _judged(model, state, x))
+        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(x):
+            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise OwnPartError(
+                f"model = {model_name!r}: must return a tensor (B, ...) for {data}, returns {shape}"
+            )
+        _check_width(model_name, loss, metrics, outputs, num_classes)
+        _check_targets(model_name, loss, outputs, y, y.numpy(force=True) if targets is None else targets)
+        for metric in metrics:
+            _check_metric(metric, outputs, y)
+        _check_learning(model_name, model, loss, x, y)
+
+
+def _check_hooks(model_name: str, model: nn.Module) -> None:
+    for name, value in model.named_parameters():
+        if value._backward_hooks or value._post_accumulate_grad_hooks:
+            raise OwnPartError(
+                f"model = {model_name!r}: its parameter {name} has a hook, which local training wouldn't call; what "
+                "the hook does must be done in forward, or the parameter frozen by requires_grad_(False)"
+            )
+
+
+def _check_width(
+    model_name: str, loss: Loss, metrics: tuple[Metric, ...], outputs: Tensor, num_classes: int
+) -> None:
+    """Refuse fewer outputs than there are classes, where each has its own."""
+    if (outputs.shape[1] if outputs.dim() > 1 else 1) >= num_classes:
+        return
+    needs = [("loss", CROSS_ENTROPY.name)] if loss is CROSS_ENTROPY else []
+    needs += [("metrics", metric.name) for metric in metrics if metric in BY_CLASS]
+    for key, name in needs:
         raise OwnPartError(
-            f"model = {model_name!r}: must return a tensor (B, ...) for {data}, returns {shape}"
+            f"{key} = {name!r}: can't take outputs {tuple(outputs.shape)} of model = {model_name!r}; one is needed "
+            f"for each of the {num_classes} classes of the data"
         )
-    _check_targets(model_name, loss, outputs, y)
-    for metric in metrics:
-        _check_metric(metric, outputs, y)
-    trainee = Trainee(model)
-    with_gradient = {
-        name: value.requires_grad_() if name in names.trained else value for name, value in state.items()
-    }
 
-    def learn() -> Tensor:
-        total = loss.mean(trainee(with_gradient, x), y)
-        torch.autograd.grad(total, [with_gradient[name] for name in names.trained], allow_unused=False)
-        return total.detach()
 
-    _tried(f"model = {model_name!r}: can't be trained with loss = {loss.name!r} on {data}", learn)
-    if draws_globally(model, trainee, state, x):
+def _check_learning(model_name: str, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+    names, trainee = names_of(model), Trainee(model)
+    state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    leaves = [state[name].requires_grad_() for name in names.trained]
+    what = (
+        f"model = {model_name!r}: can't be trained with loss = {loss.name!r} on inputs {tuple(x.shape)} and"
+    )
+    what += f" targets {tuple(y.shape)}"
+    drawn = _tried(what, lambda: draws_globally(model, trainee, state, x))
+
+    def learn() -> list[str]:
+        gradients = torch.autograd.grad(loss.mean(trainee(state, x), y), leaves, allow_unused=True)
+        return [name for name, g in zip(names.trained, gradients, strict=True) if g is None]
+
+    unmoved = _tried(what, learn)
+    if len(unmoved) == len(leaves):
+        raise OwnPartError(f"{what} (the loss depends on no parameter)")
+    if unmoved and not drawn:
+        log.warning(
+            "model = %r: the loss of %d rows doesn't depend on %s; where it doesn't, they get no gradient",
+            model_name,
+            len(x),
+            ", ".join(unmoved),
+        )
+    if drawn:
         log.warning(
             "model = %r: draws random numbers outside nn.Dropout; clients of one process train one after the other, "
             "so that the result stays the same",
             model_name,
         )
+    if is_own(model_name) and (found := _tried(what, lambda: trial(model, loss, x, y))):
+        raise OwnPartError(f"model = {model_name!r}: {found}")
 
 
 def _judged(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
@@ -74,7 +137,7 @@ def _judged(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
         return torch.func.functional_call(model, state, (x,))
 
 
-def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor) -> None:
+def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targets: np.ndarray) -> None:
     kind = "numbers" if y.is_floating_point() else "classes"
     if loss.targets not in (None, kind):
         raise OwnPartError(
@@ -85,8 +148,11 @@ def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor) -> N
             f"model = {model_name!r}: returns {tuple(outputs.shape)} for targets {tuple(y.shape)}; loss = "
             f"{loss.name!r} needs them alike"
         )
-    if loss.name == "bce" and not bool(((y >= 0) & (y <= 1)).all()):
-        raise OwnPartError("loss = 'bce': the targets of the data must lie in [0, 1]")
+    if loss.name == "bce" and not bool(((targets >= 0) & (targets <= 1)).all()):
+        least, most = float(targets.min()), float(targets.max())
+        raise OwnPartError(
+            f"loss = 'bce': the targets of the data must lie in [0, 1], they lie in [{least:g}, {most:g}]"
+        )
     losses = _tried(
         f"loss = {loss.name!r}: can't take outputs {tuple(outputs.shape)} of model = {model_name!r}",
         lambda: loss.rows(outputs, y),

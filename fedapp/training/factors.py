@@ -35,7 +35,7 @@ class Factors:
         self.offered = self.taking = False
         self._found: dict[int, Products] = {}
         for layer in module.modules():
-            if type(layer) is nn.Linear and layer.weight.numel() >= LARGE:
+            if type(layer) is nn.Linear and layer.weight.numel() >= LARGE and "forward" not in vars(layer):
                 # The instance's own: hooks, names and tied weights stay as they are.
                 layer.forward = partial(_forward, layer, self)  # type: ignore[method-assign]
 
@@ -55,15 +55,15 @@ class Factors:
             found, self._found = self._found, {}
         dense = {name: g for name, g in zip(leaves, taken, strict=True) if g is not None}
         products = {name: found[id(leaf)] for name, leaf in leaves.items() if id(leaf) in found}
-        if missing := leaves.keys() - dense.keys() - products.keys():
-            raise RuntimeError(
-                f"the loss of a batch doesn't depend on the parameters {', '.join(sorted(missing))}"
-            )
+        for name in leaves.keys() - dense.keys() - products.keys():  # the loss doesn't depend on it
+            dense[name] = torch.zeros_like(leaves[name])
         return Factored(dense, products), value.detach()
 
 
 def _forward(layer: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
-    if factors.offered and layer.weight.requires_grad and torch.is_grad_enabled():
+    # A weight that follows from others (weight_norm) needs its gradient as a whole.
+    taken = layer.weight.requires_grad and layer.weight.is_leaf
+    if factors.offered and taken and torch.is_grad_enabled():
         outputs: Tensor = _Linear.apply(x, layer.weight, layer.bias, factors, id(layer.weight))
         return outputs
     return F.linear(x, layer.weight, layer.bias)

@@ -23,6 +23,8 @@ Move = Callable[[Tensors, Tensors, float | Tensor], None]
 
 OWN = ("sgd", "adam", "adamw")
 
+TRIED = 20  # steps in which an optimizer must move a model
+
 
 @dataclass(frozen=True)
 class LocalOptimizer:
@@ -120,17 +122,21 @@ class _Torch:
     def __init__(self, kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
         self.kind, self.options = kind, options
         self.optimizer: torch.optim.Optimizer | None = None
+        self.leaves: dict[str, Tensor] = {}
 
     def __call__(self, w: Tensors, direction: Tensors, rate: float | Tensor) -> None:
         if self.optimizer is None:
-            self.optimizer = self.kind(list(w.named.values()), **{"lr": float(rate), **self.options})
-        for name, value in w.named.items():
-            value.grad = direction.named[name]
+            # In the same memory; an optimizer may pass over what doesn't take a gradient.
+            self.leaves = {name: value.detach().requires_grad_() for name, value in w.named.items()}
+            self.optimizer = self.kind(list(self.leaves.values()), **{"lr": float(rate), **self.options})
+        for name, leaf in self.leaves.items():
+            leaf.grad = direction.named[name]
         for group in self.optimizer.param_groups:
             group["lr"] = float(rate)
-        self.optimizer.step()
-        for value in w.named.values():
-            value.grad = None
+        with torch.no_grad():
+            self.optimizer.step()
+        for leaf in self.leaves.values():
+            leaf.grad = None
 
 
 @lru_cache(maxsize=8)
@@ -165,12 +171,16 @@ def optimizer_of(name: str, options: str = "") -> LocalOptimizer:
 
 
 def _try(optimizer: LocalOptimizer, options: str) -> None:
-    """Take a step with a small model."""
+    """Take some steps with a small model: the first few may be for warming up."""
     w = Tensors({"weight": torch.ones(2, 3), "bias": torch.ones(3)})
     try:
         move = optimizer.begin()
         assert move is not None
-        move(w, Tensors({name: torch.ones_like(value) for name, value in w.named.items()}), 0.1)
+        for _ in range(TRIED):
+            move(w, Tensors({name: torch.ones_like(value) for name, value in w.named.items()}), 0.1)
+            if any(bool((value != 1).any()) for value in w.named.values()):
+                return
+        raise RuntimeError(f"they leave a model as it is in {TRIED} steps")
     except Exception as error:  # whatever a user's class raises, the cause is told
         raise OwnPartError(
             f"optimizer = {optimizer.name!r}, optimizer-options = {options!r}: can't take a step with them ({error})"

@@ -20,6 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapp.training.factors import Factors
 from fedapp.training.fourier import convolution, has_fourier
+from fedapp.training.layers import is_changed
+from fedapp.training.state import StateNames, names_of
 from fedapp.training.vectors import Parameters
 
 # Dropout of single values, and of whole channels.
@@ -40,6 +42,11 @@ class Dropout(nn.Module):
         """Drop (B, ...)."""
         if self.p == 0 or not self.training:
             return x
+        if torch._C._current_graph_task_id() != -1:  # as torch.utils.checkpoint itself asks
+            raise RuntimeError(
+                "nn.Dropout within torch.utils.checkpoint would drop other values when they are computed again; "
+                "torch.nn.functional.dropout doesn't"
+            )
         trainee = self._trainee()
         assert trainee is not None
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
@@ -65,16 +72,22 @@ class Trainee:
         self.factors = Factors(self.module)
         self._alone = False
         for layer in self.module.modules():
-            if has_fourier(layer):
+            if has_fourier(layer) and "forward" not in vars(layer):
                 layer.forward = partial(self._convolved, layer)  # type: ignore[arg-type]
         _pool_first(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
-                layer.register_forward_pre_hook(_alone_as_judged)
+                _judge_alone(layer)
+        self._held, self._outside = _places(self.module, names_of(model))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Train one client: convolutions may go the way that is the faster for it, which ``vmap`` can't."""
+        """Train one client: convolutions may go the way that is the faster for it, which ``vmap`` can't.
+
+        The module holds the state that it was last called with, for what is computed anew in the backward pass
+        (``torch.utils.checkpoint``).
+        """
+        self.forget()
         self._alone = True
         try:
             yield
@@ -84,6 +97,11 @@ class Trainee:
     def _convolved(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
         outputs = convolution(layer, x) if self._alone else None
         return type(layer).forward(layer, x) if outputs is None else outputs
+
+    def forget(self) -> None:
+        """Put buffers that aren't in the state dict back to what they were in the model."""
+        for buffers, key, value in self._outside:
+            buffers[key] = None if value is None else value.clone()
 
     def begin(self, seed: int) -> None:
         """Begin a task: what it draws follows from its seed."""
@@ -99,9 +117,43 @@ class Trainee:
         return self._generators[device]
 
     def __call__(self, state: Parameters, x: Tensor) -> Tensor:
-        """Return the outputs for inputs (B, ...); buffers in ``state`` are brought up to date in place."""
-        outputs: Tensor = torch.func.functional_call(self.module, state, (x,))
+        """Return the outputs for inputs (B, ...); buffers in ``state`` are brought up to date.
+
+        In place, or by a tensor in their place where the module assigns one.
+        """
+        if not self._alone:
+            outputs: Tensor = torch.func.functional_call(self.module, state, (x,))
+            return outputs
+        for values, key, name in self._held:
+            values[key] = state[name]
+        outputs = self.module(x)
+        for values, key, name in self._held:
+            if (found := values[key]) is None:
+                raise RuntimeError(f"{name} is None after the forward pass")
+            state[name] = found
         return outputs
+
+
+Values = dict[str, Tensor | None]
+
+
+def _places(
+    module: nn.Module, names: StateNames
+) -> tuple[list[tuple[Values, str, str]], list[tuple[Values, str, Tensor | None]]]:
+    """Return where a module keeps its state, by names in ``names.own``, and its buffers outside of it."""
+    held: dict[tuple[int, str], tuple[Values, str, str]] = {}
+    outside: dict[tuple[int, str], tuple[Values, str, Tensor | None]] = {}
+    known = {*names.trained, *names.fixed}
+    for prefix, layer in module.named_modules(remove_duplicate=False):
+        for values in (layer._parameters, layer._buffers):
+            for key, value in values.items():
+                name = f"{prefix}.{key}" if prefix else key
+                name, place = names.twins.get(name, name), (id(values), key)
+                if name in known and value is not None:
+                    held[place] = values, key, name
+                elif values is layer._buffers and place not in held:
+                    outside[place] = values, key, None if value is None else value.clone()
+    return list(held.values()), list(outside.values())
 
 
 def _seed_dropout(module: nn.Module, trainee: Trainee) -> bool:
@@ -126,16 +178,31 @@ def _pool_first(module: nn.Module) -> None:
         return
     for first, second in itertools.pairwise(module._modules):
         one, other = module._modules[first], module._modules[second]
-        if type(one) is nn.ReLU and type(other) is nn.MaxPool2d and not other.return_indices:
+        swaps = type(one) is nn.ReLU and type(other) is nn.MaxPool2d and not other.return_indices
+        if swaps and not any(map(is_changed, (module, one, other))):
             module._modules[first], module._modules[second] = other, one
     for layer in module:
         _pool_first(layer)
 
 
-def _alone_as_judged(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Let batch normalisation go by its running statistics where there is one value a channel, and no deviation."""
-    x = inputs[0]
-    layer.train(x.numel() > x.shape[1] if x.dim() > 1 else x.numel() > 1)
+def _judge_alone(layer: nn.Module) -> None:
+    """Let batch normalisation go by its running statistics where there is one value a channel, and no deviation.
+
+    What the module's own ``train`` has put in evaluation mode stays there.
+    """
+    off: list[bool] = []
+
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0]
+        one = x.numel() <= x.shape[1] if x.dim() > 1 else x.numel() <= 1
+        off.append(layer.training and one)
+        layer.training &= not one
+
+    def after(layer: nn.Module, *_: object) -> None:
+        layer.training |= bool(off) and off.pop()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after, always_call=True)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Which models are made of dense layers."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
 from torch import nn
 
 from fedapp.models import build_model
@@ -43,3 +46,79 @@ def test_the_layers_of_dense_models() -> None:
 )
 def test_models_that_are_not_dense(model: nn.Module) -> None:
     assert dense_layers(model) == []
+
+
+# What only looks as if it were dense ------------------------------------------------------------------------------
+
+
+class Scaled(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().forward(x / 255)
+        return outputs
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
+
+
+def with_its_own_forward() -> nn.Module:
+    return Scaled(nn.Flatten(), nn.Linear(6, 3))
+
+
+def ends_in_a_relu_that_is_there_twice() -> nn.Module:
+    act = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), act, nn.Linear(8, 3), act)
+
+
+def has_one_linear_twice() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(6, 3))
+
+
+def tied() -> nn.Module:
+    model = chain()
+    model[3].weight = model[1].weight
+    return model
+
+
+def normalised() -> nn.Module:
+    model = chain()
+    nn.utils.spectral_norm(model[1])  # type: ignore[arg-type]
+    return model
+
+
+def hooked() -> nn.Module:
+    model = chain()
+    model[1].register_forward_hook(lambda _, __, outputs: outputs / 2)
+    return model
+
+
+def with_a_forward_put_in_its_place() -> nn.Module:
+    model = chain()
+    layer = model[3]
+    layer.forward = lambda x: nn.Linear.forward(layer, x) / 2  # type: ignore[arg-type]
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_its_own_forward,
+        ends_in_a_relu_that_is_there_twice,
+        has_one_linear_twice,
+        tied,
+        normalised,
+        hooked,
+        with_a_forward_put_in_its_place,
+    ],
+)
+def test_what_only_looks_dense_is_not_trained_as_such(make: Callable[[], nn.Module]) -> None:
+    assert dense_layers(make()) == []
+
+
+def test_one_relu_for_all_layers_is_dense() -> None:
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3))
+    assert dense_layers(model) == [(f"{place}.weight", f"{place}.bias") for place in (1, 3, 5)]

@@ -99,3 +99,38 @@ def test_what_cant_be_is_refused(name: str, options: str, said: str) -> None:
     with pytest.raises(OwnPartError) as error:
         optimizer_of(name, options)
     assert str(error.value).startswith(said)
+
+
+class Choosy(torch.optim.Optimizer):
+    """Passes over what takes no gradient, and doesn't say ``no_grad``."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    p.add_(p.grad, alpha=-group["lr"])
+
+
+class Idle(Choosy):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_an_optimizer_sees_parameters_that_take_a_gradient() -> None:
+    move = optimizer_of(f"{__name__}:Choosy").begin()
+    assert move is not None
+    w = Tensors({"w": torch.ones(3)})
+    for _ in range(2):
+        move(w, Tensors({"w": torch.ones(3)}), 0.25)
+    assert torch.equal(w.named["w"], torch.full((3,), 0.5))
+    assert not w.named["w"].requires_grad
+
+
+def test_an_optimizer_that_moves_nothing_is_refused() -> None:
+    with pytest.raises(
+        OwnPartError, match=r"Idle', .*: can't take a step with them \(they leave a model as it is"
+    ):
+        optimizer_of(f"{__name__}:Idle")

@@ -1,0 +1,101 @@
+"""Whether a model is trained as PyTorch would train it, by two steps on a few rows."""
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedapp.training.autograd import train_single
+from fedapp.training.batches import Batches
+from fedapp.training.losses import Loss
+from fedapp.training.rule import LocalRule
+from fedapp.training.state import names_of
+from fedapp.training.task import LocalTask
+from fedapp.training.trainee import Trainee, draws_globally
+from fedapp.training.trainer import train_one
+
+State = Mapping[str, np.ndarray]
+
+STEPS = 2
+# The first step's length beside the model's, short enough that no second step differs by rounding.
+LENGTH = 1e-3
+# What may differ: of what a tensor has moved by, of what all have, and of the tensor.
+OF_ITS_MOVE, OF_ALL_MOVES, OF_ITSELF = 0.05, 1e-3, 1e-5
+
+
+def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
+    """Train on some rows, twice, and once by PyTorch's SGD on a copy; say what isn't as it should be.
+
+    A model that draws random numbers isn't compared with PyTorch, whose draws are others.
+    """
+    names = names_of(model)
+    state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    rate = _rate(model, loss, x, y)
+    if rate is None:
+        return None
+    steps = Batches(np.tile(np.arange(len(x)), (STEPS, 1)), np.full(STEPS, len(x)), len(x))
+    task = LocalTask(
+        model, {name: state[name] for name in names.trained}, x, y, 0, steps, rate, LocalRule(), loss=loss,
+        fixed={name: state[name] for name in names.fixed},
+    )  # fmt: skip
+    start = {name: value.numpy(force=True) for name, value in state.items()}
+    first, again = (train_one(task)[0] for _ in range(2))
+    if other := _different(again, first, start, names.trained):
+        return (
+            f"the same training gives another {other} the second time; what it keeps from one forward pass to "
+            "the next must be a buffer (register_buffer)"
+        )
+    trainee = Trainee(model)
+    # One row has no deviation, of which PyTorch's batch normalisation makes an error.
+    if len(x) < 2 or trainee.drops or draws_globally(model, trainee, state, x):
+        return None
+    expected = _by_pytorch(model, loss, x, y, rate)
+    single = {name: value.numpy(force=True) for name, value in train_single(task)[0].items()}
+    for found in (first, single):
+        if other := _different(found, expected, start, names.trained):
+            return f"local training gives another {other} than PyTorch's SGD does on {len(x)} rows"
+    return None
+
+
+def _rate(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float | None:
+    """Return the step size of short steps; None where there is no way to go."""
+    own = copy.deepcopy(model).train()
+    torch.autograd.backward(loss.mean(own(x), y))
+    moved = [(p, p.grad) for p in own.parameters() if p.grad is not None]
+    size = sum(float(p.detach().double().square().sum()) for p, _ in moved)
+    slope = sum(float(g.to_dense().double().square().sum()) for _, g in moved)
+    rate = LENGTH * (max(size, 1.0) / slope) ** 0.5 if slope else np.inf
+    return rate if np.isfinite(rate) else None
+
+
+def _by_pytorch(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float) -> State:
+    own = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=rate)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        torch.autograd.backward(loss.mean(own(x), y))
+        optimizer.step()
+    return {name: value.numpy(force=True) for name, value in own.state_dict().items()}
+
+
+def _different(found: State, expected: State, start: State, trained: tuple[str, ...]) -> str | None:
+    """Return the name of a tensor that has come out otherwise; buffers may be large, and don't count as moves."""
+
+    def size(one: np.ndarray) -> float:
+        return float(np.linalg.norm(one.astype(np.float64)))
+
+    moves = {name: size(expected[name] - start[name]) for name in found if start[name].dtype.kind == "f"}
+    if not np.isfinite(list(moves.values())).all():
+        return None
+    of_all = np.hypot.reduce([moves[name] for name in trained if name in moves])
+    for name, value in found.items():
+        if name not in moves:
+            near = np.array_equal(value, expected[name])
+        else:
+            allowed = OF_ITS_MOVE * moves[name] + OF_ALL_MOVES * float(of_all) + OF_ITSELF * size(start[name])
+            near = size(value - expected[name]) <= allowed
+        if not near:
+            return name
+    return None

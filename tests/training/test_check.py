@@ -1,0 +1,189 @@
+"""What is tried before a run: parts that don't fit are named, models as users write them pass."""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from custom.nets import ConvNet
+from fedapp.models import build_model
+from fedapp.own import OwnPartError
+from fedapp.training.check import check_parts
+from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss
+from fedapp.training.metrics import METRICS
+from fedapp.training.trial import trial
+from tests.training.test_as_pytorch import (
+    Checkpointed,
+    FrozenNorm,
+    Running,
+    Scaled,
+    Skips,
+    Viewed,
+    Warm,
+    ends_in_a_relu_that_is_there_twice,
+    tied_dense,
+)
+
+X, Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+
+
+class Counts(nn.Module):
+    """Keeps a number where nothing but the module itself sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output, self.calls = nn.Linear(6, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        outputs: Tensor = self.output(x) * min(self.calls / 20, 1)
+        return outputs
+
+
+class Asks(nn.Module):
+    """Computes another thing where its parameters aren't ``nn.Parameter``, as in training they aren't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(x if any(True for p in self.parameters() if type(p) is Tensor) else -x)
+        return outputs
+
+
+class Unused(nn.Module):
+    """Has a layer that is for something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output, self.beside = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(x)
+        return outputs
+
+
+class DropsLayers(nn.Module):
+    """Leaves a layer out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and torch.rand(1) < 0.5):
+            x = x + torch.relu(self.first(x))
+        outputs: Tensor = self.output(x)
+        return outputs
+
+
+def hooked() -> nn.Module:
+    model = nn.Linear(6, 3)
+    model.weight.register_hook(lambda g: torch.zeros_like(g))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            Counts,
+            "model = 'm:m': the same training gives another output.weight the second time; what it keeps",
+        ),
+        (Asks, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 8 rows"),
+        (hooked, "model = 'm:m': its parameter weight has a hook, which local training wouldn't call"),
+        (
+            lambda: Checkpointed(8, nn.Dropout),
+            "model = 'm:m': can't be trained with loss = 'cross-entropy' on",
+        ),
+        (
+            lambda: nn.Linear(6, 2),
+            "loss = 'cross-entropy': can't take outputs (8, 2) of model = 'm:m'; one is",
+        ),
+    ],
+    ids=["counts", "asks", "hooked", "drops anew", "too few outputs"],
+)
+def test_what_would_be_trained_otherwise_is_refused(make: Callable[[], nn.Module], said: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(OwnPartError) as error:
+        check_parts(
+            "m:m", make().eval(), CROSS_ENTROPY, (), X, torch.zeros(8, dtype=torch.int64), num_classes=3
+        )
+    assert str(error.value).startswith(said)
+
+
+def images(n: int = 8, size: int = 32) -> Tensor:
+    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def built_in(name: str) -> Callable[[], nn.Module]:
+    return lambda: build_model(name, kind="image", input_shape=(3, 32, 32), num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (FrozenNorm, X),
+        (Running, X),
+        (Warm, X),
+        (Checkpointed, X),
+        (lambda: Checkpointed(8, lambda: nn.BatchNorm1d(8)), X),
+        (lambda: Skips(256), X),
+        (lambda: Scaled(nn.Flatten(), nn.Linear(6, 3)), X),
+        (ends_in_a_relu_that_is_there_twice, X),
+        (tied_dense, X),
+        (DropsLayers, X),
+        (Unused, X),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3)), X),
+        (lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(24, 3)), X.long().abs()),
+        (Viewed, images(size=8)),
+        (lambda: ConvNet((3, 32, 32), 3), images()),
+        *((built_in(name), images()) for name in ("logistic", "mlp", "cnn", "resnet18")),
+        (built_in("cnn"), (images() > 1).float()),
+        (built_in("mlp"), 300 * images()),
+        (built_in("cnn"), images(1)),
+    ],
+)  # fmt: skip
+def test_what_is_trained_as_by_pytorch_passes(make: Callable[[], nn.Module], x: Tensor) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    stream, state = torch.get_rng_state(), {name: v.clone() for name, v in model.state_dict().items()}
+    assert trial(model, CROSS_ENTROPY, x, Y[: len(x)]) is None
+    stream = torch.get_rng_state()
+    check_parts("m:m", model, CROSS_ENTROPY, (METRICS["accuracy"],), x, Y[: len(x)], num_classes=3)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_a_parameter_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
+        check_parts("m:m", Unused().eval(), CROSS_ENTROPY, (), X, Y)
+    assert "doesn't depend on beside.weight, beside.bias; where it doesn't" in caplog.text
+
+
+def binary(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.float(), reduction="none")
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "top5", "f1-macro", "auroc"])
+def test_metrics_of_classes_need_an_output_for_each(metric: str) -> None:
+    parts = nn.Linear(6, 1).eval(), Loss("m:binary", binary)
+    with pytest.raises(
+        OwnPartError, match=rf"^metrics = '{metric}': can't take outputs \(8, 1\).* the 2 classes"
+    ):
+        check_parts("m:m", *parts, (METRICS[metric],), X, Y % 2, num_classes=2)
+    check_parts("m:m", *parts, (), X, Y % 2, num_classes=2)
+
+
+def test_the_range_of_all_targets_counts() -> None:
+    targets = np.zeros((20, 2), np.float32)
+    targets[12:] = 3
+    given = nn.Linear(6, 2).eval(), LOSSES["bce"], (), X, torch.from_numpy(targets[:8])
+    check_parts("m:m", *given)
+    with pytest.raises(OwnPartError, match=r"^loss = 'bce': .* must lie in \[0, 1\], they lie in \[0, 3\]"):
+        check_parts("m:m", *given, targets=targets)
