@@ -124,10 +124,11 @@ class Trainee:
         if not self._alone:
             outputs: Tensor = torch.func.functional_call(self.module, state, (x,))
             return outputs
-        for values, key, name in self._held:
+        held = [place for place in self._held if place[2] in state]
+        for values, key, name in held:
             values[key] = state[name]
         outputs = self.module(x)
-        for values, key, name in self._held:
+        for values, key, name in held:
             if (found := values[key]) is None:
                 raise RuntimeError(f"{name} is None after the forward pass")
             state[name] = found

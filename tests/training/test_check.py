@@ -95,7 +95,7 @@ def hooked() -> nn.Module:
             Counts,
             "model = 'm:m': the same training gives another output.weight the second time; what it keeps",
         ),
-        (Asks, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 8 rows"),
+        (Asks, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows"),
         (hooked, "model = 'm:m': its parameter weight has a hook, which local training wouldn't call"),
         (
             lambda: Checkpointed(8, nn.Dropout),
