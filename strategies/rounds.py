@@ -113,9 +113,11 @@ class SynchronousStrategy(GatheredRounds):
         """Check once whether so many clients are enough: in real time more may come."""
         if self._checked:
             return
-        self._checked = True
+        self._checked, number = True, len(self.clients)
+        if self.participation.scheme == "fixed":  # which names them by index, and some may not be there
+            number = max(number, 1 + max(client.index for client in self.clients))
         try:
-            self.check(len(self.clients))
+            self.check(number)
         except ValueError as error:
             if not self.pace.waits:
                 raise

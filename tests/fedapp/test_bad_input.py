@@ -162,10 +162,10 @@ def test_data_without_a_direction(weights: str, refusal: Refusal, tmp_path: Path
     assert text == "no client sent a direction to place it in the graph; the log names the reasons"
 
 
-def test_a_run_in_which_nothing_is_accepted_fails(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_is_accepted_has_diverged(refusal: Refusal, tmp_path: Path) -> None:
     assert refusal("lr=1e30").startswith("no client's work was accepted in 1 aggregations")
     (summary,) = (tmp_path / "results").glob("*/summary.json")
-    assert '"status": "failed"' in summary.read_text()
+    assert '"status": "diverged"' in summary.read_text()
 
 
 def test_a_run_that_diverges_says_so(refusal: Refusal, tmp_path: Path) -> None:
