@@ -15,10 +15,8 @@ MOST = 20_000  # and at most
 FEW, SURE = 32, 0.002  # so many are enough if their mean is known so well
 PERIODS = 64  # of a client, at most, of which a whole number of intervals is made
 SAMPLES = 96  # times of a period
-MANY, LOOKS = (
-    32,
-    300_000,
-)  # and, of periods that differ, up to so many times as many, of so many looks at clients
+MANY = 32  # of periods that differ, up to so many times as many times,
+LOOKS = 300_000  # of so many looks at clients in all
 GOLDEN = (1 + 5**0.5) / 2  # a step by which no period is met at few times of its own
 NEVER = math.inf
 
@@ -138,7 +136,7 @@ class Cycle:
         number, whole = max(math.ceil(tasks * self.time / period), 1), 1
         if (
             self.interval
-        ):  # so many periods are a whole number of intervals, or nearly, where that is much of them
+        ):  # so many periods are about a whole number of intervals, where one is much of a period
             most = min(max(math.ceil(PLAYED * self.interval / period), 1), PERIODS)
             whole = Fraction(period / self.interval).limit_denominator(most).denominator
         return math.ceil(number / whole) * whole * period

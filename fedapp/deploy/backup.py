@@ -91,9 +91,8 @@ def _deployment_in(archive: tarfile.TarFile, file: Path, out: Path) -> Deploymen
 
 
 def _is_kept(name: Path, devices: Collection[str]) -> bool:
-    folders = (
-        name.parts[1:-1] if name.parts[0] in devices else name.parts[:-1]
-    )  # a device may be called results
+    # A device may be called results.
+    folders = name.parts[1:-1] if name.parts[0] in devices else name.parts[:-1]
     # The operator's own flower/ holds config.toml; those of machines, what their processes write.
     others = bool(set(folders) & set(_OTHER_FOLDERS)) or "flower" in name.parts[1:-1]
     return not others and name.suffix not in _OTHER_FILES

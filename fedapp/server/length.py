@@ -94,9 +94,8 @@ def _played_on(strategy: AsynchronousStrategy, times: NDArray[np.float64], size:
     seconds, rng = times.tolist(), streams.generator(strategy.config.seed, "length-of-a-run")
     idle = rng.permutation(len(seconds)).tolist()
     at_work = [idle.pop() for _ in range(min(strategy.config.concurrency or len(idle), len(idle)))]
-    agenda = [
-        (seconds[client], client, 0) for client in at_work
-    ]  # when it is done, and the model it works on
+    # When it is done, and the model it works on.
+    agenda = [(seconds[client], client, 0) for client in at_work]
     heapq.heapify(agenda)
     number = waiting = 0
     while agenda[0][0] <= end * (1 + 1e-9):
