@@ -163,6 +163,7 @@ CHECKS = {"docs/start.md": sees_the_five_commands, "docs/model.md": sees_that_it
 def test_a_block_has_a_language_and_none_is_skipped_unseen(page: str) -> None:
     blocks = blocks_of(page)
     assert {block.language for block in blocks} <= LANGUAGES
+    assert all(block.runs != bool(block.title) for block in blocks if block.language == "sh")
     needs = Counter(block.title for block in blocks if block.title.startswith("needs "))
     assert needs == {reason: number for (where, reason), number in NOT_RUN.items() if where == page}
     rest = BLOCK.sub("", text_of(page))
