@@ -8,8 +8,8 @@ OPTION = "--run-config"
 # What a run's config.toml has because of where it ran, not because somebody wanted it.
 _OF_ITS_PLACE = ("clock",)
 
-# What is counted in seconds of the run's clock; 0: not at all.
-_IN_SECONDS = ("time-budget", "round-deadline")
+# What is counted in seconds of the run's clock, and by which strategy alone; 0: not at all.
+_IN_SECONDS = {"time-budget": "", "round-deadline": "", "fedfix-interval": "fedfix"}
 
 
 def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, list[str]]:
@@ -25,6 +25,11 @@ def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, l
     if "clock" in values or whole.get("clock") != "virtual":
         return values, num_clients, []
     line = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
-    if counted := [f"{key} = {values[key]:g}" for key in _IN_SECONDS if values.get(key)]:
+    counted = [
+        f"{key} = {values[key]:g}"
+        for key, whose in _IN_SECONDS.items()
+        if values.get(key) and whose in ("", values.get("strategy"))
+    ]
+    if counted:
         line += f", in seconds of which {' and '.join(counted)} count now"
     return values, num_clients, [line]

@@ -25,9 +25,9 @@ def has_own_data(dataset: str) -> bool:
 def differing(configs: Sequence[Config]) -> list[str]:
     """Return the keys in which what configs compute differs; the strategy first, the seed last.
 
-    These are none of `PLACES`, but for the path of data of one's own.
+    These are none of `PLACES`, but for the path of data of one's own. One without keys is one that can't be read.
     """
-    counted = [_counted(config) for config in configs]
+    counted = [_counted(config) for config in configs if config]
     keys = dict.fromkeys(key for config in counted for key in config)
     found = [key for key in keys if len({_identity(config.get(key)) for config in counted}) > 1]
     return sorted(found, key=lambda key: (key == "seed") - (key == "strategy"))

@@ -220,7 +220,7 @@ def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
         key, value = name.replace("_", "-"), getattr(config, name)
         if value != default and value == usual[key]:
             log.warning(
-                "%s = %r: is the run config's default, and stands; %s has %r, which must be given",
+                "%s = %r: stands, as the run config always has a value; the default of %s, %r, counts only if given",
                 key,
                 value,
                 config.strategy,

@@ -95,8 +95,8 @@ def say_what_is_repeated(config: RunConfig) -> None:
     """Say what the account of a run that goes on doesn't hold: in real time it does anew what no checkpoint has."""
     if config.dp != "none" and config.resume and config.clock == "wall":
         log.warning(
-            "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is done "
-            "again, with new noise (at most checkpoint-every = %d aggregations)",
+            "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is "
+            "done again, with new noise: as many aggregations as checkpoint-every was, at most, and tasks handed out "
+            "since",
             config.dp,
-            config.checkpoint_every,
         )

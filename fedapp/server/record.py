@@ -58,7 +58,8 @@ class Observer:
     reason : str
         At the end, why a run failed or diverged.
     complete : bool
-        At the end, whether it went through all its aggregations; a run that diverged may have.
+        At the end, whether it went through all its aggregations, with somebody's work to the last; a run that
+        diverged may have.
     """
 
     reason: str = ""

@@ -134,9 +134,9 @@ def _run(
                 train_config=task_config(experiment),
                 evaluate_fn=evaluation,
             )
-            complete = not stopped()
-            if complete:
+            if not stopped():
                 record.judge()
+                complete = True
                 judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
         status = "interrupted" if stopped() else "finished"
     except ToldToStop as told:

@@ -130,23 +130,27 @@ def plan_of(
     grid = read_axes([each for each in axes if each not in files])
     content["grid"] = {**content["grid"], **grid}
     axes_keys = {key for axis, choices in content["grid"].items() for key in keys_of(axis, choices)}
-    base = {**_of_all(run_config, axes_keys), **_clients(federation_config)}
+    of_a_run, stated = _of_all(run_config, axes_keys)
     # What the command line makes an axis is no longer the same for all.
-    content["base"] = {key: value for key, value in content["base"].items() if key not in grid} | base
+    of_plan = {key: value for key, value in content["base"].items() if key not in grid}
+    content["base"] = of_a_run | of_plan | stated | _clients(federation_config)
     content |= {key: value for key, value in options.items() if value}
     return checked(" ".join(axes), content, SweepPlan)
 
 
-def _of_all(run_config: list[str] | None, of_axes: Collection[str]) -> dict[str, Value]:
-    """Return the keys of all runs; of a run's config.toml, which has every key, what isn't the sweep's or an axis."""
+def _of_all(
+    run_config: list[str] | None, of_axes: Collection[str]
+) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Return the keys of all runs: of a run's config.toml, which has every key, and what somebody wrote.
+
+    Of the first ones those that are the sweep's own, or on an axis, are left out.
+    """
     given, num_clients = read_run_options("--run-config", run_config)
     clients = {} if num_clients is None else {NUM_CLIENTS: num_clients}
     stated = stated_options("--run-config", run_config)
-    return {
-        key: value
-        for key, value in {**clients, **given}.items()
-        if key in stated or key not in (*TAKEN, *of_axes)
-    }
+    every = {**clients, **given}
+    of_a_run = {key: value for key, value in every.items() if key not in (*stated, *TAKEN, *of_axes)}
+    return of_a_run, {key: every[key] for key in stated}
 
 
 def _clients(federation_config: list[str] | None) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""Asynchronous FedAvg, FedFix and FedBuff: figures 2 to 4 and table 2 of Fraboni et al. 2023."""
+"""Asynchronous FedAvg and FedFix: figures 2 to 4 and table 2 of Fraboni et al. 2023."""
 
 import itertools
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Methods side by side on a problem or several, by the accuracy that each has reached at a given time."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,12 @@ def _best_rate(runs: Runs) -> _Method:
 
 
 def _score(cell: Runs) -> float:
-    value = mean([_average(run) for run in cell])
+    return _known([_average(run) for run in cell])
+
+
+def _known(values: Sequence[float]) -> float:
+    """Return the mean; what isn't a number is below all others."""
+    value = mean(values)
     return value if math.isfinite(value) else -math.inf
 
 
@@ -158,7 +163,7 @@ def _as_written(name: str) -> str:
 def _banded(best: dict[str, Runs]) -> list[str]:
     """Return whose spread is shown: the first strategy's, and that of the best; six bands hide each other."""
     return list(
-        dict.fromkeys([next(iter(best)), max(best, key=lambda name: mean(best[name].tails("accuracy")))])
+        dict.fromkeys([next(iter(best)), max(best, key=lambda name: _known(best[name].tails("accuracy")))])
     )
 
 

@@ -174,9 +174,16 @@ def make(
     folder.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     until = time.monotonic() + 60 * minutes
-    for _ in range(2 if plan.tuning else 1):  # what is to be judged is known when what is tried is there
+    met: set[str] = set()
+    for judging in range(
+        2 if plan.tuning else 1
+    ):  # what is to be judged is known when what is tried is there
         have = read_stored(folder / FILE).curves
-        if planned := plan.runs(data_path, have):
+        planned = [run for run in plan.runs(data_path, have) if run.key not in met]
+        if not judging:
+            _check_only(plan, planned, data_path, only)
+        met |= {run.key for run in planned}
+        if planned and (not judging or any(fnmatch(run.name, only) for run in planned)):
             missing = [
                 run for run in planned if run.key not in have and not is_finished(folder / RUNS / run.name)
             ]
@@ -194,6 +201,16 @@ def make(
             f"every run failed, {name} with: {reason}; {report.absolute()} is a report on nothing"
         )
     return report
+
+
+def _check_only(plan: Plan, planned: Sequence[PlannedRun], data_path: str, only: str) -> None:
+    """Refuse a pattern of runs to judge, before it is known of which."""
+    if not any(fnmatch(run.name, only) for run in planned) and any(
+        fnmatch(run.name, only) for run in plan.runs(data_path)
+    ):
+        raise ConfigError(
+            f"--only {only}: which of these are judged is known when {planned[0].name} and others like it are there"
+        )
 
 
 def _check_data(missing: Sequence[PlannedRun]) -> None:

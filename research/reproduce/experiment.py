@@ -149,8 +149,11 @@ def collect(
     wanted = {each.key for each in plan.runs(data_path, stored.curves)}
     for key in stored.curves.keys() - wanted:
         del stored.curves[key], stored.seeds[key]
+    there = {each.name for each in stored.curves.values()}  # what diverged has failed, and is there
     stored.absent = {
-        name: _without(reason, data_path, str(folder)) for name, reason in sorted((failures or {}).items())
+        name: _without(reason, data_path, str(folder))
+        for name, reason in sorted((failures or {}).items())
+        if name not in there
     }
     _measure(plan, stored, before, folder, data_path)
     if stored.changed_from(before) or not path.exists():

@@ -145,6 +145,7 @@ def _ordered(results: Results, plan: Plan) -> Verdict:
     table = np.array(
         [[unsteadiness(run) for run in results.runs.where(case=case, proximal_mu=0.0)] for case in data]
     )
+    table[np.isnan(table)] = np.inf  # it exploded
     facts = (table.argmin(axis=0) == 0) & (table.argmax(axis=0) == len(data) - 1)
     holds = bool(facts[0]) if len(set(facts.tolist())) == 1 else None
     shown = "; ".join(f"{case}: {mean(row):.4f}" for case, row in zip(data, table.tolist(), strict=True))

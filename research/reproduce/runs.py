@@ -10,10 +10,14 @@ import numpy as np
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.report.series import POINTS, Array, on_one_grid
-from fedapp.sweeps.point import PlannedRun
+from fedapp.sweeps.point import DIVERGED, PlannedRun
 
 # The last part of a run over which a noisy curve is averaged, as Fraboni et al. 2023 do (section 5.2.2).
 TAIL = 0.05
+
+# What a run has beside metrics, and what has the federated loss, first choice first.
+KEPT = ("aggregation", "time")
+OBJECTIVE = ("federated-loss", "client-loss")
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class Curves:
     columns : mapping of str to array (evaluations,)
         Every scalar metric, ``aggregation`` and ``time`` among them; NaN where it is missing or not finite.
     facts : mapping
-        The numbers of summary.json; ``engine``, ``versions``, ``date``, ``machine``; ``evaluations``, their number
-        before any were left out.
+        The numbers of summary.json; ``engine``, ``versions``, ``date``, ``machine``; ``evaluations``, their
+        number.
     """
 
     name: str
@@ -67,14 +71,19 @@ class Run:
         """`Curves.facts`."""
         return self.curves.facts
 
+    @property
+    def exploded(self) -> bool:
+        """Whether it diverged before its end, and has no metrics (`research.reproduce.store.read_folder`)."""
+        return self.facts.get("status") == DIVERGED and not self.facts.get("complete", True)
+
     def column(self, key: str) -> Array:
         """Return one metric of every evaluation; NaN where it is missing or not finite.
 
         ``objective`` is the federated loss, however the strategy's evaluation calls it.
         """
         if key == "objective":
-            federated = self.column("federated-loss")
-            return np.where(np.isnan(federated), self.column("client-loss"), federated)
+            federated, of_clients = map(self.column, OBJECTIVE)
+            return np.where(np.isnan(federated), of_clients, federated)
         columns = self.curves.columns
         return columns[key] if key in columns else np.full(len(columns["time"]), np.nan)
 
@@ -87,9 +96,12 @@ class Run:
         return self.column(key)[-max(1, math.ceil(share * self.facts["evaluations"])) :]
 
     def rounds_within(self, threshold: float, key: str = "accuracy") -> float:
-        """Return `rounds_to`, or one more than the run has if ``key`` never exceeds ``threshold``."""
+        """Return `rounds_to`; if ``key`` never exceeds ``threshold``, one more than the run has, or was to have."""
         rounds = self.rounds_to(threshold, key)
-        return rounds if math.isfinite(rounds) else self.final("aggregation") + 1
+        if math.isfinite(rounds):
+            return rounds
+        # One that exploded ended early, which doesn't make it a fast one.
+        return 1 + (self.config.num_server_rounds if self.exploded else self.final("aggregation"))
 
     def rounds_to(self, threshold: float, key: str = "accuracy") -> float:
         """Return the first aggregation after which ``key`` exceeds ``threshold``; NaN if none does."""

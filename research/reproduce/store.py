@@ -28,10 +28,9 @@ from fedapp.report.series import Array
 from fedapp.report.summary import read_summary
 from fedapp.sweeps.point import DIVERGED, PlannedRun
 from research.reproduce.circumstances import machine
-from research.reproduce.runs import Curves
+from research.reproduce.runs import KEPT, Curves
 
 FILE = "curves.parquet"
-KEPT = ("aggregation", "time")
 
 _METADATA = b"fedapp"
 

@@ -9,10 +9,11 @@ from functools import partial
 
 from pydantic import Field
 
-from fedapp.config import Value
+from fedapp.config import ConfigError, Value
 from fedapp.sweeps.plan import SEED, Strict
-from fedapp.sweeps.point import LABEL, Axis, PlannedRun
-from research.reproduce.runs import Curves, Run, Runs, has_labels, mean
+from fedapp.sweeps.point import Axis, PlannedRun, labels_along
+from research.reproduce.runs import KEPT, OBJECTIVE, Curves, Run, Runs, has_labels, mean
+from strategies.direction import less_is_better
 
 Cell = tuple[Value, ...]
 
@@ -39,33 +40,41 @@ class Tuning(Strict):
 
     def check(self, grid: Mapping[str, Axis]) -> None:
         """Raise ValueError, unless the grid has these axes and labels, and judges other seeds."""
-        labels = {
-            axis: [each[LABEL] if isinstance(each, dict) else each for each in grid[axis]] for axis in grid
-        }
+        labels = {axis: labels_along(choices) for axis, choices in grid.items()}
         for axis, label in {self.axis: None, **self.of}.items():
             if axis not in labels:
                 raise ValueError(f"tuning: {axis!r} is no axis; there are {', '.join(grid)}")
             if label is not None and label not in labels[axis]:
                 raise ValueError(f"tuning.of.{axis} = {label!r}: has {', '.join(map(str, labels[axis]))}")
+        if self.by != "objective" and not less_is_better(self.by):
+            raise ValueError(f"tuning.by = {self.by!r}: is no loss, of which the lowest is the best")
         if both := [seed for seed in self.seeds if seed in labels.get(SEED, [])]:
             raise ValueError(f"tuning.seeds: {both[0]} is judged")
 
     def tried(self, grid: Mapping[str, Axis]) -> dict[str, Axis]:
         """Return the grid of the runs that are tried."""
         only: dict[str, Axis] = {
-            axis: [each for each in grid[axis] if label == (each[LABEL] if isinstance(each, dict) else each)]
+            axis: [each for each in grid[axis] if labels_along([each]) == [label]]
             for axis, label in self.of.items()
         }
         return {**grid, **only, SEED: list(self.seeds)}
 
     def wanted(self, planned: Sequence[PlannedRun], curves: Mapping[str, Curves]) -> list[PlannedRun]:
-        """Return those of all runs that are tried, and those to judge of each cell whose tries are all there."""
+        """Return those of all runs that are tried, and those to judge of each cell whose tries are all there.
+
+        Of other cells what was judged before stays: it may be wanted when they are.
+        """
         tries = [each for each in planned if self._is_tried(each)]
         best = self._best(tries, curves)
         return [
             each
             for each in planned
-            if self._is_tried(each) or best.get(self._cell(each), ()) == each.labels[self.axis]
+            if self._is_tried(each)
+            or (
+                best[cell] == each.labels[self.axis]
+                if (cell := self._cell(each)) in best
+                else each.key in curves
+            )
         ]
 
     def tries(self, runs: Runs) -> Runs:
@@ -73,7 +82,13 @@ class Tuning(Strict):
         return runs.where(seed=self.seeds)
 
     def _best(self, tries: Sequence[PlannedRun], curves: Mapping[str, Curves]) -> dict[Cell, Value]:
-        """Return the best value of each cell whose tries are all there."""
+        """Return the best value of each cell whose tries are all there.
+
+        Raises
+        ------
+        ConfigError
+            If none of a cell's runs has the metric.
+        """
         cells: dict[Cell, list[PlannedRun]] = {}
         for each in tries:
             cells.setdefault(self._cell(each), []).append(each)
@@ -81,8 +96,14 @@ class Tuning(Strict):
         for cell, own in cells.items():
             if all(each.key in curves for each in own):
                 runs = Runs(Run(each, curves[each.key]) for each in own)
+                self._check_metric(runs)
                 found[cell] = min(runs.labels(self.axis), key=partial(self._score, runs))
         return found
+
+    def _check_metric(self, runs: Runs) -> None:
+        there = {name for run in runs for name in run.curves.columns}
+        if there.isdisjoint(OBJECTIVE if self.by == "objective" else [self.by]):
+            raise ConfigError(f"tuning.by = {self.by!r}: the runs have {', '.join(sorted(there - {*KEPT}))}")
 
     def _score(self, runs: Runs, label: Value) -> float:
         score = mean(Runs(run for run in runs if run[self.axis] == label).tails(self.by))

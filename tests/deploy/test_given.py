@@ -29,9 +29,12 @@ def test_a_simulations_clock_stays_with_it(tmp_path: Path) -> None:
 def test_what_is_counted_in_its_seconds_is_named(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
-        'clock = "virtual"\ntime-budget = 30.0\nround-deadline = 0.0\nnum-clients = 2\n[versions]\nflwr = "1"\n'
+        'clock = "virtual"\ntime-budget = 30.0\nround-deadline = 0.0\nfedfix-interval = 0.5\nnum-clients = 2\n'
+        '[versions]\nflwr = "1"\n'
     )
-    assert read_given([str(file)])[2] == [f"{LINE}, in seconds of which time-budget = 30 count now"]
+    said = f"{LINE}, in seconds of which time-budget = 30"
+    assert read_given([str(file), "strategy=fedavg"])[2] == [f"{said} count now"]
+    assert read_given([str(file), "strategy=fedfix"])[2] == [f"{said} and fedfix-interval = 0.5 count now"]
 
 
 @pytest.mark.parametrize("by_file", [False, True])

@@ -133,8 +133,9 @@ def test_a_default_that_does_not_stand_is_told(
         return [line for line in caplog.messages if "stands" in line]
 
     assert told() == [
-        "server-lr = 0.0: is the run config's default, and stands; slow_of_mine:Slow has 0.5, which must be given",
-        "buffer-size = 10: is the run config's default, and stands; slow_of_mine:Slow has 7, which must be given",
+        f"{key}: stands, as the run config always has a value; the default of slow_of_mine:Slow, {own}, counts only "
+        "if given"
+        for key, own in (("server-lr = 0.0", 0.5), ("buffer-size = 10", 7))
     ]
     assert told(**{"server-lr": 0.5, "buffer-size": 3}) == []
     assert told(strategy="fedavg") == told(strategy=HALF_LIFE) == []

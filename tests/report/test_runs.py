@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp.cli import app
+from fedapp.report.differences import descriptions, differing
 from fedapp.report.runs import devices_of, runs_in
 from fedapp.report.summary import GONE, this_process
 
@@ -131,3 +132,9 @@ def test_the_former_name_still_lists(results: Path) -> None:
     commands = re.findall(r"^│ (\S+)", CliRunner().invoke(app, ["--help"]).output, re.MULTILINE)
     assert "list" in commands
     assert "runs" not in commands
+
+
+def test_a_config_that_cannot_be_read_makes_no_difference_between_the_others() -> None:
+    configs = [{"strategy": "fedavg", "lr": 0.1, "seed": 0}, {"strategy": "fedavg", "lr": 0.2, "seed": 0}, {}]
+    assert differing(configs) == ["lr"]
+    assert descriptions(configs, ["lr"]) == ["lr=0.1", "lr=0.2", ""]

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from fedapp.config import RunConfig
 from fedapp.sweeps.point import PlannedRun, is_finished
 from research.reproduce import store
-from research.reproduce.runs import Curves
+from research.reproduce.runs import Curves, Run
 from research.reproduce.store import Stored, read_folder, read_stored, write_stored
 
 
@@ -43,6 +43,23 @@ def test_a_folder_is_read_into_columns_and_facts(tmp_path):
         "versions": {"python": "3"},
     }
     assert "clients" not in curves.facts
+
+
+def test_a_run_that_exploded_has_no_metrics_and_ended_early(tmp_path):
+    records = [
+        {"aggregation": 0, "time": 0.0, "accuracy": 0.1},
+        {"aggregation": 1, "time": 1.0, "accuracy": 0.99},  # an excellent one, before it exploded
+    ]
+    planned = write_folder(tmp_path / "run", records)
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text()) | {"status": "diverged"}
+    for complete, expected in ((True, [0.1, 0.99]), (False, [math.nan, math.nan])):
+        path.write_text(json.dumps({**summary, "complete": complete}))
+        run = Run(planned, read_folder(planned, tmp_path / "run"))
+        np.testing.assert_array_equal(run.column("accuracy"), expected)
+        np.testing.assert_array_equal(run.column("time"), [0.0, 1.0])
+        assert run.exploded is not complete
+    assert run.rounds_within(0.5) == planned.config.num_server_rounds + 1
 
 
 def test_the_surrogate_objective_weighs_clients_by_how_often_they_answer(tmp_path):

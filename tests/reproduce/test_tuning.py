@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
+from fedapp.config import ConfigError
 from research.reproduce.command import make
 from research.reproduce.runs import Curves
 from research.reproduce.store import FILE, read_stored
@@ -52,8 +53,19 @@ def test_all_values_are_tried_on_other_seeds_and_the_best_of_each_cell_is_judged
         for seed in (0, 1) for strategy in ("fedavg", "fedprox")
     ]  # fmt: skip
 
-    del curves[tries[-1].key]  # of uneven, not all are there
-    assert labels_of(made.runs(curves=curves))[12:] == judged[:4]
+    judged_runs = made.runs(curves=curves)[12:]
+    for key in (tries[-1].key, tries[0].key):  # of uneven, then of both, not all are there
+        del curves[key]
+        assert labels_of(made.runs(curves=curves))[12:] == (judged[:4] if tries[0].key in curves else [])
+    curves |= {run.key: Curves(run.name, {}, {}) for run in judged_runs}  # what was judged before stays
+    assert labels_of(made.runs(curves=curves))[12:] == judged
+
+
+def test_a_metric_that_no_run_has_is_an_error(plan):
+    made = plan(grid=GRID, tuning={**TUNING, "by": "los-loss"})
+    losses = {name: {0.01: 0.5, 0.1: 0.3, 1.0: 0.2} for name in ("even", "uneven")}
+    with pytest.raises(ConfigError, match=r"^tuning\.by = 'los-loss': the runs have loss$"):
+        made.runs(curves=curves_of(made.runs(curves={}), losses))
 
 
 def test_one_command_tries_and_then_judges(plan_file, tmp_path):
@@ -70,6 +82,10 @@ def test_one_command_tries_and_then_judges(plan_file, tmp_path):
         }
         return make(path, tmp_path / "out", **{**options, **changed}).read_text()
 
+    with pytest.raises(
+        ConfigError, match=r"--only seed-0\*: which of these are judged is known when seed-7-lr"
+    ):
+        run(only="seed-0*")
     report = run(only="seed-7*")
     assert "- 2 of 6 runs, seeds 7, " in report
     assert "Full settings." not in report
@@ -90,6 +106,7 @@ def test_one_command_tries_and_then_judges(plan_file, tmp_path):
         ({"of": {"strategy": "scaffold"}}, "tuning.of.strategy = 'scaffold': has fedavg, fedprox"),
         ({"seeds": [5, 1]}, "tuning.seeds: 1 is judged"),
         ({"seeds": []}, "at least 1 item"),
+        ({"by": "accuracy"}, "tuning.by = 'accuracy': is no loss"),
     ],
 )
 def test_a_tuning_that_is_not_possible_is_an_error(plan, changed, said):
@@ -98,7 +115,7 @@ def test_a_tuning_that_is_not_possible_is_an_error(plan, changed, said):
 
 
 def test_a_value_whose_run_explodes_is_the_worst_one(plan_file, tmp_path):
-    grid = {"seed": [0], "lr": [0.1, 1e6], "strategy": ["fedavg"]}
+    grid = {"seed": [0], "lr": [0.1, 1e30], "strategy": ["fedavg"]}
     base = {**TINY, "model": "mlp", "num-server-rounds": 4}
     path = plan_file(grid=grid, base=base, tuning={"axis": "lr", "seeds": [7], "by": "loss"})
     options = {"quick": False, "engine": "sequential", "data_path": "", "jobs": 1}
@@ -106,8 +123,10 @@ def test_a_value_whose_run_explodes_is_the_worst_one(plan_file, tmp_path):
         report = make(path, tmp_path / "out", console=Console(quiet=True), **options).read_text()
         assert "- 3 of 3 runs, seeds 0, 7, " in report
         curves = read_stored(tmp_path / "out" / "mine" / FILE).curves.values()
-        (exploded,) = (each for each in curves if "lr-1000000" in each.name)
-        assert exploded.facts["status"] == "diverged"
+        (exploded,) = (each for each in curves if each.facts["status"] == "diverged")
+        assert np.isnan(exploded.columns["loss"]).all()
+        assert "- Full settings.\n" in report
+        assert "Not there" not in report
         assert [each.name.startswith("seed-0-lr-0.1") for each in curves].count(True) == 1
         begun = {path: path.stat().st_mtime for path in tmp_path.glob("out/mine/runs/*/config.toml")}
     assert begun == {path: path.stat().st_mtime for path in tmp_path.glob("out/mine/runs/*/config.toml")}

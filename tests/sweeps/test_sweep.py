@@ -116,13 +116,16 @@ def test_of_a_runs_config_an_axis_wins_and_what_is_written_beside_it_does_not(sw
     run = next(iter(sorted(out.glob("runs/lr-0.5-seed-1-*"))))
     file = str(run / "config.toml")
     plan_file = tmp_path / "plan.toml"
-    plan_file.write_text("[grid]\nwork = [{ label = 'ten', local-epochs = 0, local-steps = 10 }]\n")
+    plan_file.write_text(
+        "[base]\nmomentum = 0.3\n[grid]\nwork = [{ label = 'ten', local-epochs = 0, local-steps = 10 }]\n"
+    )
     planned = plan_of([str(plan_file), "num-clients=4,5"], [file, "batch-size=7"], None, {})
     assert [
         (each.num_clients, each.config.local_steps, each.config.local_epochs, each.config.batch_size)
         for each in planned.runs()
     ] == [(4, 10, 0, 7), (5, 10, 0, 7)]
     assert {(each.config.lr, each.config.seed) for each in planned.runs()} == {(0.5, 1)}
+    assert {each.config.momentum for each in planned.runs()} == {0.3}  # which the plan's author wrote
     assert {each.num_clients for each in plan_of(["lr=1"], [file, "num-clients=9"], None, {}).runs()} == {9}
     for beside, message in (
         ("lr=3", "lr: is given both for all runs and as an axis"),
