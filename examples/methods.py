@@ -129,8 +129,8 @@ class Ringmaster(AsynchronousStrategy):
     def ready(self, arrived: int) -> bool:
         return True
 
-    def accept(self, contribution: Contribution) -> bool:
-        return contribution.staleness < self.config.delay_threshold
+    def fresh(self, staleness: int) -> bool:
+        return staleness < self.config.delay_threshold
 
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
         return [1.0] * len(contributions)

@@ -69,8 +69,11 @@ In rounds::
 
 Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the time)::
 
-    def accept(self, c):                             # late work: False throws it away, its client gets the new model
-        return c.staleness < 10
+    def fresh(self, staleness):                      # late work: False throws it away, its client gets the new model
+        return staleness < 10
+
+    def accept(self, c):                             # the same, where more than its age says so
+        return c.staleness < 10 and c.metrics["train-loss"] < 100
 
     def choose(self, free):                          # who is handed the model, now that these are free
         return [member for member in free if not member.waiting]

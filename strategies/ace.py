@@ -6,11 +6,11 @@ last update h_i. At every arrival
 
     h_i ← Δ_i,   W ← W + η_g Σ_j p_j h_j
 
-The first model is made when all have answered once, so that it is synchronous FedAvg's, exactly. A client that joins
-later counts from its first answer on: until then its h_i is 0. All count p_i, however fast they are; a contribution
-moves the model by p_i in each aggregation until the next comes, in all by p_i P_i, the time-based d_i that the run
-reports. Each step is as long as a round's, so η_g is 1/C by default (``server_lr = 0``). With C = 1 it is local
-training.
+The first model is made when all have answered once, so that it is synchronous FedAvg's, exactly; nobody waits for
+one who is never there any more, or never for as long as its task takes. A client that joins later counts from its
+first answer on: until then its h_i is 0. All count p_i, however fast they are; a contribution moves the model by p_i
+in each aggregation until the next comes, in all by p_i P_i, the time-based d_i that the run reports. Each step is as
+long as a round's, so η_g is 1/C by default (``server_lr = 0``). With C = 1 it is local training.
 
 A client is sent the model and sends one; the server keeps C vectors of float32, 4 C D bytes, and their sum
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
@@ -19,11 +19,15 @@ A client is sent the model and sends one; the server keeps C vectors of float32,
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from strategies.arrays import Vector
 from strategies.arrivals import EveryArrival
 from strategies.chain import Contribution
 from strategies.config import StrategyConfig
 from strategies.latest import NAME, LatestUpdates
+from strategies.ledger import Member
+from strategies.pace import NEVER
 from strategies.scheme import EventsConfig
 
 
@@ -54,11 +58,21 @@ class ACE(EveryArrival):
         if self.aggregations:
             return arrived >= 1
         # Not whoever has answered: safeguards may still hold that back.
-        number, waits = len(self.ledger.counting), {c.client.index for c in self.ledger.buffer}
-        if arrived < number or any(member.client.index not in waits for member in self.ledger.counting):
-            self._say_once("no model is made until all %d clients that count have answered once", number)
+        counting, waits = self.ledger.counting, {c.client.index for c in self.ledger.buffer}
+        if any(member.client.index not in waits and self._may_answer(member) for member in counting):
+            self._say_once(
+                "no model is made until all %d clients that count have answered once", len(counting)
+            )
             return False
         return True
+
+    def _may_answer(self, member: Member) -> bool:
+        """Tell whether a client will answer: not if it never comes again, or never for as long as its task takes."""
+        if self.pace.always or member.waiting or self.ledger.busy(member):
+            return True
+        if self.pace.comes(member.client, self.pace.now()) == NEVER:
+            return False
+        return bool(np.isfinite(self.pace.cycles([member], self.ledger, self.interval)[0]))
 
     def counted(self, contribution: Contribution) -> Vector:
         """Keep Δ_i."""

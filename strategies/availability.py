@@ -17,13 +17,13 @@ Everything follows from the time, the client and the seed, so that a run needs n
 import math
 import re
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.clock import RESOLUTION
@@ -37,6 +37,7 @@ NEVER = math.inf
 LEAST = 1e-3  # seconds of a slot of ``bernoulli``
 DAY = 86_400.0
 SPREAD = 1 / 8
+RAREST = 1e-5  # of ``bernoulli``: so rare are slots that differ from the others at most
 BLOCK = 512  # draws of ``bernoulli`` that are made and kept together, for each client
 Stretch = tuple[float, float]
 
@@ -228,18 +229,25 @@ class Bernoulli(Availability):
 
     def __init__(self, probability: float, seconds: float, seed: int) -> None:
         self.probability, self.seconds, self.seed = probability, seconds, seed
-        self._blocks: dict[int, tuple[int, NDArray[np.bool_]]] = {}
+        # By client, the last block that was drawn: its number, its draws, and where they differ from the one before.
+        self._blocks: dict[int, tuple[int, bytes, array[int]]] = {}
 
     def _slot(self, time: float) -> int:
         return math.floor(_past(time) / self.seconds)
 
-    def _drawn(self, client: int, slot: int) -> bool:
-        block, at = divmod(slot, BLOCK)
+    def _block(self, client: int, block: int) -> tuple[bytes, "array[int]"]:
         known = self._blocks.get(client)
         if known is None or known[0] != block:
             rng = streams.generator(self.seed, "slots-of-presence", client, block)
-            known = self._blocks[client] = block, rng.random(BLOCK) < self.probability
-        return bool(known[1][at])
+            draws = rng.random(BLOCK) < self.probability
+            turns = np.flatnonzero(draws[1:] != draws[:-1]) + 1
+            # Of a million clients there are as many of these.
+            known = self._blocks[client] = block, draws.tobytes(), array("H", turns.astype("u2").tobytes())
+        return known[1:]
+
+    def _drawn(self, client: int, slot: int) -> bool:
+        block, at = divmod(slot, BLOCK)
+        return bool(self._block(client, block)[0][at])
 
     def there(self, client: int, time: float) -> bool:
         """Look at the slot's draw."""
@@ -249,11 +257,15 @@ class Bernoulli(Availability):
         """Return the beginning of the next slot with another draw."""
         if self.probability >= 1:
             return NEVER
-        slot = self._slot(time)
-        now, later = self._drawn(client, slot), slot + 1
-        while self._drawn(client, later) == now:
-            later += 1
-        return later * self.seconds
+        block, at = divmod(self._slot(time), BLOCK)
+        draws, turns = self._block(client, block)
+        now, over = draws[at], bisect_right(turns, at)
+        while over == len(turns):
+            block, over = block + 1, 0
+            draws, turns = self._block(client, block)
+            if draws[0] != now:
+                return block * BLOCK * self.seconds
+        return (block * BLOCK + turns[over]) * self.seconds
 
     def leaves(self, client: int, time: float) -> float:
         """Return infinity."""
@@ -295,6 +307,10 @@ def make_availability(text: str, num_clients: int, seed: int) -> Availability:
     if len(values) > 1 and not values[1] >= LEAST:
         raise ValueError(f"availability = {text!r}: the second number, seconds, must be {LEAST} or more")
     if kind == "bernoulli":
+        if not RAREST <= values[0] <= 1 - RAREST and values[0] != 1:
+            raise ValueError(
+                f"availability = {text!r}: the first number must be 1, or {RAREST:g} to {1 - RAREST:g}"
+            )
         return Bernoulli(values[0], values[1] if len(values) > 1 else 1.0, seed)
     share, period, spread = [*values, *(0.0, DAY, SPREAD)[len(values) :]]
     return Diurnal(share, period, spread, seed)

@@ -98,7 +98,8 @@ class FederatedStrategy(Lifecycle):
             raise ValueError(
                 f"client_weights = {own.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
             )
-        if own.client_weights != self.config.client_weights and "client_weights" in options:
+        given = "client_weights" in options or own.client_weights != StrategyConfig.client_weights
+        if own.client_weights != self.config.client_weights and given:
             log.warning("client_weights = %r isn't read: %s's are %s",
                         own.client_weights, type(self).__name__, self.config.client_weights)  # fmt: skip
         self.witness = witness

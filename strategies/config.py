@@ -188,6 +188,7 @@ def configured(
     if config is not None and not isinstance(config, kind):
         raise TypeError(f"{name}(config = {config!r}): must be a {kind.__name__}")
     given = {ALIASES.get(key, key): value for key, value in options.items()}
+    said = {ALIASES[key]: key for key in options if key in ALIASES}
     own, flower = _types(kind), _types(FlowerOptions)
     for key, value in given.items():
         if key in OF_ROUNDS and "fraction_train" not in own:
@@ -196,12 +197,12 @@ def configured(
             )
         if key not in own | flower:
             raise TypeError(_unknown(name, key, [*own, *flower, *ALIASES]))
-        _check_type(name, key, value, (own | flower)[key])
+        _check_type(name, said.get(key, key), value, (own | flower)[key])
     changes = {key: value for key, value in given.items() if key in own}
     if changes.get("fraction_train", 1.0) != 1 and config is None:
         changes.setdefault("participation", "flower")
     made = replace(config or kind(), **changes)
-    check_parameters(made)
+    check_parameters(made, said)
     code_of(made.compression)  # raises if there is none of this name
     if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
         "full",

@@ -34,7 +34,7 @@ from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
 from strategies.handing_out import FIRST, HandingOut
 from strategies.ledger import Held, Ledger, Member, Task
-from strategies.pace import Arrival, Event, Look, PatienceOver, Retry, Tick, Turn
+from strategies.pace import NEVER, Arrival, Event, Look, PatienceOver, Retry, Tick, Turn
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
@@ -117,7 +117,8 @@ class AsynchronousStrategy(HandingOut):
         while self.aggregations < num_rounds and not self.stopped():
             if (event := next(events, None)) is None:
                 if not self.aggregations and not self.stopped():
-                    log.warning(NO_MODEL, self.pace.now(), len(self.ledger.buffer))
+                    waiting = len(self.ledger.buffer) + len(self.ledger.held)
+                    log.warning(NO_MODEL, self.pace.now(), waiting)
                 break
             self._handle(event)
         self._over = True
@@ -135,6 +136,7 @@ class AsynchronousStrategy(HandingOut):
                 self._retry(member)
             case Turn(member):
                 self._turn(member)
+                self._go_on_without(member)
             case PatienceOver():
                 self._release()
             case Tick():
@@ -259,6 +261,19 @@ class AsynchronousStrategy(HandingOut):
                 "long as its task takes (availability, task_failure, time_scenario)"
             )
         self._offer([member])
+        self._go_on_without(member)
+
+    def _go_on_without(self, member: Member) -> None:
+        """Ask for a model where a client has gone for good: a scheme may have waited for that one alone."""
+        if member.there or self.ledger.busy(member):
+            return
+        if self.pace.comes(member.client, self.pace.now()) == NEVER and self._is_ready():
+            self._aggregate()
+
+    def _is_ready(self) -> bool:
+        """Tell whether what waits is to be a model, though nothing has come."""
+        ledger = self.ledger
+        return bool(ledger.buffer) and self.aggregations < self.total and self.ready(len(ledger.buffer))
 
     def _miss(self, member: Member, reason: str, outcome: str) -> None:
         ledger, client = self.ledger, member.client
@@ -283,7 +298,7 @@ class AsynchronousStrategy(HandingOut):
                 raise self.given_up("no client is left: each was lost or failed")
         pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
-        if ledger.buffer and self.aggregations < self.total and self.ready(len(ledger.buffer)):
+        if self._is_ready():
             self._aggregate()  # the others don't wait for it
         elif self.aggregations < self.total:
             self._offer([])

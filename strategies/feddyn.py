@@ -30,6 +30,7 @@ from strategies.chain import Contribution
 from strategies.config import StrategyConfig, SynchronousConfig
 from strategies.roster import Client
 from strategies.rounds import SynchronousStrategy
+from strategies.weights import Weights
 
 GRADIENTS, DRIFT = "gradients", "drift"  # the h_i, and H
 
@@ -92,3 +93,7 @@ class FedDyn(SynchronousStrategy):
     def direction(self, total: Vector) -> Vector:
         """Return Σ d_i Δ_i − H/α, (D,)."""
         return np.asarray(total - self.memory[DRIFT] / self.config.feddyn_alpha)
+
+    def _expected_weights(self, p: Weights) -> Weights | None:
+        """Return p_i (n,) where no round closes early: who takes part changes h_i, not whose minimum it is."""
+        return super()._expected_weights(p) if self.closes_early else self._corrected_weights(p)

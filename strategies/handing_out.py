@@ -164,7 +164,9 @@ class HandingOut(Scheme):
         self.accounts[index].tasks += 1
         due = self.pace.due(member, task.sent, self.timeout, lost=task.lost)
         self.ledger.open(task, due)
-        self.timeline.begin(index, task.sent, parts=self.pace.parts(member.client))
+        # What was held back when a run was saved had been done by then.
+        ended = due if due < self.pace.now() else None
+        self.timeline.begin(index, task.sent, ended, self.pace.parts(member.client))
 
     # ---- Without messages -----------------------------------------------------------------------------------
 

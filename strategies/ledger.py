@@ -13,6 +13,7 @@ from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
 from strategies.arrays import Vector
+from strategies.availability import NEVER
 from strategies.chain import Contribution, Local
 from strategies.clock import RESOLUTION
 from strategies.direct import Work
@@ -22,7 +23,6 @@ from strategies.tally import Tally, TallyState
 
 log = logging.getLogger("flwr.strategies")
 
-NEVER = float("inf")
 ABSENT = 0  # node id of a client of a resumed run that isn't there
 
 

@@ -7,9 +7,9 @@ NeurIPS 2021, algorithm 1:
     W ← step(W, Σ_i p_i h_i)   over all
 
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
-updates are gathered, and the model stays; nobody waits for one who is never there any more. One that joins later
-counts from its first answer on, one that has left no longer, and the others have their weight. With all clients in
-every round it is FedAvg, up to the cache's float32.
+updates are gathered, and the model stays; nobody waits for one who is never there any more, or never for as long as
+its task takes. One that joins later counts from its first answer on, one that has left no longer, and the others
+have their weight. With all clients in every round it is FedAvg, up to the cache's float32.
 Where a participation scheme minimises another objective by design (paired, fixed), p_i is that objective's, and
 those count whom it ever draws.
 
@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.arrays import Vector
+from strategies.arrays import Layout, Vector
 from strategies.chain import Contribution
 from strategies.pace import NEVER
 from strategies.rounds import SynchronousStrategy
@@ -45,6 +45,7 @@ class Mifa(SynchronousStrategy):
     past_the_sum: ClassVar[str] = "updates count again in later rounds"
     counts_again: ClassVar[bool] = True
     _shares: dict[int, float]
+    _never: tuple[tuple[int, ...], set[int]] = (), set()  # of which clients, and who of them is never done
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
@@ -67,17 +68,35 @@ class Mifa(SynchronousStrategy):
             self.accounts[i].weight += share
         return super().aggregate(model, contributions, weights)
 
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Forget who was never done in an earlier run."""
+        self._never = (), set()
+
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
-        """Return p_i of the clients that count, by index: all but those who never come and haven't answered."""
-        now, shares = self.pace.now(), self.minimised()
+        """Return p_i of the clients that count, by index: all but those who won't answer any more and never have."""
+        now, shares, never = self.pace.now(), self.minimised(), self._never_done()
         for client in self.clients:
-            if client.index not in answered and self.pace.comes(client, now) == NEVER:
-                shares.pop(client.index, None)
+            i = client.index
+            if i not in answered and (i in never or self.pace.comes(client, now) == NEVER):
+                shares.pop(i, None)
         return {i: share for i, share in shares.items() if share}
 
+    def _never_done(self) -> set[int]:
+        """Return the clients that never stay until their task is done, as far as that can be known."""
+        if self.pace.always:
+            return set()
+        indices = tuple(client.index for client in self.clients)
+        if self._never[0] != indices:
+            expected = super()._expected_weights(self._importances(self.clients))
+            never = () if expected is None else np.flatnonzero(expected == 0).tolist()
+            self._never = indices, {indices[place] for place in never}
+        return self._never[1]
+
     def _expected_weights(self, p: Weights) -> Weights:
-        """Return p_i (n,): who takes part changes h_i, not how much it counts."""
-        return np.array(list(self.minimised().values()))
+        """Return p_i (n,) of those that count: who takes part changes h_i, not how much it counts."""
+        counting = self._waited_for(set(self.vectors(UPDATES).clients))
+        shares = np.array([counting.get(client.index, 0.0) for client in self.clients])
+        return shares if self.pace.always else shares / (shares.sum() or 1.0)
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ p_i h_i over all, (D,), in place of the round's sum."""

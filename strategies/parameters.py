@@ -20,8 +20,8 @@ fields, as the app ``fedapp`` does, finds here what to say of them.
 import inspect
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Value = bool | int | float | str
@@ -168,13 +168,17 @@ def parameters_of(config: type) -> dict[str, Parameter]:
     return found
 
 
-def check_parameters(config: Any) -> None:
-    """Raise ValueError if a field of this Config isn't what ``parameter`` or a ``Literal`` allows."""
+def check_parameters(config: Any, given: Mapping[str, str] | None = None) -> None:
+    """Raise ValueError if a field of this Config isn't what ``parameter`` or a ``Literal`` allows.
+
+    ``given`` has other names by which fields were said.
+    """
     kinds = parameters_of(type(config))
     for item in fields(config):
         known = kinds.get(item.name)
         if known is not None and _is_declared(item, known.range.choices):
-            known.check(getattr(config, item.name))
+            name = (given or {}).get(item.name, item.name)
+            replace(known, name=name).check(getattr(config, item.name))
 
 
 def _is_declared(item: Field[Any], choices: tuple[Value, ...]) -> bool:

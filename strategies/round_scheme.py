@@ -161,6 +161,14 @@ class RoundScheme(FederatedStrategy):
             return None
         return self.pace.expected(self.clients, lambda places: self._shares_among(places, p))
 
+    def _corrected_weights(self, p: Weights) -> Weights | None:
+        """Return E[d_i] (n,) over all that are ever done: shares where it is corrected who takes part more often."""
+        expected = RoundScheme._expected_weights(self, p)
+        if expected is None or self.pace.always:
+            return expected
+        shares = np.where(expected > 0, list(self.minimised().values()), 0.0)
+        return shares / (shares.sum() or 1.0)
+
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
         """Return E[d_i] (m,) by the scheme, of the clients at some places; zeros if it wants none of them."""
         fixed = self.participation.fixed

@@ -22,6 +22,8 @@ from strategies import messages
 from strategies.aggregation import gathering
 from strategies.arrays import Vector
 from strategies.config import SynchronousConfig
+from strategies.engine_name import RAY, engine_of
+from strategies.errors import RunError
 from strategies.gathered_rounds import GatheredRounds
 from strategies.packing import packing
 from strategies.presence import check_loop, present
@@ -42,9 +44,11 @@ class SynchronousStrategy(GatheredRounds):
     New model: when all participants have answered.
     """
 
+    _too_few: int | None  # how many clients weren't enough so far; None once that is settled
+
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self._nobody_comes = self._checked = False
+        self._nobody_comes, self._too_few = False, 0
         self._looks_at_updates = looks_at_updates(type(self), SynchronousStrategy)
 
     # ---- Flower's hooks -------------------------------------------------------------------------------------
@@ -55,6 +59,8 @@ class SynchronousStrategy(GatheredRounds):
         """Draw the participants of a round and build their requests, in the order of the clients."""
         if not self._own_loop:
             self._follow(server_round, arrays, grid)
+            if server_round == 1:
+                self._too_few = 0
             check_loop(self.pace, self.config)
             self._check_loop()
             self.wrapped.asks(server_round, config)
@@ -97,7 +103,7 @@ class SynchronousStrategy(GatheredRounds):
         self.clients = clients = self._take_part(grid, config)
         if not clients:  # stopped before they could answer
             return None
-        self._check_number()
+        self._check_number(grid)
         self._say_objective()
         free = present(
             self.pace, self._free(grid), self.participation.may_draw, wait=not self.late_work.tasks
@@ -109,19 +115,30 @@ class SynchronousStrategy(GatheredRounds):
         self.model = self._layout.to_vector(arrays)
         return drawn
 
-    def _check_number(self) -> None:
-        """Check once whether so many clients are enough: in real time more may come."""
-        if self._checked:
+    def _check_number(self, grid: Grid) -> None:
+        """Check whether so many clients are enough, until they are or no more come; in real time more always may.
+
+        Raises
+        ------
+        RunError
+            If they are too few, or none of those that the config names is there.
+        """
+        if self._too_few is None:
             return
-        self._checked, number = True, len(self.clients)
-        if self.participation.scheme == "fixed":  # which names them by index, and some may not be there
-            number = max(number, 1 + max(client.index for client in self.clients))
+        before, self._too_few = self._too_few, None
+        number, named = len(self.clients), self.participation.fixed
+        if named and not any(client.index in named for client in self.clients):
+            raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
         try:
-            self.check(number)
+            # A round goes without those that are named and aren't there.
+            self.check(max(number, 1 + max(named, default=-1)))
         except ValueError as error:
             if not self.pace.waits:
-                raise
-            log.warning("with the %d clients that are there: %s", len(self.clients), error)
+                # Flower's simulation registers its nodes while the run is under way already.
+                if engine_of(grid) != RAY or number <= before:
+                    raise RunError(str(error)) from None
+                self._too_few = number
+            log.warning("%s; more clients may come", error)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -190,7 +207,7 @@ class SynchronousStrategy(GatheredRounds):
         evaluate_config: ConfigRecord,
         evaluate_fn: EvaluateFn | None,
     ) -> Result:
-        self._nobody_comes = self._checked = False
+        self._nobody_comes, self._too_few = False, 0
         if self._begin(initial_arrays) is None:
             self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
         self._take_up_late_work()

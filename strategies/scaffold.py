@@ -29,6 +29,7 @@ from strategies.chain import Contribution
 from strategies.local_path import paths_of
 from strategies.roster import Client
 from strategies.rounds import SynchronousStrategy
+from strategies.weights import Weights
 
 VARIATES = "variates"
 
@@ -70,3 +71,7 @@ class Scaffold(SynchronousStrategy):
                 i = c.client.index
                 variates.put(i, variates.get(i) - self._common - c.update / path)
         return super().aggregate(model, contributions, weights)
+
+    def _expected_weights(self, p: Weights) -> Weights | None:
+        """Return p_i (n,) where no round closes early: who takes part changes c_i, not whose minimum it is."""
+        return super()._expected_weights(p) if self.closes_early else self._corrected_weights(p)

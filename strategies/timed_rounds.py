@@ -251,6 +251,9 @@ class TimedRounds(EarlyClosing):
         }
         if self.config.late == NEXT:
             told[messages.EARLIER_UPDATES] = len(ages)
+            if early.lost:  # what is dropped counts as late, whatever became of it
+                told[messages.LOST_TASKS] = len(current.lost) + len(early.lost)
+                told[messages.FAILURES] = len(current.failures) + len(early.lost)
         if self._tells_shares and (shares := self._foreseen_shares()) is not None:
             told["weights-distance"] = self.weights_distance(shares)
         if ages:

@@ -220,7 +220,9 @@ class VirtualPace(Pace):
             if now == NEVER or (due == NEVER and not ledger.buffer):
                 if self._presences().always:
                     raise RunError("no client is left: each was lost or failed; the log names the reasons")
-                log.warning("nobody will be there any more, from %g s on: the run ends", self.now())
+                waiting = len(ledger.buffer) + len(ledger.held)
+                who = "nobody else comes any more" if waiting else "nobody will be there any more"
+                log.warning("%s, from %g s on: the run ends", who, self.now())
                 return
             if self.over(now):
                 return

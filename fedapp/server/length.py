@@ -3,7 +3,8 @@
 A synchronous strategy goes 40 rounds. One without rounds goes on for as long in virtual time as these would take, so
 that the methods can be compared as they come: until so many contributions have arrived as clients send in the time of
 40 rounds, each as long as the slowest client's task. In real time nobody knows how long tasks take: they count as
-equally long. Of a method that throws old work away only what is fresh counts. Who is there when doesn't count: all
+equally long. Of a method that throws old work away only what is ``fresh`` counts; what ``accept`` throws away, or one
+with a buffer, nobody knows. Who is there when doesn't count: all
 are. ``eval-every`` then counts rounds' worth of aggregations.
 """
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedapp.config import RunConfig
 from strategies import AsynchronousStrategy, FederatedStrategy, streams
+from strategies.arrivals import Buffered
 from strategies.device_profile import is_profile
 from strategies.ledger import Agenda
 from strategies.time_scenario import TimeScenario
@@ -64,8 +66,14 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
         # What an interval is beside a round in real time, nobody knows either.
         return ROUNDS if config.clock == "wall" else math.ceil(ROUNDS * times.max() / strategy.interval)
     size, concurrency = getattr(strategy.config, "buffer_size", 1), strategy.config.concurrency
-    if type(strategy).fresh is not AsynchronousStrategy.fresh:
+    own, base = type(strategy), AsynchronousStrategy
+    fresh, waits = own.fresh is not base.fresh, isinstance(strategy, Buffered)
+    if fresh and not waits:
         return _played_on(strategy, times, size, ROUNDS * times.max())
+    if fresh or own.accept is not base.accept:
+        log.warning("num-server-rounds = 0: how much work %s throws away isn't known beforehand; it counts as if "
+                    "none were, so that the run is longer than %d rounds%s",
+                    own.__name__, ROUNDS, "" if waits else ": `fresh` in place of `accept` tells")  # fmt: skip
     size = min(size, num_clients)
     if size > 1 and not concurrency and num_clients <= MOST_PLAYED:
         return _played(times, size, ROUNDS * times.max())

@@ -100,7 +100,11 @@ def test_a_liar_decides_the_mean_and_not_the_median(
             {"participation": "uniform", "over_select": 0.5},
             "over_select = 0.5: all 3 clients are asked without it",
         ),
-        ({"participation": "fixed:0,7"}, "participation names client 7: there are 3 clients"),
+        ({"participation": "fixed:6,7"}, "participation = 'fixed:6,7': none of these clients is there"),
+        (
+            {"participation": "fixed:6,7", "availability": "diurnal:0.5,100"},
+            "participation = 'fixed:6,7': none of these clients is there",
+        ),
     ],
 )
 def test_too_few_clients_are_an_error_before_any_trains(
@@ -111,7 +115,7 @@ def test_too_few_clients_are_an_error_before_any_trains(
     train_config: Make,
 ) -> None:
     grid, strategy = federation(), FedAvg(client_weights="uniform", **options)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(RunError, match=text):
         strategy.start(grid, model(1.0), num_rounds=2, timeout=10.0, train_config=train_config())
     assert grid.asked(messages.TRAIN, 1) == []
 

@@ -166,6 +166,7 @@ def test_what_is_wrong_with_a_file_is_said(written: Written, content: str, reaso
 
 @pytest.mark.parametrize(
     "text", ["", "Always", "diurnal", "diurnal:0", "diurnal:1.5", "diurnal:0.5,0", "bernoulli:0", "bernoulli:1.1",
+             "bernoulli:1e-9", "bernoulli:0.9999999",
              "bernoulli:0.5,0", "bernoulli:0.5,1,2", "trace:/no/such", "sometimes"]
 )  # fmt: skip
 def test_what_is_no_availability_is_refused(text: str) -> None:
@@ -212,6 +213,11 @@ def test_bernoulli_clients_are_there_in_so_many_slots_independently() -> None:
     assert turns(found, 2, 1199.0) == expected
     assert found.leaves(0, 0.0) == math.inf  # who began a task ends it
     assert turns(make_availability("bernoulli:1", 3, 0), 0, 99.0) == []
+    for share in (0.002, 0.4, 0.998):  # some stay for longer than what is drawn at once
+        found = make_availability(f"bernoulli:{share}", 3, 0)
+        there = [found.there(1, slot) for slot in range(6000)]
+        changes = [slot for slot in range(1, 6000) if there[slot] != there[slot - 1]]
+        assert [turn for turn in turns(found, 1, 6000.0) if turn < 6000] == changes
 
 
 # ---- How often clients contribute ----------------------------------------------------------------------------

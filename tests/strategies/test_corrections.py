@@ -391,13 +391,38 @@ def test_who_is_there_more_often_does_not_count_more(
     assert np.abs(fedavg[-1] - best).min() > 0.025
 
 
-def test_mifa_does_not_wait_for_one_who_never_comes_again(run: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "mifa"])
+def test_what_is_told_of_the_shares_is_what_is_minimised(
+    name: str, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    path, made = tmp_path / "there.csv", []
+
+    def kind(**options: Any) -> Any:
+        made.append(REGISTRY[name](**options))
+        return made[-1]
+
+    for least in (0.4, 5):  # tasks take a second
+        stays = [f"{client},0,{10 if client else least},10" for client in range(C)]
+        path.write_text("\n".join(["client,start,end,period", *stays]))
+        run(kind, steps=[1] * C, rounds=2, availability=f"trace:{path}", time_scenario="F0")
+        p = np.where(np.arange(C) == 0, 0 if least < 1 else P, P)
+        assert made[-1].shares_of_clients()["expected-share"] == pytest.approx(p / p.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stay", "others", "rounds"),
+    # It goes for good in the fourth round, which begins at 3 s; or it is there every ten seconds, and too briefly.
+    [("2.5,3.9", "0,99", 4), ("0,0.5,10", "0,10,10", 0)],
+)
+def test_mifa_does_not_wait_for_one_who_never_answers(
+    run: Callable[..., Any], tmp_path: Path, stay: str, others: str, rounds: int
+) -> None:
     path = tmp_path / "there.csv"
-    path.write_text(
-        "client,start,end\n" + "\n".join(f"{client},0,{99 if client else 0.1}" for client in range(C))
-    )
-    _, models = run(Mifa, steps=[1] * C, rounds=4, availability=f"trace:{path}", time_scenario="F0")
+    path.write_text("\n".join(f"{client},{others if client else stay}" for client in range(C)))
+    there = {"availability": f"trace:{path}", "time_scenario": "F0"}
+    _, models = run(Mifa, steps=[1] * C, rounds=rounds + 3, **there)
     share, W = P[1:] / P[1:].sum(), START
-    for _ in range(3):  # in the first round it goes away
+    assert (models[rounds] == START).all()
+    for _ in range(3):
         W = W + share @ np.array([-LR * A[i] * (W - CENTRES[i]) for i in range(1, C)])
     assert models[-1] == pytest.approx(W, rel=1e-5)

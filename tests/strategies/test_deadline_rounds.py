@@ -288,6 +288,9 @@ def test_late_work_is_late_until_it_is_known_to_be_lost(go: Go, tmp_path: Path, 
     assert (first.get("lost-tasks", 0), first["failures"], first["late-updates"]) == (0, 0, 1)
     account = dict(strategy.accounts.items())[2]
     assert (account.late, account.lost) == ((1, 0) if late == "drop" else (0, 1))
+    for name in ("lost-tasks", "failures"):  # in the round in which it would have come
+        assert sum(report.metrics.get(name, 0) for report in reports) == account.lost
+    assert sum(report.metrics["dropped-updates"] for report in reports) == 1
 
 
 def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:

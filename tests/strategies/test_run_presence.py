@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord
 
-from strategies import FedAvg, Progress
+from strategies import FedAvg, Progress, RunError
 from tests.strategies.recorder import Recorder, config
 
 LOGGER = "flwr.strategies"
@@ -87,7 +88,9 @@ def test_a_node_that_left_is_not_asked_and_its_weight_goes_to_the_others(
     assert result.train_metrics_clientapp[2]["failures"] == 0
 
 
+@pytest.mark.parametrize("absent", [0, 2])
 def test_fixed_participation_with_an_absent_client_takes_the_rest_and_says_so(
+    absent: int,
     federation: Make,
     model: Model,
     values_of: Values,
@@ -95,20 +98,55 @@ def test_fixed_participation_with_an_absent_client_takes_the_rest_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = federation()
-    grid.node(0).present = False
+    grid.node(absent).present = False
     with caplog.at_level(logging.WARNING, LOGGER):
-        result = FedAvg(config(participation="fixed:0,1")).start(
+        result = FedAvg(config(participation=f"fixed:1,{absent}")).start(
             grid, model(1.0), num_rounds=1, train_config=train_config()
         )
-    assert grid.asked() == [1]  # the client with index 1, though it is the first of those there
+    assert grid.asked() == [1]  # the client with index 1, whichever of those there it is
     assert values_of(result.arrays) == [1.5]  # 1 + 1 · .5
-    assert "clients that aren't there: [0]" in caplog.text
+    assert f"clients that aren't there: [{absent}]" in caplog.text
 
 
 def test_fixed_participation_with_nobody_there_is_an_error(federation: Make, model: Model) -> None:
     grid = federation()
-    with pytest.raises(ValueError, match="participation names client 7: there are 3 clients"):
+    with pytest.raises(RunError, match=r"participation = 'fixed:7': none of these clients is there"):
         FedAvg(config(participation="fixed:7")).start(grid, model(1.0), num_rounds=1)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_who_is_enough_may_still_come_in_flowers_simulation(
+    comes: bool,
+    federation: Make,
+    model: Model,
+    train_config: Make,
+    add_node: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Apps needn't say how many clients there will be. Of 3, 0.85 are all; of 4, they are 3.
+    grid = federation(describes=False, node_ids=[1, 2, 3])
+    grid.engine = "ray"
+
+    def observe(progress: Progress) -> None:
+        if comes and progress.aggregation == 1:
+            add_node(grid, 0, 3, 4)
+
+    options = {"participation": "uniform", "fraction_train": 0.85, "over_select": 0.3}
+    strategy = FedAvg(client_weights="uniform", **options, observer=observe)
+    text = "over_select = 0.3: all 3 clients are asked without it; fraction_train = 0.85 must be less"
+    with nullcontext() if comes else pytest.raises(RunError, match=text):
+        strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
+    assert strategy.aggregations == (3 if comes else 1)
+    assert caplog.text.count(f"{text}; more clients may come") == 1
+    assert len(grid.asked("train", 1)) == 3
+
+
+def test_each_run_of_a_loop_around_it_is_checked(federation: Make, model: Model, train_config: Make) -> None:
+    strategy = FedAvg(client_weights="uniform", aggregation_rule="krum")
+    args = 1, model(1.0), train_config()
+    assert len(list(strategy.configure_train(*args, federation()))) == 3
+    with pytest.raises(RunError, match="needs 3 clients a round"):
+        strategy.configure_train(*args, federation((3.0, 2.0), (1, 2)))
 
 
 def test_no_client_at_all_is_an_error(federation: Make, model: Model) -> None:

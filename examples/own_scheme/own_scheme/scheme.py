@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from strategies import AsynchronousConfig, AsynchronousStrategy, Contribution
+from strategies import AsynchronousConfig, AsynchronousStrategy
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,6 @@ class Every(AsynchronousStrategy):
         """Tell whether there is enough for a new model."""
         return arrived >= self.config.every
 
-    def accept(self, contribution: Contribution) -> bool:
-        """Tell whether a contribution counts."""
-        return contribution.staleness <= self.config.patience
+    def fresh(self, staleness: int) -> bool:
+        """Tell whether work counts that is so many models old."""
+        return staleness <= self.config.patience

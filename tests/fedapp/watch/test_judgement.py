@@ -1,5 +1,6 @@
 """When a run that came to its end has diverged, and that no run that learns is taken for one."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from fedapp.engine.in_process import make_grid
 from fedapp.report import read_metrics
 from fedapp.report.summary import read_summary
 from fedapp.server.judgement import WorseThanGuessingError, judge
+from fedapp.server.length import with_length
 from fedapp.simulation import parser_of, run
+from strategies import Contribution, DelayAdaptive, FedBuff, Ringmaster
 
 LINES = st.lists(
     st.fixed_dictionaries(
@@ -140,3 +143,30 @@ def test_how_long_a_run_is_can_be_said(configure: Callable[..., RunConfig]) -> N
     assert half.num_server_rounds == pytest.approx(200, rel=0.02)
     real = server.prepare(configure(strategy="fedfix", num_server_rounds=0), 20, on_devices=True).config
     assert real.num_server_rounds == 40
+
+
+def test_how_long_a_run_is_rests_on_what_a_strategy_of_ones_own_says(
+    configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Threshold(Ringmaster):
+        def fresh(self, staleness: int) -> bool:
+            return staleness < 5
+
+    class Older(DelayAdaptive):
+        def accept(self, contribution: Contribution) -> bool:
+            return contribution.staleness < 5
+
+    class Buffers(FedBuff):
+        def fresh(self, staleness: int) -> bool:
+            return staleness < 5
+
+    config = configure(num_server_rounds=0, time_scenario="F0")
+    ten = {"concurrency": 10}
+    assert with_length(config, Threshold(**ten), 20).num_server_rounds == pytest.approx(200, rel=0.02)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert with_length(config, Older(**ten), 20).num_server_rounds == 400
+    assert "how much work Older throws away isn't known beforehand" in caplog.text
+    assert "`fresh` in place of `accept` tells" in caplog.text
+    # Whoever waits for the buffer doesn't work meanwhile.
+    assert with_length(config, Buffers(buffer_size=4), 20).num_server_rounds == 200
+    assert "how much work Buffers throws away isn't known beforehand" in caplog.text

@@ -221,6 +221,46 @@ def test_a_run_that_is_over_before_its_first_model_says_so(
     assert made[0.9] == 0 < made[1.1]
 
 
+def test_ace_waits_for_nobody_who_never_answers(
+    federation: Make, model: Any, train_config: Make, tmp_path: Path
+) -> None:
+    # Tasks take a second. Client 0 is there for less; or its first answer can't be read, and then it goes for good.
+    for stay, first in ((0.1, 1.0), (1.5, 1.5)):
+        (tmp_path / "there.csv").write_text(f"0,0,{stay}\n1,0,99\n2,0,99\n")
+        seen: list[Any] = []
+        grid = federation([4.0, 0.0, 1.0], [1, 1, 1])
+        grid.spoil(0, "nan")
+        strategy = ACE(
+            availability=f"trace:{tmp_path / 'there.csv'}", time_scenario="F0", fraction_evaluate=0.0,
+            observer=seen.append,
+        )  # fmt: skip
+        strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config(1, 0.1))
+        assert [p.time for p in seen[1:]] == [first, first + 1, first + 1]
+
+
+def test_why_a_run_ends_whose_work_waits_in_vain_is_said(
+    federation: Make, model: Any, train_config: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "there.csv").write_text("0,0,99\n1,0,0.5\n2,0,0.5\n")
+    there = {"availability": f"trace:{tmp_path / 'there.csv'}", "time_scenario": "F0"}
+    held = {"safeguards": "on", "time_budget": 0.9}  # F80: .2, .6 and 1 s
+    for strategy, texts in (
+        (
+            FedBuff(buffer_size=2, **there),
+            ["nobody else comes any more, from 99 s on: the run ends", "1 contributions wait for it"],
+        ),
+        (AsyncFedAvg(**held), ["at 0.6 s, before its first model was made: 2 contributions wait for it"]),
+    ):
+        strategy.start(
+            federation([4.0, 0.0, 1.0], [1, 1, 1]),
+            model(1.0),
+            num_rounds=9,
+            train_config=train_config(1, 0.1),
+        )
+        assert strategy.aggregations == 0
+        assert not [text for text in texts if text not in text_of(caplog)]
+
+
 # ---- Failure within a task ----------------------------------------------------------------------------------------
 
 
