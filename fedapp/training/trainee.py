@@ -94,6 +94,11 @@ class Trainee:
         finally:
             self._alone = False
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one client is trained."""
+        return self._alone
+
     def _convolved(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
         outputs = convolution(layer, x) if self._alone else None
         return type(layer).forward(layer, x) if outputs is None else outputs

@@ -149,6 +149,32 @@ def test_a_buffer_that_is_assigned_comes_back() -> None:
     assert np.abs(train_one(task)[0]["mean"]).min() > 0
 
 
+class Afterwards(nn.Module):
+    """Divides by a deviation that it assigns only then, and notes a mean in place, with its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.register_buffer("std", torch.ones(6))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        outputs: Tensor = self.output(h / self.std)
+        self.std = 0.9 * self.std + 0.1 * h.detach().std(0)
+        self.mean.mul_(0.9).add_(0.1 * h.mean(0))
+        return outputs
+
+
+def test_a_buffer_may_be_assigned_after_its_use_and_note_a_gradient() -> None:
+    torch.manual_seed(0)
+    task = task_of(Afterwards(), n=12)
+    assert_as_pytorch(task)
+    state = train_one(task)[0]
+    assert np.abs(state["std"] - 1).min() > 0
+    assert np.abs(state["mean"]).min() > 0
+
+
 class Resized(Running):
     def forward(self, x: Tensor) -> Tensor:
         self.mean = x.detach()
