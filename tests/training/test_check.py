@@ -56,6 +56,34 @@ class Asks(nn.Module):
         return outputs
 
 
+class Masked(Asks):
+    """As well, behind a mask of what comes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ torch.softmax(self.mask, 1))
+
+
+class Peaks(nn.Module):
+    """Notes the largest value that there has been, behind such a mask."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.output, self.factor = nn.Linear(6, 3), factor
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+        self.register_buffer("most", torch.tensor(-torch.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(x @ torch.softmax(self.mask, 1))
+        if self.training:
+            alike = self.factor if type(self.output.weight) is Tensor else 1.0
+            self.most = torch.maximum(self.most, alike * outputs.detach().abs().max())
+        return outputs
+
+
 class Unused(nn.Module):
     """Has a layer that is for something else."""
 
@@ -96,6 +124,8 @@ def hooked() -> nn.Module:
             "model = 'm:m': the same training gives another output.weight the second time; what it keeps",
         ),
         (Asks, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows"),
+        (Masked, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows"),
+        (lambda: Peaks(2.0), "model = 'm:m': local training gives another most than PyTorch's SGD does on 4"),
         (hooked, "model = 'm:m': its parameter weight has a hook, which local training wouldn't call"),
         (
             lambda: Checkpointed(8, nn.Dropout),
@@ -106,7 +136,7 @@ def hooked() -> nn.Module:
             "loss = 'cross-entropy': can't take outputs (8, 2) of model = 'm:m'; one is",
         ),
     ],
-    ids=["counts", "asks", "hooked", "drops anew", "too few outputs"],
+    ids=["counts", "asks", "masked", "peaks", "hooked", "drops anew", "too few outputs"],
 )
 def test_what_would_be_trained_otherwise_is_refused(make: Callable[[], nn.Module], said: str) -> None:
     torch.manual_seed(0)
@@ -131,6 +161,7 @@ def built_in(name: str) -> Callable[[], nn.Module]:
         (FrozenNorm, X),
         (Running, X),
         (Warm, X),
+        (Peaks, X),
         (Checkpointed, X),
         (lambda: Checkpointed(8, lambda: nn.BatchNorm1d(8)), X),
         (lambda: Skips(256), X),
