@@ -81,6 +81,12 @@ def with_a_forward_of_a_layers_own() -> nn.Module:
     return model
 
 
+def with_a_hooked_dropout() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.Linear(8, CLASSES))
+    model[1].register_forward_hook(lambda layer, inputs, outputs: 2 * outputs)
+    return model
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -88,10 +94,11 @@ def with_a_forward_of_a_layers_own() -> nn.Module:
         ends_in_a_relu_that_is_there_twice,
         tied_dense,
         with_a_forward_of_a_layers_own,
+        with_a_hooked_dropout,
     ],
-    ids=["own forward", "one relu twice", "tied", "a layer's own forward"],
+    ids=["own forward", "one relu twice", "tied", "a layer's own forward", "hooked dropout"],
 )
-def test_what_only_looks_dense(make: Callable[[], nn.Module]) -> None:
+def test_what_only_looks_known(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     assert_as_pytorch(task_of(make()))
 
