@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedapp.own import OwnPartError, is_own
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.metrics import METRICS, Metric
-from fedapp.training.state import names_of
+from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import trial
 
@@ -134,7 +134,7 @@ def _check_learning(model_name: str, model: nn.Module, loss: Loss, x: Tensor, y:
 
 def _judged(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
     with torch.no_grad():
-        return torch.func.functional_call(model, state, (x,))
+        return torch.func.functional_call(model, for_one_call(model, state), (x,))
 
 
 def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targets: np.ndarray) -> None:

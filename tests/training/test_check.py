@@ -13,6 +13,7 @@ from custom.nets import ConvNet
 from fedapp.models import build_model
 from fedapp.own import OwnPartError
 from fedapp.training.check import check_parts
+from fedapp.training.evaluation import evaluate
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss
 from fedapp.training.metrics import METRICS
 from fedapp.training.trial import trial
@@ -53,6 +54,22 @@ class Asks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.output(x if any(True for p in self.parameters() if type(p) is Tensor) else -x)
+        return outputs
+
+
+class Always(nn.Module):
+    """Counts all its forward passes where no state dict sees them, and notes the first one's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("first", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.first = x.detach().mean(0) if self.first is None else self.first
+        outputs: Tensor = self.output(x - self.first) * self.count
         return outputs
 
 
@@ -162,6 +179,7 @@ def built_in(name: str) -> Callable[[], nn.Module]:
         (Running, X),
         (Warm, X),
         (Peaks, X),
+        (Always, X),
         (Checkpointed, X),
         (lambda: Checkpointed(8, lambda: nn.BatchNorm1d(8)), X),
         (lambda: Skips(256), X),
@@ -189,6 +207,17 @@ def test_what_is_trained_as_by_pytorch_passes(make: Callable[[], nn.Module], x: 
     check_parts("m:m", model, CROSS_ENTROPY, (METRICS["accuracy"],), x, Y[: len(x)], num_classes=3)
     assert torch.equal(torch.get_rng_state(), stream)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Always()).eval()
+    check_parts("m:m", model, CROSS_ENTROPY, (), X, Y)
+    x, y = X.repeat(40, 1), Y.repeat(40)  # several forward passes
+    first, again = (evaluate(model, model.state_dict(), x, y).loss for _ in range(2))
+    assert first == again
+    assert float(model[0].count) == 0
+    assert model[0].first is None
 
 
 def test_a_parameter_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
