@@ -62,19 +62,31 @@ def file_digest(path: Path) -> str:
     What has been imported stays as it is until its module is loaded again, whatever becomes of the file; where that
     has changed, a line says so.
     """
-    now = hashlib.sha256(path.read_bytes()).hexdigest()
-    if (spec := _spec_of(path)) is None:
-        return now
-    if (known := _files.get(path)) is None or known[0] is not spec:
-        _files[path] = known = spec, _as_imported(path, spec, now)
-    if known[1] != now and (path, now) not in _said:
+    then, now = _then_and_now(path)
+    if then != now and (path, now) not in _said:
         _said.add((path, now))
         log.warning(
             "%s has changed since it was imported, and is used as it was: load the module again "
             "(importlib.reload), or begin a new process",
             path.name,
         )
-    return known[1]
+    return then
+
+
+def has_changed(path: Path) -> bool:
+    """Tell whether a Python file isn't what was imported from it here, and another process would import another."""
+    then, now = _then_and_now(path)
+    return then != now
+
+
+def _then_and_now(path: Path) -> tuple[str, str]:
+    """Return a file's digest as it was when it was imported, and as it is; twice the latter if it wasn't."""
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    if (spec := _spec_of(path)) is None:
+        return now, now
+    if (known := _files.get(path)) is None or known[0] is not spec:
+        _files[path] = known = spec, _as_imported(path, spec, now)
+    return known[1], now
 
 
 def _spec_of(path: Path) -> object:

@@ -141,7 +141,10 @@ def hooked() -> nn.Module:
             "model = 'm:m': the same training gives another output.weight the second time; what it keeps",
         ),
         (Asks, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows"),
-        (Masked, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows"),
+        (
+            Masked,
+            "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows",
+        ),
         (lambda: Peaks(2.0), "model = 'm:m': local training gives another most than PyTorch's SGD does on 4"),
         (hooked, "model = 'm:m': its parameter weight has a hook, which local training wouldn't call"),
         (
