@@ -70,7 +70,8 @@ def register(part: Any) -> str:
     """Return the name of a class or function for a key: ``module:name``, or ``python:NAME`` if no module has it.
 
     The name of what no module has ends in a digest of all that its doings depend on, so that no two are taken for the
-    same. What can't be compared, since it holds on to an open file, say, has a name of its own.
+    same, but for what isn't followed (``fedapp.fingerprint``). What can't be compared, since it holds on to an open
+    file, say, has a name of its own.
     """
     module, path = getattr(part, "__module__", "") or "", getattr(part, "__qualname__", type(part).__name__)
     if module not in ("", "__main__") and "<" not in path:
