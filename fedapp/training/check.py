@@ -76,7 +76,7 @@ def check_parts(
 
 def _check_hooks(model_name: str, model: nn.Module) -> None:
     for name, value in model.named_parameters():
-        if value._backward_hooks or value._post_accumulate_grad_hooks:
+        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):
             raise OwnPartError(
                 f"model = {model_name!r}: its parameter {name} has a hook, which local training wouldn't call; what "
                 "the hook does must be done in forward, or the parameter frozen by requires_grad_(False)"

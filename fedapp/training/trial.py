@@ -47,7 +47,7 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     if other := _different(again, first, start, names.trained):
         return (
             f"the same training gives another {other} the second time; what it keeps from one forward pass to "
-            "the next must be a buffer (register_buffer)"
+            "the next must be a buffer (register_buffer), and what it draws PyTorch's"
         )
     trainee = Trainee(model)
     # One row has no deviation, of which PyTorch's batch normalisation makes an error.

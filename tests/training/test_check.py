@@ -223,6 +223,12 @@ def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> N
     assert model[0].first is None
 
 
+def test_a_hook_of_a_frozen_parameter_does_nothing() -> None:
+    model = nn.Sequential(hooked(), nn.Linear(3, 3))
+    model[0].requires_grad_(False)
+    check_parts("m:m", model.eval(), CROSS_ENTROPY, (), X, Y)
+
+
 def test_a_parameter_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         check_parts("m:m", Unused().eval(), CROSS_ENTROPY, (), X, Y)
