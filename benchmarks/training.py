@@ -124,7 +124,9 @@ def main() -> None:
         for num_clients in options.clients or (1_000, 10_000):
             tasks = tasks_of(WORKLOADS[name], num_clients, options.samples, device)
             trainer = Trainer()
-            ours = seconds(lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device)
+            ours = seconds(
+                lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
+            )
             trainer.close()
             few = tasks[: options.bare_clients]
             bare = seconds(lambda few=few: bare_loop(few), 1, device) * len(tasks) / len(few)
