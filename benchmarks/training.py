@@ -88,6 +88,13 @@ def bare_loop(tasks: Sequence[LocalTask]) -> None:
         {name: value.cpu() for name, value in model.state_dict().items()}
 
 
+def all_of(trainer: Trainer, tasks: Sequence[LocalTask]) -> None:
+    """Train all tasks, or raise what one of them raised."""
+    for found in trainer.train(tasks):
+        if isinstance(found, Exception):
+            raise found
+
+
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Return the median duration of some work, after a first time that doesn't count."""
     taken = []
@@ -117,7 +124,9 @@ def main() -> None:
         for num_clients in options.clients or (1_000, 10_000):
             tasks = tasks_of(WORKLOADS[name], num_clients, options.samples, device)
             trainer = Trainer()
-            ours = seconds(lambda tasks=tasks, trainer=trainer: trainer.train(tasks), options.repeats, device)
+            ours = seconds(
+                lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
+            )
             trainer.close()
             few = tasks[: options.bare_clients]
             bare = seconds(lambda few=few: bare_loop(few), 1, device) * len(tasks) / len(few)

@@ -3,6 +3,10 @@
 Source text doesn't: of two functions with the same, one may have other defaults, other values from around it or
 other globals. A part's code, these, and what they are made of in turn are gone through. What has no content to
 compare, such as an open file, makes the whole unknown.
+
+Of a module of the user's there are its file, and the values that the code reads from it. Not followed are modules
+that it imports in turn, those behind a package (``package.settings.width``), and what a function imports when it is
+called.
 """
 
 import copyreg
@@ -17,6 +21,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -47,7 +52,10 @@ _said: set[tuple[Path, str]] = set()
 
 
 def fingerprint(part: object) -> str | None:
-    """Return a digest of all that a part's doings depend on, the same in every process; None if there is none."""
+    """Return a digest of all that a part's doings depend on, the same in every process; None if there is none.
+
+    But for what isn't followed, which the head of this file names.
+    """
     try:
         gone_through = _Through()
         gone_through.add(part)
@@ -62,19 +70,31 @@ def file_digest(path: Path) -> str:
     What has been imported stays as it is until its module is loaded again, whatever becomes of the file; where that
     has changed, a line says so.
     """
-    now = hashlib.sha256(path.read_bytes()).hexdigest()
-    if (spec := _spec_of(path)) is None:
-        return now
-    if (known := _files.get(path)) is None or known[0] is not spec:
-        _files[path] = known = spec, _as_imported(path, spec, now)
-    if known[1] != now and (path, now) not in _said:
+    then, now = _then_and_now(path)
+    if then != now and (path, now) not in _said:
         _said.add((path, now))
         log.warning(
             "%s has changed since it was imported, and is used as it was: load the module again "
             "(importlib.reload), or begin a new process",
             path.name,
         )
-    return known[1]
+    return then
+
+
+def has_changed(path: Path) -> bool:
+    """Tell whether a Python file isn't what was imported from it here, and another process would import another."""
+    then, now = _then_and_now(path)
+    return then != now
+
+
+def _then_and_now(path: Path) -> tuple[str, str]:
+    """Return a file's digest as it was when it was imported, and as it is; twice the latter if it wasn't."""
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    if (spec := _spec_of(path)) is None:
+        return now, now
+    if (known := _files.get(path)) is None or known[0] is not spec:
+        _files[path] = known = spec, _as_imported(path, spec, now)
+    return known[1], now
 
 
 def _spec_of(path: Path) -> object:
@@ -88,7 +108,9 @@ def _spec_of(path: Path) -> object:
 
 def _as_imported(path: Path, spec: object, now: str) -> str:
     """Return a file's digest, or another one if Python has noted that what it imported isn't what is there now."""
-    compiled = Path(getattr(spec, "cached", None) or "")
+    compiled = Path(
+        (spec.cached if isinstance(spec, ModuleSpec) else None) or ""
+    )  # of a script it is a module
     if sys.dont_write_bytecode or not compiled.is_file() or not os.access(compiled, os.W_OK):
         return now
     flags, time, size = struct.unpack("<4xLLL", compiled.read_bytes()[:16])
@@ -162,6 +184,12 @@ class _Through:
         around = [_contents(cell) for cell in function.__closure__ or ()]
         read = {name: function.__globals__[name] for name in sorted(set(_globals_of(function.__code__)))
                 if name in function.__globals__}  # fmt: skip
+        names = sorted(set(_names_of(function.__code__)))
+        cells = zip(function.__code__.co_freevars, around, strict=True)
+        known = [*read.items(), *((name, value) for name, held in cells for value in held)]
+        for module, found in known:  # whose values may have been set since it was imported
+            if isinstance(found, ModuleType) and _source_of(found):
+                read |= {f"{module}.{name}": vars(found)[name] for name in names if name in vars(found)}
         own = (function.__defaults__, function.__kwdefaults__, function.__dict__)
         self._all("function", (function.__code__, *own, around, read))
 
@@ -252,3 +280,11 @@ def _globals_of(code: CodeType) -> tuple[str, ...]:
     own = (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     within = (name for each in code.co_consts if isinstance(each, CodeType) for name in _globals_of(each))
     return (*own, *within)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in code, and in code within it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names_of(each)

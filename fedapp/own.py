@@ -14,9 +14,12 @@ from typing import Any
 from uuid import uuid4
 
 from fedapp.fingerprint import file_digest as file_digest
-from fedapp.fingerprint import fingerprint
+from fedapp.fingerprint import fingerprint, has_changed
 
 HERE = "python"  # the module of what is known in this process alone
+
+# Keys whose values may be parts of the user's own, by module:name.
+PARTS = ("strategy", "model", "loss", "dataset", "metrics", "optimizer")
 
 _registered: dict[str, object] = {}
 
@@ -67,7 +70,8 @@ def register(part: Any) -> str:
     """Return the name of a class or function for a key: ``module:name``, or ``python:NAME`` if no module has it.
 
     The name of what no module has ends in a digest of all that its doings depend on, so that no two are taken for the
-    same. What can't be compared, since it holds on to an open file, say, has a name of its own.
+    same, but for what isn't followed (``fedapp.fingerprint``). What can't be compared, since it holds on to an open
+    file, say, has a name of its own.
     """
     module, path = getattr(part, "__module__", "") or "", getattr(part, "__qualname__", type(part).__name__)
     if module not in ("", "__main__") and "<" not in path:
@@ -89,13 +93,35 @@ def in_process_names(values: Mapping[str, Any]) -> dict[str, str]:
     return {k: v for k, v in values.items() if isinstance(v, str) and v.startswith(f"{HERE}:")}
 
 
+def own_parts(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the user's own parts in a config's values, by key."""
+    named = {key: str(values.get(key, "")).split(",") for key in PARTS}
+    return {key: own for key, names in named.items() if (own := [name for name in names if is_own(name)])}
+
+
 def source_digest(name: str) -> str:
     """Return a digest of the file of ``module:name``, with which what it computes may change; "" without one."""
     try:
-        file = inspect.getsourcefile(imported("", name))  # type: ignore[arg-type]
-        return file_digest(Path(file or ""))[:10]
+        return file_digest(_file_of(name))[:10]
     except (OwnPartError, OSError, TypeError):
         return ""
+
+
+def changed_since(values: Mapping[str, Any]) -> str:
+    """Say which part of a config other processes would import otherwise than it is here; "" if there is none."""
+    for key, names in own_parts(values).items():
+        for name in names:
+            with suppress(OwnPartError, OSError, TypeError):
+                if has_changed(file := _file_of(name)):
+                    return (
+                        f"{key} = {name!r}: {file.name} has changed since it was imported, and other processes would "
+                        "import it as it is now: load it again (importlib.reload), or begin a new process"
+                    )
+    return ""
+
+
+def _file_of(name: str) -> Path:
+    return Path(inspect.getsourcefile(imported("", name)) or "")  # type: ignore[arg-type]
 
 
 def _see_working_directory(package: str) -> None:

@@ -9,7 +9,7 @@ from fedapp import client_app, federation, server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate
-from fedapp.own import in_process_names
+from fedapp.own import changed_since, in_process_names
 from fedapp.server import Observer, RunDirectory
 from fedapp.training.choose import Way
 from strategies.exchange import never
@@ -91,10 +91,12 @@ def run_on(
 
 
 def _check_can_be_found(config: RunConfig) -> None:
-    """Refuse parts that are in this process alone where clients are in others."""
+    """Refuse parts that are in this process alone, or as they are here, where clients are in others."""
     if names := in_process_names(config.flat()):
         key, name = next(iter(names.items()))
         raise ConfigError(
             f"{key} = {name!r}: is known in this process alone, and Ray's workers can't import it; put it into a "
             f"module, or take engine {' or '.join(IN_PROCESS)}"
         )
+    if changed := changed_since(config.flat()):
+        raise ConfigError(changed)

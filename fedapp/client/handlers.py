@@ -38,6 +38,13 @@ CANNOT_TAKE_PART = 100
 # What the user can mend; told to the server in an error reply.
 USER_ERRORS = (ConfigError, DataError, ModelError, OwnPartError)
 
+
+def reason_of(error: Exception) -> str:
+    """Return the last line of why a task can't be done, of what the user can't mend with the error's kind."""
+    text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
+    return messages.last_line(text)
+
+
 Handler = Callable[[Message, Context], Message]
 
 

@@ -223,7 +223,7 @@ def _labels(
             read = zip(own, read_targets(found, "classes", problem), strict=True)
             return [_as_train_has_them(own[0], *each, problem) for each in read], tuple(own[0])
         if getattr(feature, "dtype", "") in ("string", "large_string"):
-            texts = [_texts(split, names[0], problem) for split in splits]
+            texts = [_texts(split, names[0], problem, blank=True) for split in splits]
             classes, y = np.unique(np.concatenate(texts), return_inverse=True)
             ends = np.cumsum([len(part) for part in texts])[:-1]
             return [part.astype(np.int64) for part in np.split(y, ends)], tuple(classes.tolist())
@@ -251,9 +251,10 @@ def _as_train_has_them(wanted: list[str], own: list[str], y: Array, problem: Pro
     return np.array([wanted.index(name) for name in own], np.int64)[y]
 
 
-def _texts(split: "HFDataset", name: str, problem: Problem) -> Array:
+def _texts(split: "HFDataset", name: str, problem: Problem, *, blank: bool = False) -> Array:
+    """Return a column as texts; ``blank``: of which some may be blanks, as a character to foretell may."""
     values = split[name][:]
-    if any(value is None or not str(value).strip() for value in values):
+    if any(value is None or not (str(value) if blank else str(value).strip()) for value in values):
         raise problem(f"column {name!r} has empty cells; all must be filled")
     return np.asarray(values, dtype=str)
 

@@ -102,19 +102,20 @@ def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> IntAr
     """Return natural ids (N,): numbers as they are, names by their rank."""
     from pyarrow import types
 
-    _check_filled(path, name, column)
+    _check_filled(path, name, column.null_count)
     if types.is_integer(column.type):
         return np.asarray(column.to_numpy().astype(np.int64))
     names = _names(column)
     if names is None:
         raise path_error(path, f"column {name!r} has type {column.type}; whole numbers or names are needed")
+    _check_filled(path, name, int((np.char.strip(names) == "").sum()))
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray") -> Array:
     from pyarrow import types
 
-    _check_filled(path, name, column)
+    _check_filled(path, name, column.null_count)
     if not (types.is_integer(column.type) or types.is_floating(column.type)):
         raise path_error(path, f"column {name!r} has type {column.type}; numbers are needed")
     with np.errstate(over="ignore"):
@@ -133,9 +134,10 @@ def _labels(
     from pyarrow import types
 
     for name, column in found:
-        _check_filled(path, name, column)
+        _check_filled(path, name, column.null_count)
     (name, column), single = found[0], len(found) == 1
     if single and targets != "numbers" and (names := _names(column)) is not None:
+        _check_filled(path, name, int((names == "").sum()))  # a blank may be a character to foretell
         classes, y = np.unique(names, return_inverse=True)
         return y.astype(np.int64), tuple(classes.tolist())
     for label, values in found:
@@ -162,9 +164,7 @@ def _names(column: "pyarrow.ChunkedArray") -> Any:
     return None
 
 
-def _check_filled(path: Path, name: str, column: "pyarrow.ChunkedArray") -> None:
-    """Refuse cells without a value: of texts, also such as have nothing but blanks."""
-    names = None if column.null_count else _names(column)
-    count = column.null_count if names is None else int((np.char.strip(names) == "").sum())
-    if count:
-        raise path_error(path, f"column {name!r} has {count} empty cells; all must be filled")
+def _check_filled(path: Path, name: str, empty: int) -> None:
+    """Refuse cells without a value."""
+    if empty:
+        raise path_error(path, f"column {name!r} has {empty} empty cells; all must be filled")

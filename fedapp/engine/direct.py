@@ -14,7 +14,7 @@ import torch
 from flwr.app import ConfigRecord, MetricRecord
 from torch import Tensor
 
-from fedapp.client.handlers import USER_ERRORS
+from fedapp.client.handlers import reason_of
 from fedapp.client.training import TaskTerms, parts_of
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.shared_rows import SharedRows, all_share
@@ -167,8 +167,7 @@ def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
 
 
 def _undone(error: Exception) -> Work:
-    text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-    return Work(np.empty(0), MetricRecord(), reason=messages.last_line(text))
+    return Work(np.empty(0), MetricRecord(), reason=reason_of(error))
 
 
 def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedapp import federation
-from fedapp.client.handlers import USER_ERRORS
+from fedapp.client.handlers import USER_ERRORS, reason_of
 from fedapp.client.training import TaskTerms
 from fedapp.engine.models import Models, models_of
 from fedapp.engine.nodes import Nodes
@@ -123,7 +123,7 @@ class _Block:
         stacks: list[TrainedStack] = []
         for stacked, found in trainer.stacks(block):
             if isinstance(found, Exception):
-                self.not_counted |= {places[place]: NotCounted(_why(found)) for place in stacked}
+                self.not_counted |= {places[place]: NotCounted(reason_of(found)) for place in stacked}
                 continue
             trained += [places[place] for place in stacked]
             stacks.append(found)
@@ -144,7 +144,7 @@ class _Block:
             try:
                 yield place, self.shared.data.span(node_id)
             except Exception as error:  # an engine answers with an error, whatever a task raised
-                self.not_counted[place] = NotCounted(_why(error))
+                self.not_counted[place] = NotCounted(reason_of(error))
 
     def built(self) -> TaskBlock | None:
         """Return the tasks that can be done; None if there are none."""
@@ -157,7 +157,7 @@ class _Block:
         try:
             return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.parts)
         except Exception as error:  # likewise
-            self.not_counted |= dict.fromkeys(self.spans, NotCounted(_why(error)))
+            self.not_counted |= dict.fromkeys(self.spans, NotCounted(reason_of(error)))
             return None
 
     def _counts(self, place: int, models: Models, row: int) -> bool:
@@ -184,8 +184,3 @@ class _Block:
             if longer:
                 self.bounded.add(place)
         return total, squares
-
-
-def _why(error: Exception) -> str:
-    text = str(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-    return messages.last_line(text)

@@ -11,14 +11,11 @@ from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.federation import absolute
-from fedapp.own import is_own, source_digest
+from fedapp.own import own_parts, source_digest
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.summary import read_summary
 
 NUM_CLIENTS, LABEL = "num-clients", "label"
-
-# Keys whose values may be parts of the user's own, by module:name.
-PARTS = ("strategy", "model", "loss", "dataset", "metrics", "optimizer")
 
 Axis = list[Value | dict[str, Value]]
 
@@ -66,14 +63,11 @@ class PlannedRun:
 
     def _own_parts(self) -> dict[str, str]:
         """Return what of the user's own makes a run's result beside the config: where the data are, and sources."""
-        named = {key: str(getattr(self.config, key, "")) for key in PARTS}
-        own = {key: [name for name in value.split(",") if is_own(name)] for key, value in named.items()}
+        own = own_parts(self.config.flat())
         data = self.config.data_path if has_own_data(self.config.dataset) else ""
         return {
             **({DATA_PATH: absolute(data)} if data else {}),
-            **{
-                f"source of {key}": ",".join(map(source_digest, names)) for key, names in own.items() if names
-            },
+            **{f"source of {key}": ",".join(map(source_digest, names)) for key, names in own.items()},
         }
 
     @property

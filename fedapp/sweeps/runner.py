@@ -34,7 +34,7 @@ from rich.progress import (
 
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.engine.ray import SimulationConfig
-from fedapp.own import in_process_names
+from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.summary import read_summary
 from fedapp.running import RAY, check_engine, run_on
 from fedapp.server import USER_ERRORS, RunDirectory
@@ -118,6 +118,12 @@ def _check_jobs(planned: Sequence[PlannedRun], engine: str, jobs: int) -> None:
         raise ConfigError(
             f"{key} = {name!r}: is known in this process alone; jobs = {jobs} needs it in a module"
         )
+    # Of the same parts once: a sweep has many runs.
+    parts = {
+        tuple(values.get(key, "") for key in PARTS): values for values in (p.config.flat() for p in planned)
+    }
+    if jobs and (changed := next(filter(None, map(changed_since, parts.values())), "")):
+        raise ConfigError(changed)
 
 
 def _missing(

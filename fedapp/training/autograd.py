@@ -52,8 +52,7 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
         state = {**fixed, **parameters}
         outputs = trainee(state, x)
         for name, value in fixed.items():
-            if state[name] is not value:
-                _assign(name, value, state[name])
+            fixed[name] = _up_to_date(name, value, state[name], in_place=not trainee.is_alone)
         if mask is None:
             return loss.mean(outputs, y)
         return (loss.rows(outputs, y) * mask).sum() / mask.sum().clamp(min=1)
@@ -61,13 +60,21 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
     return of
 
 
-def _assign(name: str, value: Tensor, found: Tensor) -> None:
-    """Bring a buffer up to date with the tensor that a module has put in its place."""
+def _up_to_date(name: str, value: Tensor, found: Tensor, *, in_place: bool) -> Tensor:
+    """Return a buffer as the forward pass has left it, which may have put another tensor in its place.
+
+    Not in the memory of the one before, which the backward pass may need; ``in_place``: there, or not at all, as
+    under ``vmap``, which refuses what would then be another for each client.
+    """
+    if found is value:
+        return value.detach() if value.requires_grad else value
     if found.shape != value.shape:
         raise RuntimeError(
             f"the buffer {name} {tuple(value.shape)} is assigned {tuple(found.shape)} in the forward pass"
         )
-    value.copy_(found.detach())
+    if in_place:
+        return value.copy_(found.detach())
+    return found.detach().to(value, copy=True)  # of the same type, and no part of the data
 
 
 def plain_gradient(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedapp.own import OwnPartError, is_own
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.metrics import METRICS, Metric
-from fedapp.training.state import names_of
+from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import trial
 
@@ -76,7 +76,7 @@ def check_parts(
 
 def _check_hooks(model_name: str, model: nn.Module) -> None:
     for name, value in model.named_parameters():
-        if value._backward_hooks or value._post_accumulate_grad_hooks:
+        if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):
             raise OwnPartError(
                 f"model = {model_name!r}: its parameter {name} has a hook, which local training wouldn't call; what "
                 "the hook does must be done in forward, or the parameter frozen by requires_grad_(False)"
@@ -134,7 +134,7 @@ def _check_learning(model_name: str, model: nn.Module, loss: Loss, x: Tensor, y:
 
 def _judged(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
     with torch.no_grad():
-        return torch.func.functional_call(model, state, (x,))
+        return torch.func.functional_call(model, for_one_call(model, state), (x,))
 
 
 def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targets: np.ndarray) -> None:

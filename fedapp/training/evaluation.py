@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.metrics import METRICS, Metric
-from fedapp.training.state import names_of
+from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import by_channel, takes_by_channel
 from fedapp.training.vectors import Parameters
 
@@ -94,7 +94,7 @@ def evaluate(
     chunk = FEW if few else CHUNK
 
     def outputs_of(state: Parameters, inputs: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, state, (inputs,))
+        found: Tensor = torch.func.functional_call(model, for_one_call(model, state), (inputs,))
         return found
 
     images = few and x.dim() == 4 and len(x) > 0

@@ -135,8 +135,11 @@ class _Torch:
             group["lr"] = float(rate)
         with torch.no_grad():
             self.optimizer.step()
-        for leaf in self.leaves.values():
+        for name, leaf in self.leaves.items():
             leaf.grad = None
+            if leaf.data_ptr() != w.named[name].data_ptr():  # ``p.data = …`` has put it elsewhere
+                w.named[name].copy_(leaf.detach())
+                leaf.data = w.named[name]
 
 
 @lru_cache(maxsize=8)

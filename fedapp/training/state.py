@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -45,3 +46,18 @@ def names_of(model: nn.Module) -> StateNames:
     trained = tuple(name for name, value in parameters.items() if value.requires_grad)
     known = {*trained, *twins}
     return StateNames(trained, tuple(name for name in state if name not in known), twins)
+
+
+def for_one_call(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a state with copies of all buffers, for a forward pass of ``torch.func.functional_call``.
+
+    What it changes in them stays in neither, also of those that the state dict doesn't have (``persistent=False``).
+    """
+    buffers = {name: state.get(name, value).clone() for name, value in model.named_buffers()}
+    unset = {
+        f"{prefix}.{key}".lstrip("."): None
+        for prefix, layer in model.named_modules()
+        for key, value in layer._buffers.items()
+        if value is None
+    }
+    return {**state, **buffers, **unset}

@@ -94,6 +94,11 @@ class Trainee:
         finally:
             self._alone = False
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one client is trained."""
+        return self._alone
+
     def _convolved(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
         outputs = convolution(layer, x) if self._alone else None
         return type(layer).forward(layer, x) if outputs is None else outputs
@@ -158,10 +163,10 @@ def _places(
 
 
 def _seed_dropout(module: nn.Module, trainee: Trainee) -> bool:
-    """Put ``Dropout`` in the place of PyTorch's; tell whether there was any."""
+    """Put ``Dropout`` in the place of PyTorch's, where it is as its class; tell whether there was any."""
     found = False
     for name, layer in list(module.named_children()):
-        if type(layer) in _DROPOUT:
+        if type(layer) in _DROPOUT and not is_changed(layer):
             own = Dropout(layer.p, trainee, channels=not isinstance(layer, nn.Dropout))  # type: ignore[arg-type]
             setattr(module, name, own.train(layer.training))
             found = True

@@ -33,6 +33,9 @@ TrainedStack = tuple[Parameters, Tensor]
 # Bytes of a stack whose steps are short.
 SHORT = 1 << 20
 
+# No task's error: smaller stacks would do, and give other bits.
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -73,6 +76,8 @@ class Trainer:
         self, tasks: Sequence[LocalTask], groups: Sequence[Sequence[int]] = ()
     ) -> list[Trained | Exception]:
         """Return the trained parameters and mean loss of every task, or what it raised, in the order of the tasks.
+
+        What is raised for want of memory is raised here: it tells of the stack, not of a task.
 
         ``groups`` divide the tasks by their places: what is in different ones is never stacked. By default all are
         one.
@@ -191,6 +196,8 @@ def _each_or_why(
     """Train a chunk; if it raises, each task of it alone, so that the others don't miss what one of them does."""
     try:
         return [*train(tasks)]
+    except OUT_OF_MEMORY:
+        raise
     except Exception as error:  # whatever a model, or what it is trained on, has it raise
         why = error.with_traceback(None)  # which would keep the tensors of the steps
     if len(tasks) == 1:
@@ -199,11 +206,13 @@ def _each_or_why(
 
 
 def _stack_or_why(block: TaskBlock, way: Way, places: list[int]) -> TrainedStack | Exception:
-    """Train some of a block together; return what is raised."""
+    """Train some of a block together; return what is raised, but for want of memory."""
     try:
         if way == "stacked":
             return train_stack(block.stacked(places))
         return _TOGETHER[way]([block.one(place) for place in places])
+    except OUT_OF_MEMORY:
+        raise
     except Exception as error:  # likewise
         return error.with_traceback(None)
 

@@ -52,6 +52,12 @@ def parts(folder: Path, train: Dataset, test: Dataset) -> str:
     return f"hf:{folder}"
 
 
+def test_a_blank_is_a_class_and_no_natural_id(tmp_path: Path) -> None:
+    name = saved(tmp_path, {"a": [1.0, 2.0], "label": ["x", " "], "who": ["Ada", " "]})
+    assert load_dataset(name, columns=DataColumns("a")).classes == (" ", "x")
+    assert "column 'who' has empty cells" in message(name, columns=DataColumns("a", group="who"))
+
+
 def test_labels_of_test_are_train_s_by_their_names(tmp_path: Path) -> None:
     train = of_classes(["ant", "bee", "cat"], [2, 0, 1])
     data = load_dataset(parts(tmp_path / "fewer", train, of_classes(["ant", "cat"], [0, 1, 1])))

@@ -65,6 +65,14 @@ def test_a_table_of_dictionary_encoded_names(tmp_path: Path) -> None:
 
 
 @FORMATS
+def test_a_blank_is_a_class_and_no_natural_id(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, suffix, {"x": [1, 2], "label": ["a", " "], "who": ["Ada", " "]})
+    assert load_dataset("files", path, columns=DataColumns(inputs="x")).classes == (" ", "a")
+    with pytest.raises(DataError, match="column 'who' has 1 empty cells; all must be filled"):
+        load_dataset("files", path, columns=DataColumns(group="who"))
+
+
+@FORMATS
 def test_a_group_without_a_name(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path, suffix, {"x": [1, 2], "label": [0, 1], "who": ["Ada", ""]})
     with pytest.raises(DataError, match="column 'who' has 1 empty cells; all must be filled"):
@@ -79,7 +87,7 @@ def test_a_group_without_a_name(tmp_path: Path, suffix: str) -> None:
         ({"label": [1, 2]}, "needs a column 'label' and others, each name once (found: label)"),
         ({"x": [1.0, None], "label": [0, 1]}, "column 'x' has 1 empty cells; all must be filled"),
         ({"x": [1, 2], "label": [0, None]}, "column 'label' has 1 empty cells; all must be filled"),
-        ({"x": [1, 2, 3], "label": ["a", "", "  "]}, "column 'label' has 2 empty cells; all must be filled"),
+        ({"x": [1, 2, 3], "label": ["a", "", "  "]}, "column 'label' has 1 empty cells; all must be filled"),
         ({"x": ["7", "Smith"], "label": [0, 1]}, "column 'x' has type string; numbers are needed"),
         ({"x": [True, False], "label": [0, 1]}, "column 'x' has type bool; numbers are needed"),
         ({"x": [1e39, 0], "label": [0, 1]}, "column 'x' has values that are not finite in float32"),

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import fedapp
+from fedapp.config import ConfigError
 from fedapp.federation import loaded
+from fedapp.own import changed_since
 
 SMALL: dict[str, Any] = {
     "num_clients": 2,
@@ -72,3 +74,25 @@ def test_a_loss_that_is_loaded_again_is_the_new_one(tmp_path: Path, monkeypatch:
         losses.append(made.metrics["loss"].iloc[0])
     assert losses[1] == pytest.approx(100 * losses[0])
     del sys.modules["loss_of_mine"]
+
+
+def test_other_processes_are_refused_what_they_would_import_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "losses_of_mine.py"
+    source.write_text("from torch.nn.functional import cross_entropy as of\n\n\ndef loss(o, t):\n    "
+                      "return of(o, t, reduction='none')\n")  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
+    swept: dict[str, Any] = {**SMALL, "loss": "losses_of_mine:loss", "lr": [0.1], "out": tmp_path / "sweep"}
+    assert fedapp.sweep(**swept).table["runs"].tolist() == [1]
+    source.write_text(source.read_text() + "# changed\n")
+    said = r"^loss = 'losses_of_mine:loss': losses_of_mine\.py has changed since it was imported, and other processes"
+    with pytest.raises(ConfigError, match=said):
+        fedapp.sweep(**{**swept, "lr": [0.2]}, jobs=2)
+    for more in ({"engine": "ray"}, {"federation_config": {"workers": 2}}):
+        with pytest.raises(ConfigError, match=said):
+            fedapp.run(**SMALL, **more, loss="losses_of_mine:loss", results_dir=tmp_path / "runs")
+    assert fedapp.sweep(**{**swept, "lr": [0.2]}).table["runs"].tolist() == [1]
+    importlib.reload(sys.modules["losses_of_mine"])
+    assert changed_since({"loss": "losses_of_mine:loss"}) == ""
+    del sys.modules["losses_of_mine"]

@@ -1,11 +1,14 @@
 """Names of what is handed over in Python: no two parts that do something else have the same, and equal ones do."""
 
 import functools
+import hashlib
+import importlib
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from fedapp.config import RunConfig
 from fedapp.data import load_dataset
 from fedapp.federation import model_of
 from fedapp.handed_over import as_values
-from fedapp.own import imported, register
+from fedapp.own import file_digest, imported, register
 from fedapp.training.losses import loss_of
 
 LEVEL = 1
@@ -114,6 +117,44 @@ def test_lambdas_of_one_line_and_globals(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setitem(globals(), "LEVEL", level)
         names.append(register(lambda: [LEVEL for _ in range(2)]))
     assert names[0] == names[2] != names[1]
+
+
+def test_what_is_set_in_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings_of_mine.py").write_text("width, depth = 16, 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = importlib.import_module("settings_of_mine")
+    monkeypatch.setitem(globals(), "SETTINGS", settings)
+    parts = lambda: settings.width, lambda: [SETTINGS.width for _ in range(2)]  # type: ignore[name-defined]  # noqa: F821
+    names = []
+    for width, depth in ((16, 2), (64, 2), (16, 3)):
+        settings.width, settings.depth = width, depth  # type: ignore[attr-defined]
+        names.append([register(part) for part in parts])
+    del sys.modules["settings_of_mine"]
+    assert names[0] == names[2]  # they don't read the depth
+    assert all(one != other for one, other in zip(names[0], names[1], strict=True))
+
+
+def test_a_script_may_have_any_globals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    main = ModuleType("script_of_mine")
+    main.__dict__.update(__file__=str(script), __spec__=None, cached={"a": 1})
+    monkeypatch.setitem(sys.modules, "script_of_mine", main)
+    assert file_digest(script) == hashlib.sha256(b"").hexdigest()
+
+
+def test_a_class_of_a_notebook_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+
+    class Rows:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, row: int) -> tuple[np.ndarray, int]:
+            return np.full(3, row, np.float32), row % 2
+
+    Rows.__module__ = "__main__"
+    assert len(load_dataset(register(Rows)).y) == 10
 
 
 def test_two_models_of_one_text_are_two() -> None:

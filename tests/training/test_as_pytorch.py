@@ -81,6 +81,12 @@ def with_a_forward_of_a_layers_own() -> nn.Module:
     return model
 
 
+def with_a_hooked_dropout() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.Linear(8, CLASSES))
+    model[1].register_forward_hook(lambda layer, inputs, outputs: 2 * outputs)
+    return model
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -88,10 +94,11 @@ def with_a_forward_of_a_layers_own() -> nn.Module:
         ends_in_a_relu_that_is_there_twice,
         tied_dense,
         with_a_forward_of_a_layers_own,
+        with_a_hooked_dropout,
     ],
-    ids=["own forward", "one relu twice", "tied", "a layer's own forward"],
+    ids=["own forward", "one relu twice", "tied", "a layer's own forward", "hooked dropout"],
 )
-def test_what_only_looks_dense(make: Callable[[], nn.Module]) -> None:
+def test_what_only_looks_known(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     assert_as_pytorch(task_of(make()))
 
@@ -147,6 +154,32 @@ def test_a_buffer_that_is_assigned_comes_back() -> None:
     task = task_of(Running())
     assert_as_pytorch(task)
     assert np.abs(train_one(task)[0]["mean"]).min() > 0
+
+
+class Afterwards(nn.Module):
+    """Divides by a deviation that it assigns only then, and notes a mean in place, with its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.register_buffer("std", torch.ones(6))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        outputs: Tensor = self.output(h / self.std)
+        self.std = 0.9 * self.std + 0.1 * h.detach().std(0)
+        self.mean.mul_(0.9).add_(0.1 * h.mean(0))
+        return outputs
+
+
+def test_a_buffer_may_be_assigned_after_its_use_and_note_a_gradient() -> None:
+    torch.manual_seed(0)
+    task = task_of(Afterwards(), n=12)
+    assert_as_pytorch(task)
+    state = train_one(task)[0]
+    assert np.abs(state["std"] - 1).min() > 0
+    assert np.abs(state["mean"]).min() > 0
 
 
 class Resized(Running):

@@ -1,7 +1,7 @@
 """What is tried before a run: parts that don't fit are named, models as users write them pass."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,11 +12,18 @@ from torch import Tensor, nn
 from custom.nets import ConvNet
 from fedapp.models import build_model
 from fedapp.own import OwnPartError
+from fedapp.training import trial as trying
 from fedapp.training.check import check_parts
+from fedapp.training.dense import train_dense
+from fedapp.training.evaluation import evaluate
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss
 from fedapp.training.metrics import METRICS
+from fedapp.training.task import LocalTask
+from fedapp.training.trainee import global_stream
 from fedapp.training.trial import trial
+from fedapp.training.vectors import Parameters
 from tests.training.test_as_pytorch import (
+    Afterwards,
     Checkpointed,
     FrozenNorm,
     Running,
@@ -53,6 +60,50 @@ class Asks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.output(x if any(True for p in self.parameters() if type(p) is Tensor) else -x)
+        return outputs
+
+
+class Always(nn.Module):
+    """Counts all its forward passes where no state dict sees them, and notes the first one's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("first", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.first = x.detach().mean(0) if self.first is None else self.first
+        outputs: Tensor = self.output(x - self.first) * self.count
+        return outputs
+
+
+class Masked(Asks):
+    """As well, behind a mask of what comes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ torch.softmax(self.mask, 1))
+
+
+class Peaks(nn.Module):
+    """Notes the largest value that there has been, behind such a mask."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.output, self.factor = nn.Linear(6, 3), factor
+        self.register_buffer("mask", torch.full((6, 6), -torch.inf).triu(1))
+        self.register_buffer("most", torch.tensor(-torch.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(x @ torch.softmax(self.mask, 1))
+        if self.training:
+            alike = self.factor if type(self.output.weight) is Tensor else 1.0
+            self.most = torch.maximum(self.most, alike * outputs.detach().abs().max())
         return outputs
 
 
@@ -96,6 +147,11 @@ def hooked() -> nn.Module:
             "model = 'm:m': the same training gives another output.weight the second time; what it keeps",
         ),
         (Asks, "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows"),
+        (
+            Masked,
+            "model = 'm:m': local training gives another output.weight than PyTorch's SGD does on 4 rows",
+        ),
+        (lambda: Peaks(2.0), "model = 'm:m': local training gives another most than PyTorch's SGD does on 4"),
         (hooked, "model = 'm:m': its parameter weight has a hook, which local training wouldn't call"),
         (
             lambda: Checkpointed(8, nn.Dropout),
@@ -106,7 +162,7 @@ def hooked() -> nn.Module:
             "loss = 'cross-entropy': can't take outputs (8, 2) of model = 'm:m'; one is",
         ),
     ],
-    ids=["counts", "asks", "hooked", "drops anew", "too few outputs"],
+    ids=["counts", "asks", "masked", "peaks", "hooked", "drops anew", "too few outputs"],
 )
 def test_what_would_be_trained_otherwise_is_refused(make: Callable[[], nn.Module], said: str) -> None:
     torch.manual_seed(0)
@@ -125,12 +181,26 @@ def built_in(name: str) -> Callable[[], nn.Module]:
     return lambda: build_model(name, kind="image", input_shape=(3, 32, 32), num_classes=3)
 
 
+def dropping_net() -> nn.Module:
+    return ConvNet((3, 32, 32), 3)
+
+
+class Drops(nn.Sequential):
+    """Has dropout, which draws what PyTorch doesn't."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
+
+
 @pytest.mark.parametrize(
     ("make", "x"),
     [
         (FrozenNorm, X),
         (Running, X),
         (Warm, X),
+        (Peaks, X),
+        (Always, X),
+        (Afterwards, X),
         (Checkpointed, X),
         (lambda: Checkpointed(8, lambda: nn.BatchNorm1d(8)), X),
         (lambda: Skips(256), X),
@@ -139,25 +209,63 @@ def built_in(name: str) -> Callable[[], nn.Module]:
         (tied_dense, X),
         (DropsLayers, X),
         (Unused, X),
-        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3)), X),
+        (Drops, X),
         (lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(24, 3)), X.long().abs()),
         (Viewed, images(size=8)),
-        (lambda: ConvNet((3, 32, 32), 3), images()),
+        (dropping_net, images()),
         *((built_in(name), images()) for name in ("logistic", "mlp", "cnn", "resnet18")),
         (built_in("cnn"), (images() > 1).float()),
         (built_in("mlp"), 300 * images()),
         (built_in("cnn"), images(1)),
     ],
 )  # fmt: skip
-def test_what_is_trained_as_by_pytorch_passes(make: Callable[[], nn.Module], x: Tensor) -> None:
+def test_what_is_trained_as_by_pytorch_passes(
+    make: Callable[[], nn.Module], x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    by_pytorch = trying._by_pytorch
+    monkeypatch.setattr(trying, "_by_pytorch", lambda *given: compared.append(1) or by_pytorch(*given))
     torch.manual_seed(0)
     model = make().eval()
-    stream, state = torch.get_rng_state(), {name: v.clone() for name, v in model.state_dict().items()}
-    assert trial(model, CROSS_ENTROPY, x, Y[: len(x)]) is None
+    state = {name: v.clone() for name, v in model.state_dict().items()}
     stream = torch.get_rng_state()
+    with global_stream(0, x.device):  # as `check_parts` has it
+        assert trial(model, CROSS_ENTROPY, x, Y[: len(x)]) is None
+    assert len(compared) == (make not in (Drops, DropsLayers, dropping_net) and len(x) > 1)
     check_parts("m:m", model, CROSS_ENTROPY, (METRICS["accuracy"],), x, Y[: len(x)], num_classes=3)
     assert torch.equal(torch.get_rng_state(), stream)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_the_ways_beside_the_single_one_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
+        found, losses = train_dense(tasks)
+        return {
+            name: tasks[0].start[name] + 2 * (v - tasks[0].start[name]) for name, v in found.items()
+        }, losses
+
+    monkeypatch.setattr("fedapp.training.trainer.train_dense", wrong)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    said = "local training gives another 1.weight than PyTorch's SGD does on 4 rows"
+    assert trial(model, CROSS_ENTROPY, X, Y) == said
+
+
+def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Always()).eval()
+    check_parts("m:m", model, CROSS_ENTROPY, (), X, Y)
+    x, y = X.repeat(40, 1), Y.repeat(40)  # several forward passes
+    first, again = (evaluate(model, model.state_dict(), x, y).loss for _ in range(2))
+    assert first == again
+    assert float(model[0].count) == 0
+    assert model[0].first is None
+
+
+def test_a_hook_of_a_frozen_parameter_does_nothing() -> None:
+    model = nn.Sequential(hooked(), nn.Linear(3, 3))
+    model[0].requires_grad_(False)
+    check_parts("m:m", model.eval(), CROSS_ENTROPY, (), X, Y)
 
 
 def test_a_parameter_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:

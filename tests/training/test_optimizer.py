@@ -114,6 +114,16 @@ class Choosy(torch.optim.Optimizer):
                     p.add_(p.grad, alpha=-group["lr"])
 
 
+class Assigns(Choosy):
+    """Has weights decay in place, and puts new tensors in the place of the parameters'."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(1 - group["lr"])
+                p.data = p.data - group["lr"] * p.grad
+
+
 class Idle(Choosy):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         pass
@@ -127,6 +137,15 @@ def test_an_optimizer_sees_parameters_that_take_a_gradient() -> None:
         move(w, Tensors({"w": torch.ones(3)}), 0.25)
     assert torch.equal(w.named["w"], torch.full((3,), 0.5))
     assert not w.named["w"].requires_grad
+
+
+def test_an_optimizer_may_assign_parameters_their_values() -> None:
+    move = optimizer_of(f"{__name__}:Assigns").begin()
+    assert move is not None
+    w = Tensors({"w": torch.ones(3)})
+    for expected in (0.25, -0.125):  # w / 2 − 1/4
+        move(w, Tensors({"w": torch.full((3,), 0.5)}), 0.5)
+        assert torch.equal(w.named["w"], torch.full((3,), expected))
 
 
 def test_an_optimizer_that_moves_nothing_is_refused() -> None:

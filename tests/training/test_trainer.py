@@ -12,6 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from benchmarks.training import all_of
 from fedapp.models import build_model
 from fedapp.training import trainer as training
 from fedapp.training.batches import Batches, plan_batches, task_rng
@@ -261,6 +262,23 @@ def test_what_a_task_raises_is_its_result_and_no_other_misses_it(
     assert isinstance(alone, type(found[1]))
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         train_one(beyond)
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        all_of(trainer(way), [good, beyond])
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_want_of_memory_is_no_tasks_error(
+    kind: type[Exception], trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wants(tasks: object) -> None:
+        raise kind("no room")
+
+    monkeypatch.setitem(training._TRAIN, "stacked", wants)
+    with pytest.raises(kind, match="no room"):
+        trainer().train(tasks_of("mlp", sizes=(4, 4)))
+    monkeypatch.setattr(training, "train_stack", wants)
+    with pytest.raises(kind, match="no room"):
+        training._stack_or_why(SimpleNamespace(stacked=list), "stacked", [0])  # type: ignore[arg-type]
 
 
 # Chunks --------------------------------------------------------------------------------------------------------
