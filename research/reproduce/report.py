@@ -36,6 +36,8 @@ class Row:
     @property
     def spread(self) -> float:
         """Standard deviation over seeds (n − 1); NaN for fewer than two."""
+        if len(self.ours) > 1 and len(set(self.ours)) == 1 and math.isfinite(self.ours[0]):
+            return 0.0  # not what rounding makes of it
         return float(np.std(self.ours, ddof=1)) if len(self.ours) > 1 else math.nan
 
     def text(self, digits: int) -> str:
