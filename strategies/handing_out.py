@@ -164,9 +164,7 @@ class HandingOut(Scheme):
         self.accounts[index].tasks += 1
         due = self.pace.due(member, task.sent, self.timeout, lost=task.lost)
         self.ledger.open(task, due)
-        # What was held back when a run was saved had been done by then.
-        ended = due if due < self.pace.now() else None
-        self.timeline.begin(index, task.sent, ended, self.pace.parts(member.client))
+        self.timeline.begin(index, task.sent, parts=self.pace.parts(member.client))
 
     # ---- Without messages -----------------------------------------------------------------------------------
 

@@ -397,7 +397,6 @@ def test_a_run_goes_on_in_the_midst_of_what_was_held_back(
         rest, again = go(kind, grid(), 9, state=state, **options)
         assert rest == whole[done + 1 :]
         assert again.pace.now() == strategy.pace.now()
-        assert again.accounts.costs() == pytest.approx(strategy.accounts.costs(), rel=1e-12)
     assert [len(state["tasks-under-way"]) for state in states[1:-1]] == [4] * 8
 
 
