@@ -108,9 +108,8 @@ def _spec_of(path: Path) -> object:
 
 def _as_imported(path: Path, spec: object, now: str) -> str:
     """Return a file's digest, or another one if Python has noted that what it imported isn't what is there now."""
-    compiled = Path(
-        (spec.cached if isinstance(spec, ModuleSpec) else None) or ""
-    )  # of a script it is a module
+    # Of a script it is a module.
+    compiled = Path((spec.cached if isinstance(spec, ModuleSpec) else None) or "")
     if sys.dont_write_bytecode or not compiled.is_file() or not os.access(compiled, os.W_OK):
         return now
     flags, time, size = struct.unpack("<4xLLL", compiled.read_bytes()[:16])

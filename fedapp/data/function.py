@@ -101,11 +101,8 @@ def digest_of(function: Callable[..., Any], name: str) -> str:
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))
         called = f"{function.__module__}:{function.__qualname__}"
-    except (
-        TypeError,
-        AttributeError,
-        OSError,
-    ):  # no function but something that can be called; a notebook's class
+    except (TypeError, AttributeError, OSError):
+        # No function but something that can be called, or a notebook's class.
         file, called = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None), name
     digest = hashlib.sha256(called.encode())
     for path in sorted(Path(file or "").parent.glob("*.py")):

@@ -175,9 +175,8 @@ def make(
     failures: dict[str, str] = {}
     until = time.monotonic() + 60 * minutes
     met: set[str] = set()
-    for judging in range(
-        2 if plan.tuning else 1
-    ):  # what is to be judged is known when what is tried is there
+    # What is to be judged is known when what is tried is there.
+    for judging in range(2 if plan.tuning else 1):
         have = read_stored(folder / FILE).curves
         planned = [run for run in plan.runs(data_path, have) if run.key not in met]
         if not judging:
