@@ -3,8 +3,9 @@
 A synchronous strategy goes 40 rounds. One without rounds goes on for as long in virtual time as these would take, so
 that the methods can be compared as they come: until so many contributions have arrived as clients send in the time of
 40 rounds, each as long as the slowest client's task. In real time nobody knows how long tasks take: they count as
-equally long. Of a method that throws old work away only what is ``fresh`` counts; what ``accept`` throws away, or one
-with a buffer, nobody knows. Who is there when doesn't count: all are. ``eval-every`` then counts rounds' worth of aggregations.
+equally long. Of a method that throws old work away only what is ``fresh`` counts; what ``accept`` throws away, or
+one with a buffer, nobody knows. Who is there when doesn't count: all are. ``eval-every`` then counts rounds' worth
+of aggregations.
 """
 
 import heapq
