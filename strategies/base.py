@@ -194,7 +194,7 @@ class FederatedStrategy(Lifecycle):
         usual = self.usual or self.Config()
         values = {item.name: getattr(self.config, item.name) for item in fields(self.config)}
         unusual = [f"{key} = {value!r}" for key, value in values.items() if value != getattr(usual, key)]
-        log.info("%s: %s", type(self).__name__, ", ".join(unusual) or "as it comes")
+        log.info("%s: %s", type(self).__name__, ", ".join(unusual) or "default settings")
 
     # ---- Who counts how much ----------------------------------------------------------------------------------
 

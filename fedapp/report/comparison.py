@@ -11,6 +11,7 @@ from rich.table import Table
 from fedapp.report.cells import Cell, axes_of, best_of, cells_of
 from fedapp.report.differences import described, differing
 from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.table import add_values
 
 FIGURE, CLIENTS, REPORT = "comparison.png", "clients.png", "comparison.md"
 
@@ -82,12 +83,11 @@ class Comparison:
     def _table(self, key: str) -> Table:
         best = best_of(self.cells, key)
         table = Table(title=f"{self.title}: {key}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for number, name in enumerate(self.header):
-            if number:
-                table.add_column(name, justify="right", no_wrap=True)
-            else:
-                table.add_column(name, overflow="fold", min_width=13)
-        for cell, row in zip(self.cells, self.rows(key), strict=True):
+        rows = self.rows(key)
+        table.add_column(self.header[0], overflow="fold", min_width=13)
+        for number, name in enumerate(self.header[1:], 1):
+            add_values(table, name, [row[number] for row in rows])
+        for cell, row in zip(self.cells, rows, strict=True):
             table.add_row(*row, style="bold" if cell is best else None)
         return table
 

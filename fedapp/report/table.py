@@ -82,6 +82,12 @@ def devices_table(clients: Mapping[str, Sequence[Any]]) -> Table | None:
     return table
 
 
+def add_values(table: Table, header: str, values: Sequence[str]) -> None:
+    """Add a column of numbers and their spreads, which on a narrow terminal stand below each other, none cut off."""
+    words = [word for text in (header, *values) for word in text.replace(" ±", "_±").split()]
+    table.add_column(header, justify="right", overflow="fold", min_width=max(map(len, words)))
+
+
 # Columns of the table of devices, and where metrics.jsonl has them.
 _ACCOUNT = {
     "tasks": "tasks",

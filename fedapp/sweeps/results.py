@@ -12,6 +12,7 @@ from rich.table import Table
 from fedapp.report.cells import Cell, axes_of, best_of
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
+from fedapp.report.table import add_values
 from fedapp.sweeps.plan import SEED
 from fedapp.sweeps.point import folder_of
 from fedapp.sweeps.sweep import FIGURE, REPORT, TUNING, Outcome, name_of, score_text
@@ -118,10 +119,13 @@ def table(outcome: Outcome) -> Table:
         padding=(0, 1, 0, 0),
     )
     labels = len(outcome.plan.cell_axes) + len(outcome.plan.tune)
+    rows = lines(outcome)
     for number, name in enumerate(header(outcome)):
-        is_label = number < labels
-        found.add_column(name, justify="left" if is_label else "right", overflow="fold", no_wrap=not is_label)
-    for cell, row in lines(outcome):
+        if number < labels:
+            found.add_column(name, overflow="fold")
+        else:
+            add_values(found, name, [row[number] for _, row in rows])
+    for cell, row in rows:
         found.add_row(*row, style="bold" if best is not None and cell.name == best.name else None)
     return found
 

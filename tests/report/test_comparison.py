@@ -88,6 +88,18 @@ def test_the_command_prints_and_draws(runs: list[Path], tmp_path: Path) -> None:
     )
 
 
+def test_in_80_columns_nothing_is_cut_off(runs: list[Path], tmp_path: Path) -> None:
+    write_run(tmp_path / "other", [0, 4, 8, 12], [0.1, 0.3, 0.6, 0.7213], strategy="fedfix", lr=0.25, seed=1)
+    done = CliRunner().invoke(
+        app, ["compare", str(tmp_path / "*"), "-o", str(tmp_path)], env={"COLUMNS": "80"}
+    )
+    assert done.exit_code == 0, done.output
+    rows = Comparison([RecordedRun(path) for path in [*runs, tmp_path / "other"]]).rows("accuracy")
+    printed = done.output.split()
+    assert all(printed.count(word) >= 1 for row in rows for cell in row[2:] for word in cell.split())
+    assert "MB" in printed
+
+
 def test_runs_that_did_not_end_well_are_counted_and_named(runs: list[Path], tmp_path: Path) -> None:
     bad = write_run(tmp_path / "bad", [0, 1], [0.1, 0.1], status="diverged", seed=2, lr=0.1)
     comparison = Comparison([RecordedRun(path) for path in [*runs, bad]])

@@ -117,7 +117,7 @@ def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path, no_figures
     assert run(parser_of(None, "").parse_args([*arguments, config])) == 0
     lines = copy(tmp_path / "run")
     assert lines[0].startswith("WARNING not read by fedavg: buffer-size = 3")
-    assert "INFO    FedAvg: as it comes" in lines
+    assert "INFO    FedAvg: default settings" in lines
     assert lines[-1].startswith(("INFO    round 2 of 2: loss", "INFO    finished: "))
     again = f"resume={tmp_path / 'run'} num-server-rounds=3 log-format={log_format}"
     assert run(parser_of(None, "").parse_args([*arguments, again])) == 0
