@@ -111,10 +111,11 @@ def lines(outcome: Outcome) -> list[tuple[Cell, list[str]]]:
 
 def table(outcome: Outcome) -> Table:
     """Return the table of all cells for the terminal; the best is bold."""
-    seeds = ", ".join(map(str, outcome.plan.seeds))
+    seeds = outcome.plan.seeds
+    over = f"over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     best = best_of(outcome.cells, outcome.by)
     found = Table(
-        title=f"at the end, mean ± standard deviation over seeds {seeds}",
+        title=f"at the end, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

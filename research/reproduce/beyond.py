@@ -20,6 +20,7 @@ from research.reproduce.runs import Run, Runs, mean
 from strategies import REGISTRY
 
 PROBLEM = "problem"  # the axis of the grid, if there are several
+METHODS = "Methods"  # the heading of the table, if there is one
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: f
         ]
         report.rows += rows
         lines.append(f"| {name} | {best[name].rate} | {' | '.join(row.text(3) for row in rows)} |")
-    report.extra.append("\n".join([f"## {problem or 'Methods'}", "", *lines]))
+    report.extra.append("\n".join([f"## {problem or METHODS}", "", *lines]))
 
 
 def _name(run: Run) -> str:

@@ -140,7 +140,9 @@ def compare(results: Path, engine: str = IN_PROCESS[-1]) -> Path:
         console=console,
     ).parent
     report = (folder / "report.md").read_text("utf-8")
-    console.print(Markdown(next(part for part in report.split("\n## ") if part.startswith("Strategies"))))
+    from research.reproduce.beyond import METHODS  # matplotlib is slow to import
+
+    console.print(Markdown(next(part for part in report.split("\n## ") if part.startswith(f"{METHODS}\n"))))
     return folder / "comparison.png"
 
 

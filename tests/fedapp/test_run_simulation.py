@@ -288,6 +288,20 @@ def test_what_a_comparison_does_not_read_is_refused(arguments: list[str], fails:
     assert "--compare" in fails("--compare", *arguments)
 
 
+def test_a_comparison_makes_the_table_and_the_figure_of_the_readme(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
+    command = [sys.executable, str(REPOSITORY / "run_simulation.py"), "--compare"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *table, figure = done.stdout.splitlines()
+    methods = ("fedavg", "fedprox", "spectral", "async-fedavg", "fedfix", "fedbuff")
+    for method in methods:
+        (line,) = (line.split() for line in table if line.split()[:1] == [method])
+        assert line.count("±") >= 3, "accuracy, averaged and at the end, and megabytes"
+    assert Path(figure) == tmp_path / "results/compare/comparison.png"
+    assert Path(figure).stat().st_size > 10_000
+
+
 @pytest.mark.parametrize(
     ("engine", "unread"),
     [
