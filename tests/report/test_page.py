@@ -52,6 +52,7 @@ def write_run(
         shares = np.full(clients, 1 / clients).tolist()
         columns = {"loss": (2 - each).tolist(), "accuracy": each.tolist(), "participation": [1.0] * clients}
         columns |= {"personal-accuracy": (1 - each / 2).tolist()} if own else {}
+        columns |= {"device-seconds": [0.5 * number] * clients, "joules": [number] * clients}
         columns |= {"importance": shares, "expected-share": shares, "observed-share": shares}
         file.append(number, 1.5 * number, columns | {"wall-seconds": [2.0 * number] * clients}, {0: name})
     file.publish(last=True)
@@ -357,6 +358,8 @@ def test_runs_are_toggled_and_the_axis_is_chosen(browser: Any, tmp_path: Path) -
         "document.querySelector('#clients-accuracy .plot').data.map(t => [t.name, t.y.length])"
     )
     assert names == [["worst tenth", 2], ["the others", 10]]
+    by_rank = page.evaluate("Array.from(document.querySelectorAll('[id^=clients-]'), each => each.id)")
+    assert by_rank == ["clients-loss", "clients-accuracy"], "what work costs is no metric of a model"
     bars = page.evaluate(
         "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
     )
