@@ -29,11 +29,12 @@ from strategies.lifecycle import State
 from strategies.roster import Client
 from strategies.rounds import SynchronousStrategy
 
-# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64.
-BLOCK = 1 << 26
+# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64: as many as a cache holds.
+BLOCK = 1 << 21
 
-# At least so many clients' averages are computed together: each pass converts the whole matrix to float64.
-TOGETHER = 64
+# So many clients' averages are computed together, or as many as have so many bytes: each pass converts the whole
+# matrix to float64.
+TOGETHER, TOGETHER_BYTES = 64, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Spectral(SynchronousStrategy):
         order = self._models.rows(self.graph.clients)
         position = {index: i for i, index in enumerate(self.graph.clients)}
         rows = graph.neighbour_matrix(self.graph.adjacency)[[position[c.index] for c in clients]]
-        step = max(TOGETHER, BLOCK // (4 * len(self.model)))
+        step = max(TOGETHER, TOGETHER_BYTES // (4 * len(self.model)))
         for start in range(0, len(rows), step):
             for average in neighbour_average(rows[start : start + step], self._models.matrix, order):
                 yield {messages.NEIGHBOURS: average.astype(np.float64)}

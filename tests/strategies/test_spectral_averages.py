@@ -303,6 +303,8 @@ def test_every_u_in_blocks(
 ) -> None:
     # one client and one column at a time, two clients, four clients and two columns
     monkeypatch.setattr(spectral, "BLOCK", block)
+    monkeypatch.setattr(spectral, "TOGETHER", 1)
+    monkeypatch.setattr(spectral, "TOGETHER_BYTES", block)
     directions = random_directions(6)
     grid = federation(MANY, [1] * 6, directions=directions)
     config = Spectral.Config(perturbation_beta=0.3, participation="uniform", fraction_train=0.8)
