@@ -29,7 +29,7 @@ from strategies.lifecycle import State
 from strategies.roster import Client
 from strategies.rounds import SynchronousStrategy
 
-# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64: as many as a cache holds.
+# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64, which a cache holds.
 BLOCK = 1 << 21
 
 # So many clients' averages are computed together, or as many as have so many bytes: each pass converts the whole

@@ -24,12 +24,16 @@ Cost = Callable[[Run], np.ndarray]
 
 def updates(run: Run) -> np.ndarray:
     """Return the client updates that went into the model, by evaluation."""
+    return run.column("aggregation") * _each(run)
+
+
+def _each(run: Run) -> int:
+    """Return how many client updates make a new model."""
     config = run.config
-    each = config.buffer_size
-    if config.strategy != "fedbuff":
-        scheme = Participation.parse(config.participation, config.fraction_train)
-        each = scheme.sample_size(run.planned.num_clients)
-    return run.column("aggregation") * each
+    if config.strategy == "fedbuff":
+        return config.buffer_size
+    scheme = Participation.parse(config.participation, config.fraction_train)
+    return scheme.sample_size(run.planned.num_clients)
 
 
 def seconds(run: Run) -> np.ndarray:
@@ -148,9 +152,16 @@ def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found)
     """
     target = found.plan.threshold(claim, "target")
     ours, theirs = (found.judged[case_of(concurrency, method)] for method in (BUFFERED, other))
-    spent = [(cost_to(run, target, cost), float(cost(run)[-1])) for run in theirs]
+    spent = [(cost_to(run, target, cost), _whole(run, cost)) for run in theirs]
     least = [reached if math.isfinite(reached) else whole for reached, whole in spent]
     return [a / cost_to(run, target, cost) for a, run in zip(least, ours, strict=True)]
+
+
+def _whole(run: Run, cost: Cost) -> float:
+    """Return what a run had spent in the end; of one that exploded, which ended early, what it was to spend."""
+    if not run.exploded:
+        return float(cost(run)[-1])
+    return float(_each(run) * run.config.num_server_rounds) if cost is updates else math.inf
 
 
 def _cases(concurrency: list[str], others: list[str]) -> list[str]:
@@ -200,5 +211,5 @@ def _grows(found: _Found) -> Verdict:
         return not_run(claim, missing)
     least, most = (_ratios(claim, at, updates, other, found) for at in (few, many))
     growth = [b / a for a, b in zip(least, most, strict=True)]
-    holds = decide([growth], lambda ratio: ratio > 1, lambda ratio: not ratio >= 1)
+    holds = decide([growth], lambda ratio: ratio > 1, lambda ratio: ratio < 1)
     return judge(claim, holds, _shown({few: least, many: most, "growth": growth}))

@@ -1,5 +1,7 @@
 """FedProx among stragglers and unlike devices: figures 1 and 2 of T. Li et al. 2020, on their synthetic data."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +87,8 @@ def _lower_loss(claim: str, mu: float, results: Results, plan: Plan) -> Verdict:
         missing = results.missing(case=part, proximal_mu=mu) or results.missing(case=dropped, proximal_mu=0.0)
         if missing:
             return not_run(claim, missing)
-        ours = results.runs.where(case=part, proximal_mu=mu).tails(LOSS)
-        theirs = results.runs.where(case=dropped, proximal_mu=0.0).tails(LOSS)
+        ours = _or_worst(results.runs.where(case=part, proximal_mu=mu).tails(LOSS))
+        theirs = _or_worst(results.runs.where(case=dropped, proximal_mu=0.0).tails(LOSS))
         gains.append([theirs - own for own, theirs in zip(ours, theirs, strict=True)])
         share = _treated(part)[0].rpartition(", ")[2]
         count = sum(gain > 0 for gain in gains[-1])
@@ -104,7 +106,8 @@ def _steadier(claim: str, cases: list[str], results: Results) -> Verdict:
         if missing := results.missing(case=case, proximal_mu=[0.0, 1.0]):
             return not_run(claim, missing)
         plain, pulled = (
-            [unsteadiness(run) for run in results.runs.where(case=case, proximal_mu=mu)] for mu in (0.0, 1.0)
+            _or_worst([unsteadiness(run) for run in results.runs.where(case=case, proximal_mu=mu)])
+            for mu in (0.0, 1.0)
         )
         ratios.append([b / a for a, b in zip(plain, pulled, strict=True)])
         evidence.append(
@@ -126,8 +129,10 @@ def _more_accurate(results: Results, plan: Plan) -> Verdict:
     ours = results.runs.where(case=part, proximal_mu=1.0).tails(ACCURACY)
     theirs = results.runs.where(case=dropped, proximal_mu=0.0).tails(ACCURACY)
     gains = [a - b for a, b in zip(ours, theirs, strict=True)]
-    if low <= mean(gains) <= high:
-        holds: bool | None = True
+    if not math.isfinite(mean(gains)):  # one exploded, and has no accuracy
+        holds: bool | None = None
+    elif low <= mean(gains) <= high:
+        holds = True
     else:
         holds = None if any(low <= gain <= high for gain in gains) else False
     by_seed = ", ".join(f"{gain:+.3f}" for gain in gains)
@@ -143,13 +148,15 @@ def _ordered(results: Results, plan: Plan) -> Verdict:
     if missing := results.missing(case=data, proximal_mu=0.0):
         return not_run(claim, missing)
     table = np.array(
-        [[unsteadiness(run) for run in results.runs.where(case=case, proximal_mu=0.0)] for case in data]
+        [
+            _or_worst([unsteadiness(run) for run in results.runs.where(case=case, proximal_mu=0.0)])
+            for case in data
+        ]
     )
-    table[np.isnan(table)] = np.inf  # it exploded
-    facts = (table.argmin(axis=0) == 0) & (table.argmax(axis=0) == len(data) - 1)
-    holds = bool(facts[0]) if len(set(facts.tolist())) == 1 else None
+    facts = [_first_least_last_most(column.tolist()) for column in table.T]
+    holds = facts[0] if len(set(facts)) == 1 else None
     shown = "; ".join(f"{case}: {mean(row):.4f}" for case, row in zip(data, table.tolist(), strict=True))
-    return judge(claim, holds, f"{shown}; so in {facts.sum()} of {len(facts)} seeds")
+    return judge(claim, holds, f"{shown}; so in {sum(map(bool, facts))} of {len(facts)} seeds")
 
 
 def _slower(results: Results, plan: Plan) -> Verdict:
@@ -160,9 +167,24 @@ def _slower(results: Results, plan: Plan) -> Verdict:
         return not_run(claim, missing)
     plain, pulled = (
         # The start has no training loss.
-        [float(run.column(LOSS)[1:].mean()) for run in results.runs.where(case=case, proximal_mu=mu)]
+        _or_worst(
+            [float(run.column(LOSS)[1:].mean()) for run in results.runs.where(case=case, proximal_mu=mu)]
+        )
         for mu in (0.0, 1.0)
     )
     gaps = [b - a for a, b in zip(plain, pulled, strict=True)]
     holds = decide([gaps], lambda gap: gap > 0, lambda gap: gap < 0)
     return judge(claim, holds, f"mean over all rounds, μ = 0 → μ = 1: {mean(plain):.4f} → {mean(pulled):.4f}")
+
+
+def _or_worst(values: Sequence[float]) -> list[float]:
+    """Return losses, or unsteadiness, with ∞ for a run that exploded: worse than any that did not."""
+    return [value if math.isfinite(value) else math.inf for value in values]
+
+
+def _first_least_last_most(values: Sequence[float]) -> bool | None:
+    """Tell whether the first value is below all others and the last above; None if one of them is alike."""
+    first, *others, last = values
+    if (first > min(values)) or (last < max(values)):
+        return False
+    return True if first < min(*others, last) and last > max(first, *others) else None

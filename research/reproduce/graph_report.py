@@ -198,7 +198,7 @@ def _homogeneity(dataset: str, phi: float, cells: _Cells, claim: str) -> tuple[b
     values = cells.means(dataset, phi, lambda cell: cell["homogeneity"])
     bend = cells.plan.setting("class-imbalances").index(cells.plan.threshold(claim, "bend"))
     steep, flat = values[0] - values[bend], values[bend] - values[-1]
-    return steep >= cells.plan.threshold(claim, "factor") * flat, _listed(values)
+    return 0 < steep >= cells.plan.threshold(claim, "factor") * flat, _listed(values)
 
 
 def _listed(values: list[float]) -> str:

@@ -14,6 +14,7 @@ from fedapp.sweeps.point import DIVERGED, PlannedRun
 
 # The last part of a run over which a noisy curve is averaged, as Fraboni et al. 2023 do (section 5.2.2).
 TAIL = 0.05
+_SLACK = 1e-9  # of a share of evaluations, for its rounding
 
 # What a run has beside metrics, and what has the federated loss, first choice first.
 KEPT = ("aggregation", "time")
@@ -92,8 +93,9 @@ class Run:
         return float(self.column(key)[-1])
 
     def tail(self, key: str, share: float = TAIL) -> Array:
-        """Return a metric over the last part of the run's evaluations, at least one."""
-        return self.column(key)[-max(1, math.ceil(share * self.facts["evaluations"])) :]
+        """Return a metric over the last part of the evaluations after the start, at least one: 5 % of 200 are ten."""
+        count = math.ceil(share * (self.facts["evaluations"] - 1) - _SLACK)
+        return self.column(key)[-max(1, count) :]
 
     def rounds_within(self, threshold: float, key: str = "accuracy") -> float:
         """Return `rounds_to`; if ``key`` never exceeds ``threshold``, one more than the run has, or was to have."""

@@ -1,5 +1,6 @@
 """What the runs on the synthetic problem of Dhasade et al. and their data say, one value per seed."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,12 +57,13 @@ class Measured:
         return [float(run.tail("loss", share).mean()) for run in self.each(case)]
 
     def reached(self, case: str) -> list[float]:
-        """First round whose test loss is close to the plateau: later ones swing with who takes part."""
+        """First round whose test loss is close to the plateau: later ones swing with who takes part. NaN: none is."""
         within = self.plan.setting("within")
-        return [
-            float(np.argmax(np.abs(run.column("loss") / plateau - 1) <= within))
-            for run, plateau in zip(self.each(case), self.plateaus(case), strict=True)
-        ]
+        rounds = []
+        for run, plateau in zip(self.each(case), self.plateaus(case), strict=True):
+            close = np.flatnonzero(np.abs(run.column("loss") / plateau - 1) <= within)
+            rounds.append(float(close[0]) if close.size else math.nan)
+        return rounds
 
     def divergences(self, case: str) -> list[float]:
         """Largest divergence of all rounds."""

@@ -5,6 +5,7 @@ trained, full batches, the outlier (the last client) and one other in each round
 speaks of can be worked out from the data: minima, L, D, ζ.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -146,11 +147,14 @@ def _plateau(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tu
     return _rises(plateaus), _listed(cases, plateaus)
 
 
-def _speed(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tuple[bool, str]:
+def _speed(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tuple[bool | None, str]:
     reached = [mean(measured.reached(case)) for case in cases]
     slack = plan.threshold(claim, "slack")
     quicker = bool(np.all(np.diff(reached) <= slack)) and reached[-1] < reached[0]
-    return quicker, f"plateau reached in round, {_listed(cases, reached)}"
+    # A plateau that no round comes near isn't reached in any.
+    return quicker if np.isfinite(
+        reached
+    ).all() else None, f"plateau reached in round, {_listed(cases, reached)}"
 
 
 def _divergence(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tuple[bool, str]:
@@ -194,19 +198,20 @@ def _distance(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> t
     return _is_close(distance, plan, claim), f"{distance:.3f}"
 
 
-def _fedprox(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tuple[bool, str]:
+def _fedprox(measured: Measured, plan: Plan, claim: str, cases: list[str]) -> tuple[bool | None, str]:
     (average, prox), (quick, slow) = (
         [mean(measure(case)) for case in cases] for measure in (measured.plateaus, measured.reached)
     )
     optimum = mean(measured.constants("least-test-loss"))
     share = (prox - optimum) / (average - optimum)
-    return share <= plan.threshold(claim, "share") and slow > quick, (
+    holds = share <= plan.threshold(claim, "share") and slow > quick
+    return holds if math.isfinite(share + slow + quick) else None, (
         f"FedProx ends at {prox:.4f}, FedAvg at {average:.4f}, least {optimum:.4f}: {share:.1%} of that gap; "
         f"plateau reached in round {slow:.3g} and {quick:.3g}"
     )
 
 
-_RULES: dict[str, Callable[[Measured, Plan, str, list[str]], tuple[bool, str]]] = {
+_RULES: dict[str, Callable[[Measured, Plan, str, list[str]], tuple[bool | None, str]]] = {
     "000-1-plateau": _plateau,
     "000-1-speed": _speed,
     "000-1-divergence": _divergence,

@@ -17,6 +17,7 @@ from research.reproduce.experiment import Results, collect
 from research.reproduce.plan import read_plan
 from research.reproduce.runs import Runs
 from research.reproduce.store import FILE, read_stored
+from research.reproduce.synthetic_measures import Measured
 from research.reproduce.synthetic_problem import Points, SyntheticProblem
 from tests.reproduce.made_up import check_figures, make_run, outcome, results_of
 
@@ -178,6 +179,19 @@ def test_each_part_has_its_own_verdict(
     if not fails:
         check_figures(report.figures)
         assert "| τ = 10 | 0.25 ± 0 | 4 ± 0 | 0.1 ± " in report.extra[0]
+
+
+def test_a_plateau_that_no_round_comes_near_is_not_reached_in_the_first(tmp_path: Path) -> None:
+    results = synthetic_results({})
+    for run in results.runs.where(case=["τ = 1000", "FedProx, τ = 3000"]):
+        # It swings about 0.45 and about 0.3, and is never within 2 % of that.
+        run.curves.columns["loss"][:] = (0.45 if run["case"] == "τ = 1000" else 0.3) + np.resize(
+            [0.1, -0.1], 10
+        )
+    measured = Measured(results, PLAN)
+    assert np.isnan(measured.reached("τ = 1000")).all()
+    report = synthetic.synthetic(results, PLAN, tmp_path)
+    assert outcome(report, "000-1-speed") == outcome(report, "000-4") == "not decided"
 
 
 def test_without_data_or_runs_there_is_no_verdict(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ def test_columns_tails_and_thresholds():
     run = make_run({"seed": 0}, {"accuracy": [0.1, 0.5, math.nan, 0.8], "loss": [4.0, 3.0, 2.0, 1.0]})
     assert np.isnan(run.column("accuracy")[2])
     assert np.isnan(run.column("divergence")).all()  # nothing recorded it
-    assert run.tail("loss", 0.5).tolist() == [2.0, 1.0]
-    assert run.tail("loss").tolist() == [1.0]  # 5 % of 4, but at least one
+    assert run.tail("loss", 0.5).tolist() == [2.0, 1.0]  # of three after the start
+    assert run.tail("loss").tolist() == [1.0]  # 5 % of 3, but at least one
     assert run.rounds_to(0.4) == 1  # 0.5 > 0.4 at aggregation 1
     assert run.rounds_to(0.5) == 3  # exceeds, not reaches
     assert math.isnan(run.rounds_to(0.9))
@@ -24,6 +24,14 @@ def test_a_tail_is_of_the_evaluations_there_were():
     # Ten of a hundred are kept: 5 % of them were five.
     run = make_run({}, {"loss": range(10)}, facts={"evaluations": 100})
     assert run.tail("loss").tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "share", "count"), [(200, 0.05, 10), (400, 0.05, 20), (50, 0.2, 10), (30, 0.1, 3)]
+)
+def test_the_start_is_no_round_of_a_tail(rounds: int, share: float, count: int) -> None:
+    run = make_run({}, {"loss": range(rounds + 1)})
+    assert len(run.tail("loss", share)) == count
 
 
 def test_the_federated_objective_has_two_names():

@@ -159,12 +159,20 @@ def test_figures_4_3_to_4_8_look_at_epochs_clipping_and_step_size(tmp_path, chan
     report = spectral.figures_4(results_of(sensitivity_runs(**changes)), plan, tmp_path)
     assert {verdict.claim: verdict.outcome for verdict in report.verdicts} == HOLDS | expected
     if not changes:
-        # Accuracy averaged over the rounds, E = 1: (0.1 + 3 · 0.9)/4 − (0.1 + 3 · 0.8)/4 = 0.075.
-        assert evidence(report, "003-4-epochs-1").endswith("femnist: +7.50, +7.50, +7.50")
+        # Accuracy averaged over the three rounds, E = 1: 0.9 − 0.8 = 0.1; the start is none of them.
+        assert evidence(report, "003-4-epochs-1").endswith("femnist: +10.00, +10.00, +10.00")
         assert "femnist: 30.0 and 10.0 points; ratios by seed: femnist: 3.00" in evidence(
             report, "003-4-step-size"
         )
     check_figures(report.figures)
+
+
+def test_no_falls_at_all_are_no_oscillation():
+    assert (spectral._ratio(3.0, 2.0), spectral._ratio(1.0, 0.0), spectral._ratio(0.0, 0.0)) == (
+        1.5,
+        math.inf,
+        1.0,
+    )
 
 
 def test_ladders_have_all_values_there_are_and_the_usual_one_once():
@@ -206,7 +214,12 @@ def test_the_study_of_graphs_is_drawn_from_its_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("homogeneities", "expected"), [([8.0, 6.0, 4.0, 3.0], "holds"), ([8.0, 6.0, 4.0, 2.0], "doesn't hold")]
+    ("homogeneities", "expected"),
+    [
+        ([8.0, 6.0, 4.0, 3.0], "holds"),
+        ([8.0, 6.0, 4.0, 2.0], "doesn't hold"),
+        ([1.0, 2.0, 3.0, 4.0], "doesn't hold"),  # it rises
+    ],
 )
 def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_path):
     plan = graph_plan()
