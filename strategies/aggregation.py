@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from strategies import messages
 from strategies.arrays import Vector
 from strategies.chatter import without_chatter
+from strategies.safeguards import bounded, moved_by
 from strategies.sums import block_size
 
 MEAN = "mean"
@@ -74,11 +75,19 @@ class WeightedSum:
         How many updates are asked for, which the size of a block follows from; each is added or skipped.
     squares : bool
         Add up Σ d_i ‖Δ_i‖² as well.
+    bound : float
+        S: no update moves the sum further; 0: no bound.
+    private : bool
+        Share the weight of others whatever the updates are, as noise goes by ``sensitivity``; else the bound holds
+        also with a part of it.
     """
 
-    def __init__(self, size: int, number: int = 1, *, squares: bool = False) -> None:
+    def __init__(
+        self, size: int, number: int = 1, *, squares: bool = False, bound: float = 0.0, private: bool = False
+    ) -> None:
         self.total = np.zeros(size)
         self.squares = 0.0
+        self.bound, self._furthest, self._private = bound, 0.0, private
         self.kept: list[float] = []
         self._squares = squares
         self._block, self._left = np.zeros(size), block_size(number, size)
@@ -86,6 +95,9 @@ class WeightedSum:
 
     def add(self, weight: float, update: Vector) -> None:
         """Take in d_i and Δ_i (D,)."""
+        if self.bound:
+            update = bounded(weight, update, self.bound)
+            self._furthest = max(self._furthest, moved_by(weight, update))
         self._block += weight * update
         self.kept.append(weight)
         if self._squares:
@@ -98,8 +110,9 @@ class WeightedSum:
         if not self._left:
             self.end()
 
-    def add_block(self, total: Vector, squares: float, kept: Sequence[float]) -> None:
-        """Take in a block's Σ d_i Δ_i (D,) and Σ d_i ‖Δ_i‖², with the d_i in it."""
+    def add_block(self, total: Vector, squares: float, kept: Sequence[float], furthest: float = 0.0) -> None:
+        """Take in a block's Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and largest d_i ‖Δ_i‖, with the d_i in it."""
+        self._furthest = max(self._furthest, furthest)
         self.total += total
         self.squares += squares
         self.kept += kept
@@ -125,7 +138,10 @@ class WeightedSum:
         return self._share(weights) * max(self.kept)
 
     def _share(self, weights: Sequence[float]) -> float:
-        return sum(weights) / sum(self.kept)  # exactly 1 if all are there
+        share = sum(weights) / sum(self.kept)  # exactly 1 if all are there
+        if self._private or not self._furthest:
+            return share
+        return min(share, max(1.0, self.bound / self._furthest))
 
 
 class RobustRule(WeightedSum):
@@ -137,16 +153,18 @@ class RobustRule(WeightedSum):
         Its name.
     faulty : int
         f, clients that may send anything.
+    bound : float
+        S: no d_i Δ_i is longer; 0: no bound.
     """
 
-    def __init__(self, rule: str, faulty: int) -> None:
-        super().__init__(0)
+    def __init__(self, rule: str, faulty: int, bound: float = 0.0) -> None:
+        super().__init__(0, bound=bound)
         self.rule, self.faulty = rule, faulty
         self.updates: list[Vector] = []
 
     def add(self, weight: float, update: Vector) -> None:
         """Keep Δ_i (D,)."""
-        self.updates.append(update)
+        self.updates.append(bounded(weight, update, self.bound))
 
     def skip(self) -> None:
         """Do nothing: the rule knows no order."""
@@ -161,9 +179,20 @@ class RobustRule(WeightedSum):
         return None if arrays is None else np.asarray(arrays[_UPDATE].numpy(), dtype=np.float64)
 
 
-def gathering(rule: str, faulty: int, size: int, number: int, *, squares: bool = False) -> WeightedSum:
+def gathering(
+    rule: str,
+    faulty: int,
+    size: int,
+    number: int,
+    *,
+    squares: bool = False,
+    bound: float = 0.0,
+    private: bool = False,
+) -> WeightedSum:
     """Return what takes in so many updates (D,) of a round under one of ``RULES``; D is ``size``."""
-    return WeightedSum(size, number, squares=squares) if rule == MEAN else RobustRule(rule, faulty)
+    if rule == MEAN:
+        return WeightedSum(size, number, squares=squares, bound=bound, private=private)
+    return RobustRule(rule, faulty, bound)
 
 
 def _reply(update: Vector) -> Message:

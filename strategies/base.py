@@ -24,7 +24,6 @@ from strategies.lifecycle import Lifecycle
 from strategies.progress import Observer
 from strategies.roster import Client
 from strategies.round import Round
-from strategies.safeguards import bounded
 from strategies.server_optimizer import FEDEXP, OPTIMIZERS
 from strategies.time_scenario import TimeScenario
 from strategies.untrained import Untrained
@@ -164,10 +163,10 @@ class FederatedStrategy(Lifecycle):
 
         By default the server optimizer's step by the ``direction`` of Σ d_i × what ``counted`` returns.
         """
-        total = WeightedSum(len(model), len(weights), squares=self.optimizer.reads_squares)
+        squares, bound = self.optimizer.reads_squares, self.config.update_norm_bound
+        total = WeightedSum(len(model), len(weights), squares=squares, bound=bound)
         for weight, contribution in zip(weights, contributions, strict=True):
-            moves = self._look_at(self.counted(contribution))
-            total.add(weight, bounded(weight, moves, self.config.update_norm_bound))
+            total.add(weight, self._look_at(self.counted(contribution)))
         total.end()
         return self._moved(model, self.direction(total.total), total.squares)
 

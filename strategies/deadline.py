@@ -131,6 +131,8 @@ class LateTask:
         In real time, where it is there already.
     parts : Parts, optional
         What its time consists of, in virtual time, if that is known.
+    sent_bytes : int
+        That its client was sent for it.
     """
 
     client: int
@@ -143,6 +145,7 @@ class LateTask:
     request: Metadata | None = None
     reply: Message | None = None
     parts: Parts | None = None
+    sent_bytes: int = 0
 
 
 class LateWork:
@@ -175,7 +178,7 @@ class LateWork:
         names = dict.fromkeys(name for task in kept for name in task.beside)
         return {
             "late-tasks": [
-                [t.client, t.number, t.began, t.due, t.weight, at]
+                [t.client, t.number, t.began, t.due, t.weight, at, t.sent_bytes]
                 for t, at in zip(tasks, places, strict=True)
             ],
             **({"late-parts": [t.parts for t in tasks]} if any(t.parts for t in tasks) else {}),
@@ -190,9 +193,11 @@ class LateWork:
         bases = [np.array(base) for base in state.get("late-bases", ())]
         sent = {key.removeprefix("late-sent-"): key for key in state if key.startswith("late-sent-")}
         rows = state.get("late-tasks", ())
-        known = state.get("late-parts", [None] * len(rows))  # an earlier version's has none
-        for row, (client, number, began, due, weight, at) in enumerate(rows):
-            task = LateTask(client, number, began, due, weight)
+        known = state.get("late-parts", [None] * len(rows))  # an earlier version's has none,
+        for row, (client, number, began, due, weight, at, *sent_bytes) in enumerate(
+            rows
+        ):  # neither have its rows
+            task = LateTask(client, number, began, due, weight, sent_bytes=sum(sent_bytes))
             if (parts := known[row]) is not None:
                 task.parts = Parts(*parts)
             if at is not None:  # all have one, or none

@@ -10,9 +10,10 @@ Late work may be worth less, by its staleness δ: ``polynomial:0.5`` is the pape
 is 1.
 
 A client waits in the buffer until it is full, so its cycle isn't its task time and the share has no closed form. In
-virtual time the schedule follows from the task times alone: it is played through beforehand, and the shares are
-those of the very run. In real time they are those observed so far. With m = C and equal τ it is synchronous FedAvg,
-exactly.
+virtual time the schedule follows from the task times alone: it is played through beforehand, for as many
+aggregations as the run may have, 20,000 at most, and the shares are those of so many; a run that its time budget ends
+sooner has slightly others. In real time they are those observed so far. With m = C and equal τ it is synchronous
+FedAvg, exactly.
 """
 
 from collections.abc import Callable

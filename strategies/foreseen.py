@@ -34,12 +34,14 @@ class Played:
     """What came of it: by client, Σ d_i of what counted, and how often it was asked and counted, (C,).
 
     ``before`` has Σ d_i as it was every ten rounds: how the first half differs from the second says what is known.
+    ``whole``: nobody is there any more, and no run has other rounds than these.
     """
 
     weight: Weights
     asked: Weights
     counted: Weights
     before: list[Weights] = field(default_factory=list)
+    whole: bool = False
 
     @property
     def shares(self) -> Weights:
@@ -49,6 +51,8 @@ class Played:
     @property
     def error(self) -> float:
         """By how much ½ Σ |q_i − q̂_i| may be off."""
+        if self.whole:
+            return 0.0
         half = self.before[len(self.before) // 2 - 1]
         return 0.25 * float(np.abs(_shares(half) - _shares(self.weight - half)).sum())
 
@@ -100,6 +104,7 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
             late = {place: task for place, task in late.items() if task[0] > now + RESOLUTION}
         comes = {place: schedule.comes(clients[place], now) for place in range(len(p)) if place not in late}
         if not late and (now := max(now, min((comes[place] for place in wanted), default=NEVER))) == NEVER:
+            played.whole = True
             break
         free = [place for place, time in comes.items() if time <= now]
         there = len(free) + sum(schedule.comes(clients[place], now) <= now for place in late)

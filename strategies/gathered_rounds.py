@@ -22,7 +22,6 @@ from strategies.exchange import in_order
 from strategies.metrics import MetricsMean
 from strategies.roster import Client
 from strategies.round import Round
-from strategies.safeguards import bounded
 from strategies.sums import SummingGrid, SumRequest, SumTasks
 from strategies.timed_rounds import TimedRounds
 from strategies.untrained import Untrained
@@ -38,6 +37,9 @@ class GatheredRounds(TimedRounds):
     #: Whether a reply is done with as it comes, so that a round's models are never all in memory. Not where a hook
     #: changes what later rounds rest on, as a cache does: a round that is cut off must leave no trace.
     streams: ClassVar[bool] = True
+
+    #: Whether the last ``aggregate`` left the model as it is, for now: a method that waits says so.
+    stays: bool = False
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
@@ -91,7 +93,7 @@ class GatheredRounds(TimedRounds):
                 current.contributions.append(contribution)
             else:
                 moves = self._look_at(self.counted(contribution))
-                gathered.add(weight, bounded(weight, moves, self.config.update_norm_bound))
+                gathered.add(weight, moves)
             apart.add(weight, contribution.untrained)
             current.take_in(contribution, weight, reply, bounded=local.bounded)
         if unweighed and len(current.failures) == len(current.clients):
@@ -127,7 +129,8 @@ class GatheredRounds(TimedRounds):
             log.warning("round %d: %s, the model stays as it is", current.number, few)
             return None, metrics
         current.credit(self.accounts, self._worth)
-        if self._noise is None:  # what isn't trained would tell of the data; it stays as it is
+        # What isn't trained stays as it is where the model does, and where it would tell of the data.
+        if self._noise is None and not self.stays:
             apart.put_into(moved)
         return self._layout.to_record(moved), metrics
 
@@ -211,7 +214,7 @@ class GatheredRounds(TimedRounds):
             tasks = tasks.at(
                 [place for place, index in enumerate(tasks.clients) if index not in current.lost]
             )
-        gathered = WeightedSum(len(current.model), len(tasks))
+        gathered = WeightedSum(len(current.model), len(tasks), bound=request.bound)
         for client in current.clients:
             if client.index in current.lost:
                 current.leave_out(client, messages.NO_REPLY)
@@ -244,7 +247,7 @@ class GatheredRounds(TimedRounds):
                     own = own.at(counting)
                 current.count_all(own.clients, size, bounded)
                 current.metrics.add_columns(own.weights, told)
-                gathered.add_block(self._look_at(block.total), block.squares, own.weights)
+                gathered.add_block(self._look_at(block.total), block.squares, own.weights, block.furthest)
                 if self._cut_off():
                     return
         finally:

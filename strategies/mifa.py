@@ -56,7 +56,8 @@ class Mifa(SynchronousStrategy):
             updates.put(contribution.client.index, contribution.update)
         answered, p = set(updates.clients), self._waited_for(set(updates.clients))
         here = {i: share for i, share in p.items() if i in answered}
-        if not self.memory.get(BEGUN) and len(here) < len(p):
+        self.stays = not self.memory.get(BEGUN) and len(here) < len(p)
+        if self.stays:
             self._say_once(
                 "the model stays as it is until all %d clients that count have answered once", len(p)
             )

@@ -162,7 +162,9 @@ class SynchronousStrategy(GatheredRounds):
         self._worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
         size, rule = len(current.model), self.config.aggregation_rule
         number, squares = len(current.clients) - len(current.lost), self.optimizer.reads_squares
-        gathered = gathering(rule, self.config.faulty_clients, size, number, squares=squares)
+        faulty, bound = self.config.faulty_clients, self.config.update_norm_bound
+        private = self._noise is not None
+        gathered = gathering(rule, faulty, size, number, squares=squares, bound=bound, private=private)
         apart = self._gather(current, weights, replies, gathered)
         if streaming and self._cut_off():
             return None, None

@@ -191,7 +191,12 @@ class Safeguards:
         self.norms.restore(state)
 
 
+def moved_by(weight: float, update: Vector) -> float:
+    """Return how far an update (D,) of this weight moves a sum."""
+    return weight * float(np.linalg.norm(update))
+
+
 def bounded(weight: float, update: Vector, bound: float) -> Vector:
     """Return an update (D,), shortened where ``weight`` times its norm is above ``bound``; 0: no bound."""
-    moves = weight * float(np.linalg.norm(update)) if bound else 0.0
+    moves = moved_by(weight, update) if bound else 0.0
     return update * (bound / moves) if moves > bound else update

@@ -122,6 +122,8 @@ class BlockSum:
         The tasks that aren't in the sum, by their places.
     bounded : collection of int
         Places of those whose updates were longer than the bound.
+    furthest : float
+        The largest d_i ‖Δ_i‖ in the sum, where there is a bound.
     """
 
     total: Vector
@@ -130,6 +132,7 @@ class BlockSum:
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
     not_counted: Mapping[int, NotCounted] = field(default_factory=dict)
     bounded: Collection[int] = ()
+    furthest: float = 0.0
 
 
 @runtime_checkable

@@ -229,10 +229,13 @@ class TimedRounds(EarlyClosing):
             self._say_late(index, current.number)
         if self.config.late == NEXT:
             for index in early.gone:
-                self._say_late(index, self.late_work.tasks[index].number, lost=index in early.lost)
+                task = self.late_work.tasks[index]
+                self._say_late(index, task.number, lost=index in early.lost)
+                early.wasted += task.sent_bytes
             dropped += early.gone
         self.late_work.done(early.gone | early.earlier.keys())
         for task in early.late.values() if self._own_loop else ():
+            task.sent_bytes = early.bytes.get(task.client, 0)
             if self.config.late == NEXT or task.reply is None:
                 self.late_work.add(task)
         early.wasted += self._bytes_late + sum(early.bytes.get(index, 0) for index in dropped)

@@ -20,6 +20,7 @@ from fedapp.training.trainer import TrainedStack, Trainer
 from strategies import messages
 from strategies.aggregation import square_of
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values
+from strategies.safeguards import moved_by
 from strategies.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
 
 
@@ -132,11 +133,11 @@ class _Block:
         models = models_of([parameters for parameters, _ in stacks], self.shared.starts)
         rows = {place: row for row, place in enumerate(trained)}
         counting = {place: rows[place] for place in sorted(rows) if self._counts(place, models, rows[place])}
-        total, squares = self._sum(models, counting)
+        total, squares, furthest = self._sum(models, counting)
         losses = np.full(len(self.tasks), np.nan)
         losses[trained] = np.concatenate([loss.double().cpu().numpy() for _, loss in stacks])
         metrics = {messages.TRAIN_LOSS: losses.tolist()}
-        return BlockSum(total, squares, len(self.tasks), metrics, self.not_counted, self.bounded)
+        return BlockSum(total, squares, len(self.tasks), metrics, self.not_counted, self.bounded, furthest)
 
     def _at_hand(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the places in the block of the tasks that can be done, and where their rows begin and end."""
@@ -170,17 +171,18 @@ class _Block:
             return False
         return True
 
-    def _sum(self, models: Models, rows: Mapping[int, int]) -> tuple[Vector, float]:
-        """Return Σ d_i Δ_i (D,) and Σ d_i ‖Δ_i‖² of the models in these rows, by place."""
-        request, base, squares = self.shared.request, self.shared.base, 0.0
+    def _sum(self, models: Models, rows: Mapping[int, int]) -> tuple[Vector, float, float]:
+        """Return Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and the largest d_i ‖Δ_i‖ of the models in these rows, by place."""
+        request, base, squares, furthest = self.shared.request, self.shared.base, 0.0, 0.0
         weights = [self.tasks.weights[place] for place in rows]
         if rows and not (request.bound or request.squares):
-            return models.weighted_sum(list(rows.values()), weights, base), 0.0
+            return models.weighted_sum(list(rows.values()), weights, base), 0.0, 0.0
         total = np.zeros(len(base))
         for (place, row), weight in zip(rows.items(), weights, strict=True):
             update, longer = request.counted(models.model(row, base), base, weight)
             squares += weight * square_of(update) if request.squares else 0.0
+            furthest = max(furthest, moved_by(weight, update) if request.bound else 0.0)
             total += weight * update
             if longer:
                 self.bounded.add(place)
-        return total, squares
+        return total, squares, furthest

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from strategies import FedAvg, FedProx, RunError, Spectral, messages
 from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, added_in_order, least_updates
+from strategies.safeguards import bounded
 
 Make = Callable[..., Any]
 ROBUST = [rule for rule in RULES if rule != MEAN]
@@ -76,6 +77,37 @@ def test_the_sum_shares_missing_weights(weights: np.ndarray, data: st.DataObject
     assert gathered.sensitivity(weights.tolist()) == pytest.approx(
         weights[there].max() * weights.sum() / weights[there].sum()
     )
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.1, 5)),
+    st.floats(0.1, 10),
+    st.booleans(),
+    st.data(),
+)
+def test_no_update_moves_the_sum_beyond_the_bound_also_with_the_weight_of_others(
+    weights: np.ndarray, bound: float, blocks: bool, data: st.DataObject
+) -> None:
+    there = data.draw(hnp.arrays(np.bool_, len(weights)).filter(np.any))
+    # One axis a client: the sum's coordinates are what each moves it by.
+    lengths = data.draw(hnp.arrays(np.float64, len(weights), elements=st.floats(0, 10)))
+    gathered = WeightedSum(len(weights), bound=bound)
+    for place in np.flatnonzero(there):
+        weight, update = float(weights[place]), np.eye(len(weights))[place] * lengths[place]
+        if blocks:
+            own = bounded(weight, update, bound)
+            gathered.add_block(weight * own, 0.0, [weight], float(weight * own.max()))
+        else:
+            gathered.add(weight, update)
+    result = gathered.result(weights.tolist())
+    assert result is not None
+    assert result.max() <= bound * (1 + 1e-12)
+    moves = np.where(there, np.minimum(weights * lengths, bound), 0.0)
+    share = weights.sum() / weights[there].sum()
+    if moves.max() * share <= bound or there.all():  # nothing to hold back: what there is without a bound
+        np.testing.assert_allclose(result, share * moves, rtol=1e-12)
+    else:
+        np.testing.assert_allclose(result * moves.max(), moves * bound, rtol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedProx])

@@ -104,15 +104,19 @@ def test_any_number_may_be_drawn() -> None:
 def test_late_work_is_saved_and_restored() -> None:
     work = LateWork()
     work.add(LateTask(3, 2, 0.5, 1.5, 0.25, np.array([1.0, 2.0]), {"neighbours": np.array([3.0, 4.0])}))
-    work.add(LateTask(1, 1, 0.0, 2.5, 0.5, np.array([5.0, 6.0]), {"neighbours": np.array([7.0, 8.0])}))
+    work.add(
+        LateTask(
+            1, 1, 0.0, 2.5, 0.5, np.array([5.0, 6.0]), {"neighbours": np.array([7.0, 8.0])}, sent_bytes=16
+        )
+    )
     again = LateWork.restored(work.state())
     assert [vars(task).keys() for task in again.tasks.values()] == [
         vars(t).keys() for t in work.tasks.values()
     ]
     for index, task in work.tasks.items():
         other = again.tasks[index]
-        assert (other.client, other.number, other.began, other.due, other.weight) == (
-            task.client, task.number, task.began, task.due, task.weight,
+        assert (other.client, other.number, other.began, other.due, other.weight, other.sent_bytes) == (
+            task.client, task.number, task.began, task.due, task.weight, task.sent_bytes,
         )  # fmt: skip
         assert np.array_equal(np.asarray(other.base), np.asarray(task.base))
         assert np.array_equal(other.beside["neighbours"], task.beside["neighbours"])

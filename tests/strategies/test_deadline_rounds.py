@@ -291,6 +291,21 @@ def test_late_work_is_late_until_it_is_known_to_be_lost(go: Go, tmp_path: Path, 
     for name in ("lost-tasks", "failures"):  # in the round in which it would have come
         assert sum(report.metrics.get(name, 0) for report in reports) == account.lost
     assert sum(report.metrics["dropped-updates"] for report in reports) == 1
+    sent = len(reports[0].arrays["w"].data)
+    assert sum(report.metrics["bytes-wasted"] for report in reports) == sent
+
+
+def test_shares_are_known_where_everybody_is_soon_away_for_good(
+    go: Go, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "there.csv"
+    path.write_text("client,start,end\n0,0,5\n1,0,5\n2,0,5\n")
+    options = {"round_deadline": 1.5, "availability": f"trace:{path}"}
+    reports, _, strategy = go([[1.0], [1.0], [3.0]], rounds=9, **options)
+    assert [report.time for report in reports] == [1.5, 2.5, 3.5, 5.0]  # then nobody is there
+    weights = [account.weight for _, account in sorted(strategy.accounts.items())]
+    assert weights[0] == weights[1] > weights[2] == 0.0
+    assert "their distance is 0.333" in caplog.text
 
 
 def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:

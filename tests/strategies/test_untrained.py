@@ -142,10 +142,20 @@ def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: 
 
 @pytest.mark.parametrize("kind", [FedNova, Scaffold, FedDyn, Mifa])
 def test_methods_that_correct_updates_average_them_as_fedavg_does(kind: Any) -> None:
-    for options in ({}, {"participation": "uniform", "fraction_train": 0.7}, {"participation": "paired"}):
+    some: list[dict[str, Any]] = [
+        {"participation": "uniform", "fraction_train": 0.7},
+        {"participation": "paired"},
+    ]
+    for options in ({}, *(some if kind is not Mifa else [])):
         ours, plain = (run(each, 3, **options) for each in (kind, FedAvg))
         for name in ("norm.running_var", "norm.num_batches_tracked"):
             assert ours[name].data == plain[name].data
+
+
+def test_while_a_method_waits_they_stay_with_the_model() -> None:
+    waiting = run(Mifa, 2, participation="uniform", fraction_train=0.3)  # two of three have answered at most
+    assert waiting["layer.weight"].numpy().tolist() == [1.0, 1.0]
+    assert (variance_of(waiting), int(waiting["norm.num_batches_tracked"].numpy())) == (1.0, 0)
 
 
 def test_fedexp_tells_the_mean_of_the_last_two() -> None:
