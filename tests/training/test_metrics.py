@@ -108,7 +108,9 @@ def test_one_that_is_called_as_something_else_of_a_run_is_refused(name: str) -> 
         return 0.5
 
     metric.__qualname__ = name
-    with pytest.raises(OwnPartError, match=rf"^metrics = 'python:{name}_.*; the function needs another name$"):
+    with pytest.raises(
+        OwnPartError, match=rf"^metrics = 'python:{name}_.*; the function needs another name$"
+    ):
         metrics_of(register(metric))
 
 
