@@ -1,8 +1,9 @@
 """The source of a part is in the key of a run: of whatever kind the part is, and of what its module imports."""
 
+import importlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,26 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write files of modules, as they are in a new process."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
     def written(**files: str) -> None:
         for name, text in files.items():
             path = tmp_path / f"{name.replace('__', '/')}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-        for module in [name for name in sys.modules if name.partition(".")[0] in ("mine", "pieces", "bare")]:
-            del sys.modules[module]
+        _forget()
 
-    return written
+    yield written
+    _forget()
+
+
+def _forget() -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("mine", "pieces", "bare")]:
+        del sys.modules[module]
+    importlib.invalidate_caches()
 
 
 @pytest.mark.parametrize(
