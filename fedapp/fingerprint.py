@@ -18,13 +18,14 @@ import os
 import pickle
 import struct
 import sys
-import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
+
+from fedapp.imports import is_users
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 # Of code, all that it does; not where it stands.
@@ -40,8 +41,6 @@ _NOTES = (
     "__static_attributes__",
     "_abc_impl",
 )
-_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = ("fedapp", "strategies")  # versions of the app are versions, as those of libraries are
 
 log = logging.getLogger("fedapp.own")
 
@@ -247,9 +246,9 @@ def _found_at(value: Any, module: Any, path: str) -> str | None:
 def _source_of(module: ModuleType | None) -> str:
     """Return a digest of a module's file if it is the user's; of the app and of libraries nothing."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
-    if not file or Path(file).suffix != ".py" or name.partition(".")[0] in _OWN or name == "__main__":
+    if not file or name == "__main__":
         return ""
-    return "" if any(Path(file).is_relative_to(each) for each in _LIBRARIES) else file_digest(Path(file))
+    return file_digest(Path(file)) if is_users(name, Path(file)) else ""
 
 
 def _digest_of(value: Any) -> str:

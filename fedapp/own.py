@@ -4,6 +4,7 @@ A part that was handed over in Python and that no module has, such as a class ma
 it is known in this process alone.
 """
 
+import hashlib
 import importlib
 import inspect
 import sys
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 from fedapp.fingerprint import file_digest as file_digest
 from fedapp.fingerprint import fingerprint, has_changed
+from fedapp.imports import files_of
 
 HERE = "python"  # the module of what is known in this process alone
 
@@ -100,28 +102,51 @@ def own_parts(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def source_digest(name: str) -> str:
-    """Return a digest of the file of ``module:name``, with which what it computes may change; "" without one."""
+    """Return a digest of the files of ``module:name``, with which what it computes may change; "" without one."""
     try:
-        return file_digest(_file_of(name))[:10]
-    except (OwnPartError, OSError, TypeError):
+        digests = [(file.name, file_digest(file)) for file in source_files(name)]
+    except (OwnPartError, OSError):
         return ""
+    if len(digests) < 2:
+        return digests[0][1][:10] if digests else ""
+    return hashlib.sha256(repr(sorted(digests)).encode()).hexdigest()[:10]
 
 
 def changed_since(values: Mapping[str, Any]) -> str:
     """Say which part of a config other processes would import otherwise than it is here; "" if there is none."""
     for key, names in own_parts(values).items():
         for name in names:
-            with suppress(OwnPartError, OSError, TypeError):
-                if has_changed(file := _file_of(name)):
+            with suppress(OwnPartError, OSError):
+                if changed := next(filter(has_changed, source_files(name)), None):
                     return (
-                        f"{key} = {name!r}: {file.name} has changed since it was imported, and other processes would "
-                        "import it as it is now: load it again (importlib.reload), or begin a new process"
+                        f"{key} = {name!r}: {changed.name} has changed since it was imported, and other processes "
+                        "would import it as it is now: load it again (importlib.reload), or begin a new process"
                     )
     return ""
 
 
-def _file_of(name: str) -> Path:
-    return Path(inspect.getsourcefile(imported("", name)) or "")  # type: ignore[arg-type]
+def source_files(name: str) -> list[Path]:
+    """Return the Python files that ``module:name`` is made of, sorted; none for what no module has.
+
+    They are that of its module, that in which it is defined, and those of the user's modules that these import, in
+    turn (``fedapp.imports``).
+
+    Raises
+    ------
+    OwnPartError
+        If it can't be imported.
+    OSError
+        If a file can't be read.
+    """
+    part, module = imported("", name), name.partition(":")[0]
+    if module == HERE:  # its name says what it is
+        return []
+    found = {module: getattr(sys.modules[module], "__file__", None)}
+    with suppress(TypeError, ValueError):  # an object, or wrapped in itself
+        function: Any = inspect.unwrap(part)  # type: ignore[arg-type]
+        found[function.__module__] = inspect.getsourcefile(function)
+    files = [files_of(each, Path(file)) for each, file in found.items() if file and file.endswith(".py")]
+    return sorted({file for each in files for file in each})
 
 
 def _see_working_directory(package: str) -> None:

@@ -60,7 +60,10 @@ class RunResult:
         """A row for each evaluation: ``aggregation``, ``time``, and every scalar metric; NaN where it is missing."""
         import pandas as pd
 
-        return pd.DataFrame(dict(self._record.columns)).astype({"aggregation": int})
+        columns = {"aggregation": (), "time": ()} | dict(
+            self._record.columns
+        )  # there may be no evaluation yet
+        return pd.DataFrame(columns).astype({"aggregation": int, "time": float})
 
     @cached_property
     def clients(self) -> "pd.DataFrame | None":

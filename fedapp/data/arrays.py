@@ -1,5 +1,6 @@
 """Arrays x_train, y_train and, optionally, x_test, y_test and natural ids, from wherever they come, as a dataset."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from fedapp.data.dataset import Array, IntArray, Kind, RawData, Split, Targets
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "writer_train", "writer_test")
+
+log = logging.getLogger("fedapp.data")
 
 
 def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Problem) -> list[Split]:
@@ -69,6 +72,13 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
         raise problem(f"x_train has shape {shape}; allowed: (N, D), (N, H, W), (N, C, H, W), (N, H, W, C)")
     y, groups, num_train = join_rows(splits)
     kind: Kind = "vector" if len(shape) == 2 else "image"
+    if len(shape) == 4 and shape[3] < min(shape[1:3]) and not _channels_are_last(shape):
+        log.warning(
+            "data: x_train has rows of shape %s, taken for %d channels of %dx%d; channels may be last where "
+            "they are 1 or 3",
+            shape[1:],
+            *shape[1:],
+        )
     blocks = [split.x if kind == "vector" else channels_first(split.x) for split in splits]
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0
     return RawData(blocks, y, groups, num_train, number_of_classes(y, problem), kind, scale)
@@ -87,8 +97,11 @@ def channels_first(x: Array) -> Array:
     """View images (N, H, W), (N, H, W, C) or (N, C, H, W) as (N, C, H, W)."""
     if x.ndim == 3:
         return x[:, np.newaxis]
-    trailing = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
-    return x.transpose(0, 3, 1, 2) if trailing else x
+    return x.transpose(0, 3, 1, 2) if _channels_are_last(x.shape) else x
+
+
+def _channels_are_last(shape: tuple[int, ...]) -> bool:
+    return shape[3] in (1, 3) and shape[1] not in (1, 3)
 
 
 def _as_inputs(key: str, x: Array, problem: Problem) -> Array:

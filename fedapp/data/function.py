@@ -21,7 +21,7 @@ from fedapp.data.errors import DataError
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.targets import Problem
-from fedapp.own import OwnPartError, file_digest, imported
+from fedapp.own import OwnPartError, file_digest, imported, source_files
 
 log = logging.getLogger("fedapp.data")
 
@@ -94,7 +94,7 @@ def arguments_of(
 
 
 def digest_of(function: Callable[..., Any], name: str) -> str:
-    """Return a digest of the function's source: of the file of its module, and of all Python files beside it.
+    """Return a digest of the function's source: its module's file, those beside that, and those that it imports.
 
     Files that are imported count as they were then.
     """
@@ -105,7 +105,7 @@ def digest_of(function: Callable[..., Any], name: str) -> str:
         # No function but something that can be called, or a notebook's class.
         file, called = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None), name
     digest = hashlib.sha256(called.encode())
-    for path in sorted(Path(file or "").parent.glob("*.py")):
+    for path in sorted({*Path(file or "").parent.glob("*.py"), *source_files(name)}):
         digest.update(f"{path.name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 

@@ -119,7 +119,11 @@ def _splits(found: Any, problem: Problem) -> "list[HFDataset]":
         raise problem("has no rows in train or test; at least one is needed")
     if any(list(split.features) != list(chosen[0].features) for split in chosen):
         raise problem("has other columns in test than in train; they must match")
-    return chosen
+    if any(split.format["type"] == "custom" for split in chosen):
+        raise problem(
+            "has a transform (set_transform), which wouldn't be applied; map does it once, or return a torch Dataset"
+        )
+    return [split.with_format(None) for split in chosen]  # images of one for PyTorch are tensors
 
 
 def _chosen(features: Mapping[str, Any], columns: DataColumns) -> DataColumns:
@@ -175,12 +179,21 @@ def _column(split: "HFDataset", name: str, problem: Problem) -> Array:
             f"column {name!r} has type {kind}; images, numbers, or lists of them that are equally long, all "
             "filled, are needed"
         )
+    if column.dtype.kind == "i" and _is_of_bytes(feature):  # bytes are scaled
+        column = column.astype(np.uint8)
     with np.errstate(over="ignore"):
         if column.dtype.kind == "f" and not np.isfinite(column.astype(np.float32)).all():
             raise problem(
                 f"column {name!r} has empty cells, or values that are not finite in float32; all must be finite"
             )
     return column
+
+
+def _is_of_bytes(feature: Any) -> bool:
+    """Tell whether a column holds uint8, itself or in lists and arrays."""
+    while isinstance(feature, list) or hasattr(feature, "feature"):
+        feature = feature[0] if isinstance(feature, list) else feature.feature
+    return getattr(feature, "dtype", "") == "uint8"
 
 
 def _images(split: "HFDataset", name: str, problem: Problem) -> Array:

@@ -35,7 +35,7 @@ FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 """What module:function looks like."""
 
 # Raised when something else is made of a user's own files, so that they are read again; in the keys of these alone.
-_OWN_READERS = {"readers": 2}
+_OWN_READERS = {"readers": 3}
 
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -295,7 +295,12 @@ def _columns_key(columns: DataColumns) -> dict[str, Any]:
 
 
 def _files_key(files: list[Path]) -> dict[str, Any]:
-    stats = [(file.resolve(), file.stat()) for file in files]
+    stats = []
+    for file in files:
+        try:
+            stats.append((file.resolve(), file.stat()))
+        except (OSError, RuntimeError) as error:  # such as a link to nothing, or in a circle
+            raise path_error(file, f"can't be read ({type(error).__name__})") from None
     for path, stat in stats:
         if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):  # a pipe would be read for ever
             raise path_error(path, "is no file or folder")

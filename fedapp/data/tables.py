@@ -3,6 +3,7 @@
 No message quotes a value that is in the data: it may be told to the server.
 """
 
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,11 @@ from fedapp.data.targets import Problem, number_of_classes, read_targets
 
 if TYPE_CHECKING:
     import pyarrow
+
+log = logging.getLogger("fedapp.data")
+
+# What a table's row numbers are called by pandas, and by Hugging Face's reader of CSV; in CSV they have no name.
+_ROW_NUMBERS = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 
 
 def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> RawData:
@@ -46,7 +52,7 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tupl
     """Return the columns of inputs and of labels; DataError if one that is asked for isn't there."""
     labels = _listed(columns.label, names)
     group = [columns.group] if columns.group else []
-    inputs = _listed(columns.inputs, names) or [name for name in names if name not in (*labels, *group)]
+    inputs = _listed(columns.inputs, names) or _unnamed_left_out(names, (*labels, *group))
     shown = [name if name.isprintable() else repr(name) for name in names[:8]]
     found = ", ".join(shown) + (f", … ({len(names)})" if len(names) > 8 else "")
     for key, wanted in (("label-column", labels), ("group-column", group), ("input-column", inputs)):
@@ -63,6 +69,17 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tupl
             f"{columns.label!r} and group-column = {columns.group!r} must differ"
         )
     return inputs, labels
+
+
+def _unnamed_left_out(names: list[str], taken: tuple[str, ...]) -> list[str]:
+    """Return the columns that can be inputs where none are named: row numbers are none."""
+    left = [name for name in names if name not in taken]
+    if numbers := [name for name in left if _ROW_NUMBERS.fullmatch(name)]:
+        shown = ", ".join(name or "without a name" for name in numbers)
+        log.warning(
+            "data: the column %s is taken for row numbers and is no input; input-column says what is", shown
+        )
+    return [name for name in left if name not in numbers]
 
 
 def _listed(text: str, names: list[str]) -> list[str]:

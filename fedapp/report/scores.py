@@ -1,6 +1,7 @@
 """Which of a run's numbers are its model's metrics, which evaluation is best, and what a step of it is called."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedapp.report import as_number
@@ -11,6 +12,9 @@ AUTO, NONE = "auto", "none"  # values of the key metrics
 
 # What metrics = "auto" makes of classes and of numbers.
 _USUAL = ("accuracy", "rmse", "r2")
+
+# A function that was handed over in Python, with a digest behind its name.
+_OF_PYTHON = re.compile(r"^(python:.*)_[0-9a-f]{8}$")
 
 Record = Mapping[str, object]
 
@@ -39,8 +43,8 @@ def measured_by(named: object) -> list[str]:
 
 def _names(named: object) -> list[str]:
     """Return what the metrics of a config are called; one of the user's own as its function is."""
-    names = (name.strip().rpartition(":")[2].rpartition(".")[2] for name in str(named).split(","))
-    return [name.replace("_", "-") for name in names]
+    names = (_OF_PYTHON.sub(r"\1", name.strip()) for name in str(named).split(","))
+    return [name.rpartition(":")[2].rpartition(".")[2].replace("_", "-") for name in names]
 
 
 def best_at(records: Sequence[Record], metric: str) -> int | None:

@@ -23,6 +23,9 @@ ROWS = 8  # that are tried
 # Metrics that read an output for each class.
 BY_CLASS = {METRICS[name] for name in ("accuracy", "top5", "f1-macro", "auroc")}
 
+# Metrics that read numbers as labels that hold or don't, and outputs as their logits.
+BY_LABEL = {METRICS[name] for name in ("accuracy", "f1-macro", "auroc")}
+
 
 def check_parts(
     model_name: str,
@@ -68,7 +71,9 @@ def check_parts(
                 f"model = {model_name!r}: must return a tensor (B, ...) for {data}, returns {shape}"
             )
         _check_width(model_name, loss, metrics, outputs, num_classes)
-        _check_targets(model_name, loss, outputs, y, y.numpy(force=True) if targets is None else targets)
+        targets = y.numpy(force=True) if targets is None else targets
+        _check_targets(model_name, loss, outputs, y, targets)
+        _check_labels(loss, metrics, targets)
         for metric in metrics:
             _check_metric(metric, outputs, y)
         _check_learning(model_name, model, loss, x, y)
@@ -162,6 +167,17 @@ def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targ
         raise OwnPartError(
             f"loss = {loss.name!r}: must return the loss of each example, ({len(y)},), returns {shape}; "
             "in PyTorch that is reduction='none'"
+        )
+
+
+def _check_labels(loss: Loss, metrics: tuple[Metric, ...], targets: np.ndarray) -> None:
+    """Refuse metrics of labels on numbers that are none; with bce they may be shares, and outputs are logits."""
+    if targets.dtype.kind != "f" or loss.name == "bce" or bool(((targets == 0) | (targets == 1)).all()):
+        return
+    if wrong := next((metric for metric in metrics if metric in BY_LABEL), None):
+        raise OwnPartError(
+            f"metrics = {wrong.name!r}: is one of classes, and of labels that are 0 or 1; the targets of the data "
+            "are other numbers"
         )
 
 

@@ -1,5 +1,6 @@
 """What a model scores beside its loss."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,10 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapp.own import OwnPartError, imported, is_own
+from fedapp.own import HERE, OwnPartError, imported, is_own
 from fedapp.training.losses import Targets
 
 AUTO, NONE = "auto", "none"
+
+# What metrics.jsonl says of a run beside its metrics.
+_TAKEN = (
+    "loss", "aggregation", "time", "clock", "participants", "contributions", "failures", "train-loss",
+    "federated-loss", "surrogate-loss", "bytes-up", "bytes-down", "bytes-kept", "device-seconds", "wasted-seconds",
+    "staleness-mean", "staleness-max", "weights-distance", "dp-epsilon",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,12 +132,14 @@ def metrics_of(names: str) -> tuple[Metric, ...]:
     Raises
     ------
     OwnPartError
-        If there is none of a name, or two are called alike.
+        If there is none of a name, two are called alike, or one as something else that a run tells.
     """
     listed = [] if names == NONE else [name.strip() for name in names.split(",")]
     found = tuple(_metric(name) for name in listed)
-    if len({metric.name for metric in found}) < len(found):
-        raise OwnPartError(f"metrics = {names!r}: names one twice")
+    called = [metric.name for metric in found]
+    if twice := [name for name in called if called.count(name) > 1]:
+        what = "names one twice" if len(set(listed)) < len(listed) else f"two are called {twice[0]!r}"
+        raise OwnPartError(f"metrics = {names!r}: {what}")
     return found
 
 
@@ -141,5 +151,17 @@ def _metric(name: str) -> Metric:
     function = imported("metrics", name)
     if not callable(function):
         raise OwnPartError(f"metrics = {name!r}: must be a function (outputs, targets) → float")
-    called = name.rpartition(":")[2].rpartition(".")[2].replace("_", "-")
+    called = _called(name)
+    if called in _TAKEN:
+        raise OwnPartError(
+            f"metrics = {name!r}: a run's {called!r} is something else; the function needs another name"
+        )
     return Metric(called, lambda outputs, targets: float(cast(Any, function)(outputs, targets)))
+
+
+def _called(name: str) -> str:
+    """Return what one of the user's own is called: as its function, without the digest of what no module has."""
+    own = name.rpartition(":")[2].rpartition(".")[2]
+    if name.startswith(f"{HERE}:"):
+        own = re.sub(r"_[0-9a-f]{8}$", "", own)
+    return own.replace("_", "-")

@@ -23,6 +23,8 @@ Move = Callable[[Tensors, Tensors, float | Tensor], None]
 
 OWN = ("sgd", "adam", "adamw")
 
+_GIVEN = {"params", "lr"}  # what local training gives an optimizer of PyTorch
+
 TRIED = 20  # steps in which an optimizer must move a model
 
 
@@ -164,9 +166,10 @@ def optimizer_of(name: str, options: str = "") -> LocalOptimizer:
         else _keywords(_torch_class(name))
     )
     for key in values:
-        if key not in known:
+        if key in _GIVEN or (known is not None and key not in known):
+            allowed = "all others" if known is None else ", ".join(sorted(known))
             raise OwnPartError(
-                f"optimizer-options = {options!r}: {name} has no {key!r}; allowed are {', '.join(sorted(known))}"
+                f"optimizer-options = {options!r}: {name} has no {key!r}; allowed are {allowed}"
             )
     optimizer = LocalOptimizer(name, tuple((key, _frozen(value)) for key, value in values.items()))
     _try(optimizer, options)
@@ -209,8 +212,12 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _keywords(kind: type[torch.optim.Optimizer]) -> set[str]:
-    return set(inspect.signature(kind).parameters) - {"params", "lr"}
+def _keywords(kind: type[torch.optim.Optimizer]) -> set[str] | None:
+    """Return the options that a class takes; None if it takes any, maybe to hand them on."""
+    parameters = inspect.signature(kind).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return set(parameters) - _GIVEN
 
 
 def _torch_class(name: str) -> type[torch.optim.Optimizer]:

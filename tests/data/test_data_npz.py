@@ -41,6 +41,15 @@ def test_npz_shapes_and_types(
         assert np.array_equal(data.x[0, 2], x[0, :, :, 2])
 
 
+@pytest.mark.parametrize(("shape", "says"), [((6, 7, 4), True), ((6, 7, 2), True), ((8, 6, 6), False)])
+def test_channels_that_may_be_meant_otherwise_are_told(
+    tmp_path: Path, shape: tuple[int, ...], says: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = {"x_train": np.ones((3, *shape)), "y_train": np.array([0, 4, 1])}
+    assert load_dataset("npz", save(tmp_path / "own.npz", arrays)).input_shape == shape
+    assert (f"taken for {shape[0]} channels of {shape[1]}x{shape[2]}" in caplog.text) is says
+
+
 @pytest.mark.parametrize("key", ["group", "writer"])
 def test_npz_groups(tmp_path: Path, images: Arrays, key: str) -> None:
     groups = {f"{key}_train": np.arange(30) // 3, f"{key}_test": np.arange(10, dtype=np.int16)}

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from datasets import Array2D, Array3D, ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 from PIL import Image as Pictures
 
 from fedapp.data import DataError, load_dataset
 from fedapp.data.dataset import DataColumns
+from fedapp.data.hugging_face import hugging_face_data
 from tests.data.sources import message
 
 
@@ -102,6 +103,38 @@ def test_lists_and_arrays_of_numbers(tmp_path: Path) -> None:
         ("a", "b"),
         [1, 0],
     )
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_a_format_that_is_set_changes_nothing(form: str) -> None:
+    data = {"img": [picture(1), picture(2)], "label": ["b", "a"], "who": [3, 5]}
+    found = Dataset.from_dict(
+        data, Features({"img": Image(), "label": Value("string"), "who": Value("int8")})
+    )
+    columns = DataColumns(group="who")
+    plain = hugging_face_data(found, columns, None, DataError)
+    formed = hugging_face_data(found.with_format(form), columns, None, DataError)
+    assert formed.blocks[0].tolist() == plain.blocks[0].tolist()
+    assert (formed.y.tolist(), formed.classes) == ([1, 0], ("a", "b"))
+    assert formed.groups is not None
+    assert formed.groups.tolist() == [3, 5]
+    with pytest.raises(DataError, match="has a transform"):
+        hugging_face_data(found.with_transform(lambda rows: rows), columns, None, DataError)
+
+
+@pytest.mark.parametrize("feature", [List(List(List(Value("uint8")))), Array3D((1, 2, 3), "uint8")])
+def test_bytes_in_lists_are_bytes(feature: Any) -> None:
+    pixels = np.arange(12).reshape(2, 1, 2, 3) + 200
+    found = Dataset.from_dict(
+        {"x": pixels.tolist(), "label": [0, 1]}, Features({"x": feature, "label": Value("int64")})
+    )
+    data = hugging_face_data(found, DataColumns(), None, DataError)
+    assert (data.blocks[0].dtype, data.scale, data.blocks[0].tolist()) == (np.uint8, 1 / 255, pixels.tolist())
+
+
+def test_row_numbers_are_no_input(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(",a,label\n0,1,0\n1,3,1\n")
+    assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[1], [3]]
 
 
 def test_what_load_dataset_reads(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from PIL import Image
@@ -54,6 +55,28 @@ def test_a_table_with_names_as_labels(suffix: str, tmp_path: Path) -> None:
     assert data.classes == ("ant", "dog")
     assert data.y.tolist() == [1, 0, 1]
     assert data.num_classes == 2
+
+
+@FORMATS
+@pytest.mark.parametrize("name", ["__index_level_0__", "", "Unnamed: 0"])
+def test_row_numbers_of_pandas_are_no_input(
+    suffix: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, suffix, {name: [7, 8], "a": [0.5, 2.5], "label": [1, 0]})
+    data = load_dataset("files", path)
+    assert (data.columns, data.x.tolist()) == (("a",), [[0.5], [2.5]])
+    assert f"column {name or 'without a name'} is taken for row numbers" in caplog.text
+    if name:
+        named = load_dataset("files", path, columns=DataColumns(f"{name},a"))
+        assert named.x.tolist() == [[7, 0.5], [8, 2.5]]
+
+
+def test_what_pandas_writes_has_no_row_numbers(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [0.5, 2.5, 1.0], "label": [1, 0, 1]})[1:]
+    frame.to_csv(tmp_path / "own.csv")
+    frame.to_parquet(tmp_path / "own.parquet")
+    for suffix in ("csv", "parquet"):
+        assert load_dataset("files", str(tmp_path / f"own.{suffix}")).x.tolist() == [[2.5], [1.0]]
 
 
 def test_a_table_of_dictionary_encoded_names(tmp_path: Path) -> None:
@@ -167,6 +190,13 @@ def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
     save_image(tmp_path / "b" / "1.png", pixels)
     assert load_dataset("files", str(tmp_path)).classes == ("a", "b")
     assert load_dataset("files", str(tmp_path)).classes == ("a", "b")  # from the cache
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    save_image(tmp_path / "a" / "1.png", np.zeros((3, 4), np.uint8))
+    link = tmp_path / "a" / "2.png"
+    link.symlink_to(tmp_path / "nothing.png")
+    assert refused(tmp_path) == f"data-path = {str(link)!r}: can't be read (FileNotFoundError)"
 
 
 def test_images_that_are_wrong(tmp_path: Path) -> None:

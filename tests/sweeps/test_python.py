@@ -57,6 +57,12 @@ def test_a_run_comes_back_as_tables_and_a_model(tmp_path, capsys):
     assert hits == pytest.approx(made.summary["accuracy"])
 
 
+def test_a_run_without_an_evaluation_has_a_table_without_rows(tmp_path):
+    (tmp_path / "config.toml").write_text("num-clients = 3\n")
+    found = fedapp.load(tmp_path).metrics
+    assert (list(found.columns), len(found)) == (["aggregation", "time"], 0)
+
+
 def test_arrays_are_a_dataset_wherever_the_run_goes_on(digits, tmp_path):
     made = fedapp.run(**SMALL, dataset=digits, results_dir=tmp_path)
     assert made.config.dataset == "npz"

@@ -288,6 +288,17 @@ def test_metrics_of_classes_need_an_output_for_each(metric: str) -> None:
     check_parts("m:m", *parts, (), X, Y % 2, num_classes=2)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "f1-macro", "auroc"])
+def test_metrics_of_labels_need_targets_that_are_0_or_1(metric: str) -> None:
+    model, y = nn.Linear(6, 2).eval(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(4, 1)
+    check_parts("m:m", model, LOSSES["mse"], (METRICS[metric],), X, y)
+    check_parts("m:m", model, LOSSES["bce"], (METRICS["accuracy"],), X, 0.3 * y)  # shares, and logits
+    numbers = np.vstack([y.numpy(), [[0.5, 2.5]]])
+    said = rf"^metrics = '{metric}': is one of classes, and of labels that are 0 or 1; the targets"
+    with pytest.raises(OwnPartError, match=said):
+        check_parts("m:m", model, LOSSES["mse"], (METRICS["rmse"], METRICS[metric]), X, y, targets=numbers)
+
+
 def test_the_range_of_all_targets_counts() -> None:
     targets = np.zeros((20, 2), np.float32)
     targets[12:] = 3

@@ -1,6 +1,7 @@
 """Metrics, by hand and against scikit-learn."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from fedapp.own import OwnPartError
+from fedapp.own import OwnPartError, register
+from fedapp.report.scores import measured_by
 from fedapp.training.metrics import METRICS, chosen_metrics, metrics_of
+from strategies.direction import less_is_better
 
 LOGITS = torch.tensor([[2.0, 1, 0], [0, 2, 1], [0, 1, 2], [2, 0, 1]])
 LABELS = torch.tensor([0, 1, 1, 2])
@@ -78,6 +81,37 @@ def test_auto_suits_loss_and_targets() -> None:
     mine = chosen_metrics("mae, custom.losses:worst_recall", "mse", numbers)[1]
     assert mine.name == "worst-recall"
     assert mine.whole(LOGITS, LABELS) == 0.0  # of class 2 none is right
+
+
+def test_one_handed_over_is_called_as_its_function_is() -> None:
+    def mean_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return 0.5
+
+    names = f"accuracy,{register(mean_error)}"
+    assert re.fullmatch(r"accuracy,python:mean_error_[0-9a-f]{8}", names)
+    assert [metric.name for metric in metrics_of(names)] == ["accuracy", "mean-error"]
+    assert measured_by(names) == ["loss", "accuracy", "mean-error"]
+    assert less_is_better("mean-error")
+
+
+def test_two_that_are_called_alike_are_refused() -> None:
+    def worst_recall(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return 0.5
+
+    with pytest.raises(OwnPartError, match=r"^metrics = .*: two are called 'worst-recall'$"):
+        metrics_of(f"custom.losses:worst_recall,{register(worst_recall)}")
+
+
+@pytest.mark.parametrize("name", ["loss", "time", "train_loss"])
+def test_one_that_is_called_as_something_else_of_a_run_is_refused(name: str) -> None:
+    def metric(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return 0.5
+
+    metric.__qualname__ = name
+    with pytest.raises(
+        OwnPartError, match=rf"^metrics = 'python:{name}_.*; the function needs another name$"
+    ):
+        metrics_of(register(metric))
 
 
 @pytest.mark.parametrize("names", ["precision", "accuracy,accuracy", "custom.losses:nothing", "math:pi"])

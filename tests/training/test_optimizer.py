@@ -63,6 +63,22 @@ def test_the_first_step_of_adam_is_the_step_size() -> None:
     assert w.named["w"].tolist() == pytest.approx([0.9, 1.1, 1.0], abs=1e-6)
 
 
+class HandsOn(torch.optim.SGD):
+    """Takes any options, for another class."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+
+
+def test_a_class_that_takes_any_option_is_given_it() -> None:
+    name = f"{__name__}:HandsOn"
+    assert optimizer_of(name, "nesterov=true momentum=0.5").options == (("nesterov", True), ("momentum", 0.5))
+    with pytest.raises(OwnPartError, match=r"can't take a step with them \(.*'nestorov'"):
+        optimizer_of(name, "nestorov=true")
+    with pytest.raises(OwnPartError, match="has no 'lr'; allowed are all others"):
+        optimizer_of(name, "lr=0.5")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
