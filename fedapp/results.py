@@ -60,9 +60,8 @@ class RunResult:
         """A row for each evaluation: ``aggregation``, ``time``, and every scalar metric; NaN where it is missing."""
         import pandas as pd
 
-        columns = {"aggregation": (), "time": ()} | dict(
-            self._record.columns
-        )  # there may be no evaluation yet
+        # There may be no evaluation yet.
+        columns = {"aggregation": (), "time": ()} | dict(self._record.columns)
         return pd.DataFrame(columns).astype({"aggregation": int, "time": float})
 
     @cached_property
