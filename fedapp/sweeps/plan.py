@@ -1,7 +1,7 @@
 """A plan: a TOML file, or a command line, that says which runs there are to be."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.config.options import repeated_key
-from fedapp.report.scores import AUTO, measured_by
+from fedapp.report.scores import AUTO, may_be_measured, measured_by
 from fedapp.sweeps.point import LABEL, NUM_CLIENTS, Axis, PlannedRun, labels_along, points
 
 SEED, METRICS = "seed", "metrics"
@@ -100,8 +100,8 @@ class SweepPlan(Grid):
                 raise ValueError(f"tune: {axis!r} is no axis; there are {', '.join(self.grid)}")
             if axis == SEED:
                 raise ValueError("tune: the seed isn't tuned")
-        if self.by and self.by not in (allowed := self._measured()):
-            raise ValueError(f"by: {self.by!r} is measured in no run; allowed are {', '.join(allowed)}")
+        if self.by and not may_be_measured(self.by, named := self._metrics()):
+            raise ValueError(f"by: {unmeasured(self.by, named)}")
         if self.tune and any(not isinstance(seed, int) for seed in self.seeds):
             raise ValueError("tune: seeds must be whole numbers, without labels")
         return self
@@ -134,16 +134,21 @@ class SweepPlan(Grid):
         base = {NUM_CLIENTS: _num_clients(), **self.base}
         return [PlannedRun.of(labels, {**base, **settings}) for labels, settings in points(grid)]
 
-    def _measured(self) -> list[str]:
-        """Return the metrics that runs can have, by what is given for the key ``metrics``."""
+    def _metrics(self) -> list[Value]:
+        """Return the values that runs have for the key ``metrics``."""
         choices = [each for axis in self.grid.values() for each in axis if isinstance(each, dict)]
         given = [*self.grid.get(METRICS, ()), *(each[METRICS] for each in choices if METRICS in each)]
-        values = [each for each in given if not isinstance(each, dict)] or [self.base.get(METRICS, AUTO)]
-        return list(dict.fromkeys(name for each in values for name in measured_by(each)))
+        return [each for each in given if not isinstance(each, dict)] or [self.base.get(METRICS, AUTO)]
 
     def _set_by_axes(self) -> list[tuple[str, list[str]]]:
         """Return the keys that each axis sets."""
         return [(axis, keys_of(axis, choices)) for axis, choices in self.grid.items()]
+
+
+def unmeasured(metric: str, named: Iterable[object]) -> str:
+    """Say that no run has a metric, and which ones runs have with some values of ``metrics``."""
+    allowed = dict.fromkeys(name for each in named for name in measured_by(each))
+    return f"{metric!r} is measured in no run; allowed are {', '.join(allowed)}"
 
 
 def keys_of(axis: str, choices: Axis) -> list[str]:

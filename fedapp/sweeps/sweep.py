@@ -75,7 +75,10 @@ class Outcome:
     @property
     def metrics(self) -> list[str]:
         """The metrics of the model that runs have, what is best by first."""
-        found = metrics_of([self.run_of(each) for each in self.planned])
+        runs = [self.run_of(each) for each in self.planned]
+        found = metrics_of(runs)
+        if self.by not in found and any(self.by in run.columns for run in runs):
+            found.append(self.by)  # one of clients
         return sorted(found, key=lambda key: key != self.by)
 
     def _cell(self, members: Sequence[PlannedRun]) -> Cell:

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.sweeps.command import plan_of
 from fedapp.sweeps.plan import SweepPlan, checked
 from fedapp.sweeps.point import PlannedRun
+from fedapp.sweeps.sweep import outcome_in
 from fedapp.sweeps.tuning import pick
 
 # A run takes a tenth of a second.
@@ -220,6 +222,16 @@ def test_what_is_not_possible_is_one_line_before_anything_runs(tmp_path, argumen
     assert done.exit_code == 1
     assert message in done.output
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_what_is_best_by_may_be_a_metric_of_clients(swept):
+    out, _ = swept
+    for name in ("personal-accuracy-mean", "client-loss-worst-tenth", "loss-std"):
+        assert plan(by=name).by == name
+    outcome = outcome_in(out)
+    assert outcome.metrics == ["accuracy", "loss"]
+    assert replace(outcome, by="client-loss-std").metrics == ["client-loss-std", "accuracy", "loss"]
+    assert replace(outcome, by="personal-loss-mean").metrics == ["accuracy", "loss"]
 
 
 def test_a_plan_file_and_what_stands_beside_it(tmp_path):
