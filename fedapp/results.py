@@ -135,7 +135,11 @@ class SweepResult:
 
         rows = []
         for cell in self._outcome.cells:
-            row = {**cell.labels, "runs": len(cell.runs), "lacking": len(cell.lacking)}
+            row = {
+                **self._outcome.labelled(cell.labels),
+                "runs": len(cell.runs),
+                "lacking": len(cell.lacking),
+            }
             for key in self._outcome.metrics:
                 row[key], row[f"{key}-std"] = mean_and_spread(cell.finals(key))
             rows.append(row)

@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
-from fedapp.federation import absolute
+from fedapp.federation import local_folders
 from fedapp.own import own_parts, source_digest
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.summary import read_summary
 
 NUM_CLIENTS, LABEL = "num-clients", "label"
+SYNTHETIC = "synthetic"  # generated, or the authors' files, wherever these are
 
 Axis = list[Value | dict[str, Value]]
 
@@ -64,9 +65,12 @@ class PlannedRun:
     def _own_parts(self) -> dict[str, str]:
         """Return what of the user's own makes a run's result beside the config: where the data are, and sources."""
         own = own_parts(self.config.flat())
-        data = self.config.data_path if has_own_data(self.config.dataset) else ""
+        places = local_folders(self.config) if has_own_data(self.config.dataset) else {}
+        found = {key.replace("_", "-"): place for key, place in places.items() if place}
+        if self.config.dataset == SYNTHETIC and not self.config.data_path:
+            found[DATA_PATH] = ""  # generated: other data than the authors' files
         return {
-            **({DATA_PATH: absolute(data)} if data else {}),
+            **found,
             **{f"source of {key}": ",".join(map(source_digest, names)) for key, names in own.items()},
         }
 

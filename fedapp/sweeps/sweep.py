@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import tomli_w
@@ -12,6 +13,7 @@ from fedapp.config import ConfigError
 from fedapp.report.cells import Cell
 from fedapp.report.differences import described
 from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.scores import LOSS
 from fedapp.sweeps.plan import SEED, SweepPlan, read_file
 from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
 from fedapp.sweeps.runner import run_missing
@@ -66,6 +68,17 @@ class Outcome:
         for each in self.planned:
             groups.setdefault(setting_of(each, self.plan.cell_axes + self.plan.tune), []).append(each)
         return [self._cell(members) for members in groups.values()] + self._unpicked()
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """What tables call each axis: by its name, or NAME-key where runs measure something of that name."""
+        measured = {LOSS, *(key for each in self.planned for key in self.run_of(each).columns)}
+        taken = {*measured, *(f"{key}-std" for key in measured)}
+        return {axis: f"{axis}-key" if axis in taken else axis for axis in self.plan.grid}
+
+    def labelled(self, labels: Mapping[str, object]) -> dict[str, object]:
+        """Return labels by the names of their columns."""
+        return {self.columns[axis]: label for axis, label in labels.items()}
 
     @property
     def finished(self) -> bool:
