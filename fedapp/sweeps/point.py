@@ -80,7 +80,8 @@ class PlannedRun:
         parts = [
             f"{axis}-{label}" if not isinstance(label, str) else label for axis, label in self.labels.items()
         ]
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100] + "-" + self.key
+        text = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100]
+        return f"{text or 'run'}-{self.key}"
 
 
 def points(grid: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Value], dict[str, Value]]]:
