@@ -26,11 +26,20 @@ FINISHED, DIVERGED = "finished", "diverged"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One point of the grid: its value on each axis, its config, its number of clients."""
+    """One point of the grid.
+
+    Attributes
+    ----------
+    labels : mapping
+        Its value on each axis.
+    made_as : str
+        The key that it was made by, where that is known; empty: what it is now, by the sources that there are.
+    """
 
     labels: Mapping[str, Value]
     config: RunConfig
     num_clients: int
+    made_as: str = ""
 
     @classmethod
     def of(cls, labels: Mapping[str, Value], values: Mapping[str, Value]) -> "PlannedRun":
@@ -53,6 +62,8 @@ class PlannedRun:
 
         Keys at their default don't enter, so that a run is found again when the app has learnt new keys.
         """
+        if self.made_as:
+            return self.made_as
         content = {
             key: value
             for key, value in self.config.flat().items()

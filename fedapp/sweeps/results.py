@@ -62,7 +62,7 @@ def runs_frame(outcome: Outcome) -> pd.DataFrame:
 def tuning_frame(outcome: Outcome) -> pd.DataFrame:
     """Return a row for each run on a tuning seed: its axes, how it ended, its final metrics."""
     rows: list[dict[str, Any]] = []
-    for each in outcome.plan.runs(outcome.plan.seeds_to_tune_on):
+    for each in outcome.tried:
         run = RecordedRun(folder_of(each, outcome.path / TUNING))
         finals = {key: run.final(key) for key in metrics_of([run])}
         picked = outcome.picks[tuple(each.labels[axis] for axis in outcome.plan.cell_axes)].value
