@@ -125,7 +125,7 @@ class SweepResult:
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """A row for each run and evaluation, with every axis as a column; one row for a run that has none."""
+        """A row for each run and evaluation, one for a run without; axes are columns, ``loss`` as ``loss-key``."""
         return runs_frame(self._outcome)
 
     @cached_property

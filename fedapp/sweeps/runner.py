@@ -85,8 +85,7 @@ def run_missing(
     Raises
     ------
     ConfigError
-        If another process runs in this folder, no run has a name like ``only``, or several runs at a time aren't
-        possible.
+        If another process runs here, no run has a name like ``only``, or several at a time aren't possible.
     RunError
         If a worker process was killed.
     """
@@ -102,8 +101,7 @@ def run_missing(
         here = _made_here(missing, folder, engine, end)
         outcomes = _outcomes(missing, folder, engine, jobs, end, workers) if jobs else here
         for name, reason in outcomes if minutes else ():
-            if reason:
-                failures[name] = reason
+            failures |= {name: reason} if reason else {}
             advance(1, f"{name}: {reason}" if reason else "")
     return failures
 
