@@ -149,6 +149,8 @@ def sweep(
     ------
     TypeError, ConfigError
         As for `run`. A run that fails or diverges raises nothing: it is a row that says so.
+    RunError
+        If a process that makes runs was killed: the same call goes on.
     """
     tuned = [axis.replace("_", "-") for axis in ([tune] if isinstance(tune, str) else tune)]
     content: dict[str, Any] = {"title": title, "tune": tuned, "by": by, "tuning-seeds": tuning_seeds}

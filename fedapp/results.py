@@ -127,7 +127,7 @@ class SweepResult:
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """A row for each run and evaluation, with every axis as a column; one row for a run that has none."""
+        """A row for each run and evaluation, one for a run without; axes are columns, ``loss`` as ``loss-key``."""
         return runs_frame(self._outcome)
 
     @cached_property
@@ -137,7 +137,11 @@ class SweepResult:
 
         rows = []
         for cell in self._outcome.cells:
-            row = {**cell.labels, "runs": len(cell.runs), "lacking": len(cell.lacking)}
+            row = {
+                **self._outcome.labelled(cell.labels),
+                "runs": len(cell.runs),
+                "lacking": len(cell.lacking),
+            }
             for key in self._outcome.metrics:
                 row[key], row[f"{key}-std"] = mean_and_spread(cell.finals(key))
             rows.append(row)

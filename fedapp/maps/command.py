@@ -1,5 +1,6 @@
 """``fedapp map``: from a map's file to the picture of which method wins where."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedapp.config import ConfigError, defaults
+from fedapp.config import ConfigError, Value, defaults
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.federation import absolute
-from fedapp.maps.curves import FILE, MapCurve, read_curves
+from fedapp.maps.curves import FILE, MapCurve, metric_in, read_curves
 from fedapp.maps.making import MapRuns
 from fedapp.maps.plan import MapPlan
 from fedapp.report.differences import DATA_PATH
@@ -18,7 +19,8 @@ from fedapp.server import USER_ERRORS
 from fedapp.sweeps.plan import checked, read_file
 from fedapp.sweeps.point import DIVERGED
 
-EMBEDDED = ("digits", "synthetic")
+EMBEDDED = re.compile(r"digits|synthetic(-iid|:.*)?")
+DATASET = "dataset"
 MOST_TOLD = 10  # runs that failed
 
 
@@ -51,6 +53,8 @@ def map_command(
             _name_unread(data_path=bool(data_path), jobs=jobs != 1, engine=engine != IN_PROCESS[-1])
             if not (folder / FILE).is_file():
                 raise ConfigError(f"--from-results: there is no {folder / FILE}")
+            if (kept := metric_in(folder / FILE)) != plan.metric:
+                raise ConfigError(f"--from-results: {folder / FILE} has {kept}, not {plan.metric}")
             curves, versions = read_curves(folder / FILE)
         else:
             curves, versions = _made(plan, folder, engine, jobs)
@@ -101,9 +105,30 @@ def _plan_of(path: Path, data_path: str, *, quick: bool) -> MapPlan:
         raise ConfigError(f"--data-path {data_path!r}: no such folder or file")
     if DATA_PATH in plan.base:
         raise ConfigError(f"--data-path {data_path!r}: {path} has a {DATA_PATH} of its own")
-    if str(plan.base.get("dataset", defaults()["dataset"])) in EMBEDDED:
+    found = _with_data(plan, str(folder))
+    if str(folder) not in [
+        keys.get(DATA_PATH) for keys in (found.base, *(p.keys for p in found.problems.values()))
+    ]:
         raise ConfigError(f"--data-path {data_path!r}: {path} needs no data but what comes with the app")
-    return plan.model_copy(update={"base": {**plan.base, DATA_PATH: str(folder)}})
+    return found
+
+
+def _with_data(plan: MapPlan, folder: str) -> MapPlan:
+    """Return a map with the folder of its data, for the datasets that are read from one."""
+
+    def beside(dataset: Value) -> dict[str, Value]:
+        return {} if EMBEDDED.fullmatch(str(dataset)) else {DATA_PATH: folder}
+
+    base = {**plan.base, **beside(plan.base.get(DATASET, defaults()[DATASET]))}
+    problems = {}
+    for name, each in plan.problems.items():
+        own: dict[str, Value] = {}
+        if (
+            DATASET in each.keys
+        ):  # one that comes with the app is read from no folder, whatever all others have
+            own = {**dict.fromkeys(base.keys() & {DATA_PATH}, ""), **beside(each.keys[DATASET])}
+        problems[name] = each.model_copy(update={"keys": {**own, **each.keys}})
+    return plan.model_copy(update={"base": base, "problems": problems})
 
 
 def _name_unread(**options: bool) -> None:

@@ -1,7 +1,7 @@
 """What a map keeps of its runs: curves.parquet, from which all else is made.
 
 A row for each evaluation: ``run`` (`PlannedRun.key`), the labels of its cell, its method, tuned value and seed,
-``status``, wall ``seconds``, ``time`` (virtual seconds) and ``value`` of the metric.
+``status``, wall ``seconds``, ``time`` (virtual seconds) and ``value`` of the metric, which the file's metadata name.
 """
 
 import json
@@ -16,13 +16,16 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from fedapp.report.recorded import RecordedRun
+from fedapp.config import ConfigError
+from fedapp.report import read_metrics
+from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import Array
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of
 
 FILE = "curves.parquet"
 ENDED = (FINISHED, DIVERGED)
-_METADATA = b"fedapp"
+USUAL = "accuracy"  # the metric where nothing says which it is
+_METADATA, _METRIC = b"fedapp", b"metric"
 _OWN = ("run", "status", "seconds", "time", "value")
 
 
@@ -48,10 +51,19 @@ class MapCurve:
 
 
 def read_run(planned: PlannedRun, runs: Path, metric: str) -> tuple[MapCurve, dict[str, str]] | None:
-    """Return a run's curve and the versions that made it; None while it hasn't ended."""
+    """Return a run's curve and the versions that made it; None while it hasn't ended.
+
+    Raises
+    ------
+    ConfigError
+        If it came to its end without such a metric.
+    """
     run = RecordedRun(folder_of(planned, runs))
     if run.status not in ENDED:
         return None
+    if run.status == FINISHED and not any(metric in record for record in read_metrics(run.path)):
+        there = ", ".join(metrics_of([run]))
+        raise ConfigError(f"metric = {metric!r}: {planned.name} has none; there are {there}")
     config = run.path / "config.toml"
     content = tomllib.loads(config.read_text("utf-8"))
     versions = {str(name): str(number) for name, number in content.get("versions", {}).items()}
@@ -82,7 +94,17 @@ def read_curves(path: Path) -> tuple[dict[str, MapCurve], dict[str, str]]:
     return found, json.loads(table.schema.metadata[_METADATA])
 
 
-def write_curves(path: Path, curves: Mapping[str, MapCurve], versions: Mapping[str, str]) -> None:
+def metric_in(path: Path) -> str | None:
+    """Return the metric of which a file has the curves; None if there is no file."""
+    if not path.exists():
+        return None
+    kept: bytes = (parquet.read_schema(path).metadata or {}).get(_METRIC, USUAL.encode())
+    return kept.decode()
+
+
+def write_curves(
+    path: Path, curves: Mapping[str, MapCurve], versions: Mapping[str, str], metric: str = USUAL
+) -> None:
     """Write all curves, in one go; a run without an evaluation has a row without one."""
     every = list(curves.values())
     nothing: Array = np.full(1, np.nan)
@@ -96,7 +118,8 @@ def write_curves(path: Path, curves: Mapping[str, MapCurve], versions: Mapping[s
     arrays = {name: _repeated(values, lengths) for name, values in columns.items()}
     for name, parts in (("time", [each.times for each in every]), ("value", [each.values for each in every])):
         arrays[name] = pa.array(np.concatenate([part if len(part) else nothing for part in parts]))
-    table = pa.table(arrays).replace_schema_metadata({_METADATA: json.dumps(dict(versions)).encode()})
+    kept = {_METADATA: json.dumps(dict(versions)).encode(), _METRIC: metric.encode()}
+    table = pa.table(arrays).replace_schema_metadata(kept)
     temporary = path.with_name(f".{path.name}.tmp")
     parquet.write_table(table, temporary, compression="zstd", compression_level=9)
     os.replace(temporary, path)

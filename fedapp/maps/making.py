@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from fedapp.maps.curves import FILE, MapCurve, collected, read_curves, write_curves
+from fedapp.maps.curves import FILE, MapCurve, collected, metric_in, read_curves, write_curves
 from fedapp.maps.plan import SAME_UPWARDS, MapPlan, Spot
 from fedapp.maps.scores import pick
 from fedapp.sweeps.point import PlannedRun
@@ -32,6 +32,9 @@ class MapRuns:
     def __init__(self, plan: MapPlan, folder: Path, *, engine: str, jobs: int, console: Console) -> None:
         self.plan, self.folder, self.engine, self.jobs, self.console = plan, folder, engine, jobs, console
         self.curves, self.versions = read_curves(folder / FILE)
+        if self.curves and (kept := metric_in(folder / FILE)) != plan.metric:
+            self._say(f"{FILE} has {kept}, not {plan.metric}: it is made anew, from what {RUNS} holds")
+            self.curves, self.versions = {}, {}
         self.failures: dict[str, str] = {}
         self._workers: ProcessPoolExecutor | None = None
 
@@ -42,6 +45,7 @@ class MapRuns:
         ------
         ConfigError
             If a run's config isn't possible, or another process makes runs in this folder: before a run begins.
+            If a run comes to its end without the plan's metric.
         """
         plan = self.plan
         tuning = plan.tuning_runs(plan.spots)
@@ -89,7 +93,7 @@ class MapRuns:
         if found:
             self.curves |= found
             self.versions = versions or self.versions
-            write_curves(self.folder / FILE, self.curves, self.versions)
+            write_curves(self.folder / FILE, self.curves, self.versions, self.plan.metric)
 
     def _pilot(self) -> list[PlannedRun]:
         """Return a run of the plan for each problem and method that has none yet, from the middle of the map."""

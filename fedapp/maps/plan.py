@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from fedapp.config import ConfigError, Value
-from fedapp.sweeps.plan import SEED, Strict
+from fedapp.report.scores import AUTO, may_be_measured
+from fedapp.sweeps.plan import METRICS, SEED, Strict, unmeasured
 from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy
 
@@ -69,7 +70,7 @@ class MapProblem(Strict):
     """What is trained, the value of the metric that methods run for, and the values that are tried in tuning."""
 
     target: float
-    tried: list[float] = Field(min_length=1)
+    tried: list[int | float] = Field(min_length=1)
     keys: dict[str, Value]
 
 
@@ -103,7 +104,7 @@ class Smaller(Strict):
     upwards: list[str] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)
     methods: list[str] = Field(default_factory=list)
-    tried: list[float] = Field(default_factory=list)
+    tried: list[int | float] = Field(default_factory=list)
     seeds: list[int] = Field(default_factory=list)
 
 
@@ -123,8 +124,8 @@ class MapPlan(Strict):
     methods : dict
         Keys of the run config by name, ``strategy`` among them. A list has a value for each label upwards. ``why``
         says where the values are from; ``same-upwards = true``, of a method whose runs are the same for all labels
-        upwards, has them made once; ``tuned`` and ``tried`` are a key of its own to tune, and values of its own, as
-        many as the problems'.
+        upwards, and which so has no list of several values, has them made once; ``tuned`` and ``tried`` are a key of
+        its own to tune, and values of its own, as many as the problems'.
     seeds : list of int
         Those that are judged.
     """
@@ -148,6 +149,9 @@ class MapPlan(Strict):
             raise ValueError(f"tuning.seeds: {both[0]} is judged, too")
         if not float(self.base.get("time-budget", 0)) > 0:
             raise ValueError("base.time-budget: must be above 0; every method gets the same")
+        for place, seeds in (("seeds", self.seeds), ("tuning.seeds", self.tuning.seeds)):
+            if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+                raise ValueError(f"{place}: {twice[0]} is there twice")
         for name, own in self.methods.items():
             _check_method(name, own, len(self.upwards.labels))
             for problem, each in self.problems.items():
@@ -155,15 +159,18 @@ class MapPlan(Strict):
                     raise ValueError(
                         f"methods.{name}.{TRIED}: every method tries as many, {len(each.tried)} values"
                     )
-        for problem, across, upwards, method in product(
-            self.problems, self.across.labels, self.upwards.labels, self.methods
-        ):
+        named: dict[Value, None] = {}  # values of the key metrics, in the order of the file
+        for spot, method in product(self.spots, self.methods):
             seen: dict[str, str] = {}
-            for place, keys in self._sources(Spot(problem, across, upwards), method).items():
+            sources = self._sources(spot, method)
+            for place, keys in sources.items():
                 for key in keys:
                     if key in seen and seen[key] != "base":
                         raise ValueError(f"{place}: {key} is set by {seen[key]}, too")
                     seen[key] = place
+            named[sources[seen[METRICS]][METRICS] if METRICS in seen else AUTO] = None
+        if not may_be_measured(self.metric, named):
+            raise ValueError(f"metric: {unmeasured(self.metric, named)}")
         return self
 
     @property
@@ -292,6 +299,10 @@ def _check_method(name: str, own: Mapping[str, Any], rows: int) -> None:
     for key, value in own.items():
         if key != TRIED and isinstance(value, list) and len(value) != rows:
             raise ValueError(f"methods.{name}.{key}: has {len(value)} values, for {rows} labels upwards")
+    if own.get(SAME_UPWARDS):
+        for key, value in own.items():
+            if key != TRIED and isinstance(value, list) and any(each != value[0] for each in value):
+                raise ValueError(f"methods.{name}.{key}: has several values, beside {SAME_UPWARDS} = true")
     known = REGISTRY.get(strategy)
     if own.get(SAME_UPWARDS) and known is not None and issubclass(known, AsynchronousStrategy):
         raise ValueError(f"methods.{name}.{SAME_UPWARDS}: {strategy} doesn't wait for the slowest")

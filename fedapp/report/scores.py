@@ -16,6 +16,10 @@ _USUAL = ("accuracy", "rmse", "r2")
 # A function that was handed over in Python, with a digest behind its name.
 _OF_PYTHON = re.compile(r"^(python:.*)_[0-9a-f]{8}$")
 
+# How metrics of clients begin or end: of which there are any, a method says, and whether clients evaluate.
+_OF_CLIENTS = (PERSONAL, "client-")
+_OVER_CLIENTS = ("-mean", "-worst-tenth", "-best", "-std")
+
 Record = Mapping[str, object]
 
 
@@ -39,6 +43,12 @@ def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
 def measured_by(named: object) -> list[str]:
     """Return the metrics that a run can have whose config's ``metrics`` is that: loss first."""
     return [LOSS, *(_USUAL if named == AUTO else () if named == NONE else _names(named))]
+
+
+def may_be_measured(metric: str, named: Iterable[object]) -> bool:
+    """Tell whether runs can have a metric, by their values of the key ``metrics``: one of these, or of clients."""
+    of_clients = metric.startswith(_OF_CLIENTS) or metric.endswith(_OVER_CLIENTS)
+    return of_clients or any(metric in measured_by(each) for each in named)
 
 
 def _names(named: object) -> list[str]:

@@ -5,7 +5,7 @@ from fedapp.server.experiment import Experiment, build_strategy, prepare, task_c
 from fedapp.server.judgement import WorseThanGuessingError
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run import run
-from fedapp.server.run_directory import RunDirectory
+from fedapp.server.run_directory import RunDirectory, StillGoingOnError
 
 __all__ = [
     "USER_ERRORS",
@@ -13,6 +13,7 @@ __all__ = [
     "Experiment",
     "Observer",
     "RunDirectory",
+    "StillGoingOnError",
     "WorseThanGuessingError",
     "build_strategy",
     "prepare",

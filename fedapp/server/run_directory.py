@@ -45,6 +45,10 @@ PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 LARGE = 64 << 20
 
 
+class StillGoingOnError(ConfigError):
+    """A run can't be resumed, as another process makes it."""
+
+
 class RunDirectory:
     """A run's folder, ``RESULTS-DIR/RUN-NAME``.
 
@@ -63,6 +67,8 @@ class RunDirectory:
     ------
     ConfigError
         If the run's name is taken, the folder can't be made, or there is nothing to resume in it.
+    StillGoingOnError
+        If another process makes the run that is to be resumed.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -245,7 +251,7 @@ def _lock(path: Path) -> int:
         except BlockingIOError:
             if last:
                 os.close(descriptor)
-                raise ConfigError(f"resume = {str(path)!r}: that run is still going on") from None
+                raise StillGoingOnError(f"resume = {str(path)!r}: that run is still going on") from None
             time.sleep(LOCK_PAUSE)  # whoever reads its summary may hold it for a moment
         except OSError as error:  # a file system without locks
             log.warning("%s can't be locked: %s", path, error)

@@ -80,7 +80,10 @@ def recorded(texts: Sequence[str]) -> list[RecordedRun]:
     """
     found: dict[Path, RecordedRun] = {}
     for text in texts:
-        own = [run for path in sorted(glob(str(Path(text).expanduser()))) for run in runs_in(Path(path))]
+        path = Path(text).expanduser()
+        # What is there is meant as it stands, with brackets in its name, too.
+        folders = [path] if path.exists() else map(Path, sorted(glob(str(path))))
+        own = [run for folder in folders for run in runs_in(folder)]
         if not own:
             raise ConfigError(f"{text}: no run is there, a folder with a config.toml")
         found |= {path.resolve(): RecordedRun(path) for path in own}

@@ -1,22 +1,26 @@
 """A plan: a TOML file, or a command line, that says which runs there are to be."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedapp.config import ConfigError, RunConfig, Value
+from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.config.options import repeated_key
-from fedapp.report.scores import AUTO, measured_by
-from fedapp.sweeps.point import LABEL, NUM_CLIENTS, Axis, PlannedRun, labels_along, points
+from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
+from fedapp.report.scores import AUTO, may_be_measured, measured_by
+from fedapp.sweeps.point import LABEL, NUM_CLIENTS, SYNTHETIC, Axis, PlannedRun, labels_along, points
 
-SEED, METRICS = "seed", "metrics"
+SEED, METRICS, DATASET = "seed", "metrics", "dataset"
 FEW = 3  # tuning seeds, if the plan has no number of its own: as many as are reported, and these at most
 
 # The folder of the sweep and the engine's workers decide on these.
 TAKEN = ("results-dir", "run-name", "resume")
+
+# What tables have beside the axes; what a run measures, which may be called as a key is, isn't among it.
+COLUMNS = ("run", "status", "reason", "aggregation", "time", "runs", "lacking", "picked")
 
 
 class Strict(BaseModel):
@@ -100,11 +104,37 @@ class SweepPlan(Grid):
                 raise ValueError(f"tune: {axis!r} is no axis; there are {', '.join(self.grid)}")
             if axis == SEED:
                 raise ValueError("tune: the seed isn't tuned")
-        if self.by and self.by not in (allowed := self._measured()):
-            raise ValueError(f"by: {self.by!r} is measured in no run; allowed are {', '.join(allowed)}")
+        if self.by and not may_be_measured(self.by, named := self._values(METRICS, AUTO)):
+            raise ValueError(f"by: {unmeasured(self.by, named)}")
         if self.tune and any(not isinstance(seed, int) for seed in self.seeds):
             raise ValueError("tune: seeds must be whole numbers, without labels")
         return self
+
+    @model_validator(mode="after")
+    def _axes_are_apart(self) -> Self:
+        """Refuse axes that would show one run as several, tune on a seed that is reported, or hide a column."""
+        set_by: dict[str, str] = {}
+        for axis, keys in self._set_by_axes():
+            if axis in COLUMNS:
+                raise ValueError(f"grid.{axis}: tables have another column of that name")
+            for key in keys:
+                if key in set_by:
+                    raise ValueError(f"grid.{axis}: {key} is set by the axis {set_by[key]}, too")
+                set_by[key] = axis
+            if self.tune and SEED in keys and axis != SEED:
+                raise ValueError(f"grid.{axis}: sets the seed, on which tune may not be")
+            if keys and len(self.grid[axis]) > 1 and not any(map(self._is_computed, keys)):
+                raise ValueError(
+                    f"grid.{axis}: {', '.join(keys)} doesn't change what a run computes, so all values are one run"
+                )
+        return self
+
+    def _is_computed(self, key: str) -> bool:
+        """Tell whether a key changes what a run computes: the path of data does that of one's own data."""
+        if key != DATA_PATH:
+            return key not in PLACES
+        datasets = self._values(DATASET, defaults()[DATASET])
+        return any(has_own_data(str(each)) or str(each) == SYNTHETIC for each in datasets)
 
     @property
     def seeds(self) -> list[Any]:
@@ -134,16 +164,21 @@ class SweepPlan(Grid):
         base = {NUM_CLIENTS: _num_clients(), **self.base}
         return [PlannedRun.of(labels, {**base, **settings}) for labels, settings in points(grid)]
 
-    def _measured(self) -> list[str]:
-        """Return the metrics that runs can have, by what is given for the key ``metrics``."""
+    def _values(self, key: str, default: Value) -> list[Value]:
+        """Return the values that runs have for a key."""
         choices = [each for axis in self.grid.values() for each in axis if isinstance(each, dict)]
-        given = [*self.grid.get(METRICS, ()), *(each[METRICS] for each in choices if METRICS in each)]
-        values = [each for each in given if not isinstance(each, dict)] or [self.base.get(METRICS, AUTO)]
-        return list(dict.fromkeys(name for each in values for name in measured_by(each)))
+        given = [*self.grid.get(key, ()), *(each[key] for each in choices if key in each)]
+        return [each for each in given if not isinstance(each, dict)] or [self.base.get(key, default)]
 
     def _set_by_axes(self) -> list[tuple[str, list[str]]]:
         """Return the keys that each axis sets."""
         return [(axis, keys_of(axis, choices)) for axis, choices in self.grid.items()]
+
+
+def unmeasured(metric: str, named: Iterable[object]) -> str:
+    """Say that no run has a metric, and which ones runs have with some values of ``metrics``."""
+    allowed = dict.fromkeys(name for each in named for name in measured_by(each))
+    return f"{metric!r} is measured in no run; allowed are {', '.join(allowed)}"
 
 
 def keys_of(axis: str, choices: Axis) -> list[str]:

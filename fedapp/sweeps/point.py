@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
-from fedapp.federation import absolute
+from fedapp.federation import local_folders
 from fedapp.own import own_parts, source_digest
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.summary import read_summary
 
 NUM_CLIENTS, LABEL = "num-clients", "label"
+SYNTHETIC = "synthetic"  # generated, or the authors' files, wherever these are
 
 Axis = list[Value | dict[str, Value]]
 
@@ -25,11 +26,20 @@ FINISHED, DIVERGED = "finished", "diverged"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One point of the grid: its value on each axis, its config, its number of clients."""
+    """One point of the grid.
+
+    Attributes
+    ----------
+    labels : mapping
+        Its value on each axis.
+    made_as : str
+        The key that it was made by, where that is known; empty: what it is now, by the sources that there are.
+    """
 
     labels: Mapping[str, Value]
     config: RunConfig
     num_clients: int
+    made_as: str = ""
 
     @classmethod
     def of(cls, labels: Mapping[str, Value], values: Mapping[str, Value]) -> "PlannedRun":
@@ -52,6 +62,8 @@ class PlannedRun:
 
         Keys at their default don't enter, so that a run is found again when the app has learnt new keys.
         """
+        if self.made_as:
+            return self.made_as
         content = {
             key: value
             for key, value in self.config.flat().items()
@@ -64,9 +76,12 @@ class PlannedRun:
     def _own_parts(self) -> dict[str, str]:
         """Return what of the user's own makes a run's result beside the config: where the data are, and sources."""
         own = own_parts(self.config.flat())
-        data = self.config.data_path if has_own_data(self.config.dataset) else ""
+        places = local_folders(self.config) if has_own_data(self.config.dataset) else {}
+        found = {key.replace("_", "-"): place for key, place in places.items() if place}
+        if self.config.dataset == SYNTHETIC and not self.config.data_path:
+            found[DATA_PATH] = ""  # generated: other data than the authors' files
         return {
-            **({DATA_PATH: absolute(data)} if data else {}),
+            **found,
             **{f"source of {key}": ",".join(map(source_digest, names)) for key, names in own.items()},
         }
 
@@ -76,7 +91,8 @@ class PlannedRun:
         parts = [
             f"{axis}-{label}" if not isinstance(label, str) else label for axis, label in self.labels.items()
         ]
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100] + "-" + self.key
+        text = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100]
+        return f"{text or 'run'}-{self.key}"
 
 
 def points(grid: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Value], dict[str, Value]]]:

@@ -44,31 +44,39 @@ def write_results(outcome: Outcome) -> list[Path]:
 def runs_frame(outcome: Outcome) -> pd.DataFrame:
     """Return a row for each run and evaluation; one without a metric for a run that has none.
 
-    Columns: ``run``, the axes, ``seed``, ``status``, ``reason``, then every scalar metric of metrics.jsonl.
+    Columns: ``run``, the axes (`Outcome.columns`), ``seed``, ``status``, ``reason``, then every scalar metric of
+    metrics.jsonl.
     """
     rows: list[dict[str, Any]] = []
     for each in outcome.planned:
         run = outcome.run_of(each)
         status, reason = outcome.status_of(each)
         known = {
-            "run": run.path.name, **each.labels, SEED: each.config.seed, "status": status, "reason": reason
+            "run": run.path.name, **outcome.labelled(each.labels), SEED: each.config.seed, "status": status,
+            "reason": reason,
         }  # fmt: skip
         rows += [known | values for values in _evaluations(run)] or [known]
-    return _tidy(rows, ["run", *outcome.plan.grid, SEED, "status", "reason", "aggregation", "time"])
+    return _tidy(rows, ["run", *outcome.columns.values(), SEED, "status", "reason", "aggregation", "time"])
 
 
 def tuning_frame(outcome: Outcome) -> pd.DataFrame:
     """Return a row for each run on a tuning seed: its axes, how it ended, its final metrics."""
     rows: list[dict[str, Any]] = []
-    for each in outcome.plan.runs(outcome.plan.seeds_to_tune_on):
+    for each in outcome.tried:
         run = RecordedRun(folder_of(each, outcome.path / TUNING))
         finals = {key: run.final(key) for key in metrics_of([run])}
         picked = outcome.picks[tuple(each.labels[axis] for axis in outcome.plan.cell_axes)].value
         is_picked = picked == tuple(each.labels[axis] for axis in outcome.plan.tune)
         rows.append(
-            {"run": run.path.name, **each.labels, "status": run.status, "picked": is_picked, **finals}
+            {
+                "run": run.path.name,
+                **outcome.labelled(each.labels),
+                "status": run.status,
+                "picked": is_picked,
+                **finals,
+            }
         )
-    return _tidy(rows, ["run", *outcome.plan.grid, SEED, "status", "picked"])
+    return _tidy(rows, ["run", *outcome.columns.values(), SEED, "status", "picked"])
 
 
 def _evaluations(run: RecordedRun) -> Iterator[dict[str, float]]:
@@ -92,7 +100,7 @@ def _tidy(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFra
 
 def header(outcome: Outcome) -> list[str]:
     """Return the columns of the table of cells."""
-    axes = [*outcome.plan.cell_axes, *outcome.plan.tune]
+    axes = [outcome.columns[axis] for axis in (*outcome.plan.cell_axes, *outcome.plan.tune)]
     return [*axes, "runs", *outcome.metrics, "time", "MB"]
 
 

@@ -1,7 +1,7 @@
 """Runs what isn't there yet, in worker processes that stay: starting one costs seconds, a run often less.
 
-A run that finished or diverged is never repeated. One that was cut off goes on from its last checkpoint, or begins
-anew without one; one that failed begins anew.
+A run that finished or diverged is never repeated. One that was cut off or failed goes on from its last checkpoint, or
+begins anew without one. One that another process makes is left to it.
 """
 
 import contextlib
@@ -37,8 +37,9 @@ from fedapp.engine.ray import SimulationConfig
 from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.summary import read_summary
 from fedapp.running import RAY, check_engine, run_on
-from fedapp.server import USER_ERRORS, RunDirectory
+from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
+from strategies import RunError
 
 LOGGERS = ("flwr", "flwr.strategies", "flwr.fedapp")
 
@@ -84,8 +85,9 @@ def run_missing(
     Raises
     ------
     ConfigError
-        If another process runs in this folder, no run has a name like ``only``, or several runs at a time aren't
-        possible.
+        If another process runs here, no run has a name like ``only``, or several at a time aren't possible.
+    RunError
+        If a worker process was killed.
     """
     _check_jobs(planned, engine, jobs)
     wanted = {each.key: each for each in planned if fnmatch.fnmatch(each.name, only)}
@@ -99,8 +101,7 @@ def run_missing(
         here = _made_here(missing, folder, engine, end)
         outcomes = _outcomes(missing, folder, engine, jobs, end, workers) if jobs else here
         for name, reason in outcomes if minutes else ():
-            if reason:
-                failures[name] = reason
+            failures |= {name: reason} if reason else {}
             advance(1, f"{name}: {reason}" if reason else "")
     return failures
 
@@ -176,9 +177,17 @@ def _unfinished(path: Path) -> str:
 
 
 def _cut_off(path: Path) -> RunDirectory | None:
-    """Open the folder of a run that was cut off after a checkpoint; remove one that has none."""
+    """Open the folder of a run that was cut off after a checkpoint; remove one that has none.
+
+    Raises
+    ------
+    StillGoingOnError
+        If another process makes the run.
+    """
     try:
         return RunDirectory(RunConfig.load({"resume": str(path)}))
+    except StillGoingOnError:
+        raise
     except ConfigError:
         shutil.rmtree(path, ignore_errors=True)
         return None
@@ -246,7 +255,7 @@ def _outcomes(
                 try:
                     yield name, future.result()
                 except BrokenProcessPool:
-                    raise RuntimeError(
+                    raise RunError(
                         "a worker process was killed, perhaps for want of memory; the same command goes on from "
                         "here, with fewer --jobs if need be"
                     ) from None

@@ -1,24 +1,29 @@
 """A sweep from its plan to what it leaves behind: the runs, tidy tables, a report, a figure."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from rich.console import Console
 
-from fedapp.config import ConfigError
+from fedapp.config import ConfigError, RunConfig, Value
+from fedapp.federation import absolute, local_folders
 from fedapp.report.cells import Cell
-from fedapp.report.differences import described
+from fedapp.report.differences import DATA_PATH, described, has_own_data
 from fedapp.report.recorded import RecordedRun, metrics_of
-from fedapp.sweeps.plan import SEED, SweepPlan, read_file
-from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
+from fedapp.report.scores import LOSS
+from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
+from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of
 from fedapp.sweeps.runner import run_missing
 from fedapp.sweeps.tuning import Pick, Setting, pick, setting_of
 
 RUNS, TUNING = "runs", "tuning"
-PLAN, REPORT, FIGURE = "plan.toml", "report.md", "curves.png"
+PLAN, KEYS, REPORT, FIGURE = "plan.toml", "keys.json", "report.md", "curves.png"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,8 @@ class Outcome:
         The metric that is best; what was tuned by.
     picks : mapping
         What was picked for each cell, if the plan tunes.
+    tried : sequence of PlannedRun
+        The runs on tuning seeds.
     """
 
     path: Path
@@ -45,6 +52,7 @@ class Outcome:
     failures: Mapping[str, str] = field(default_factory=dict)
     by: str = ""
     picks: Mapping[Setting, Pick] = field(default_factory=dict)
+    tried: Sequence[PlannedRun] = ()
 
     def run_of(self, planned: PlannedRun) -> RecordedRun:
         """Return a planned run's record."""
@@ -67,6 +75,17 @@ class Outcome:
             groups.setdefault(setting_of(each, self.plan.cell_axes + self.plan.tune), []).append(each)
         return [self._cell(members) for members in groups.values()] + self._unpicked()
 
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """What tables call each axis: by its name, or NAME-key where runs measure something of that name."""
+        measured = {LOSS, *(key for each in self.planned for key in self.run_of(each).columns)}
+        taken = {*measured, *(f"{key}-std" for key in measured)}
+        return {axis: f"{axis}-key" if axis in taken else axis for axis in self.plan.grid}
+
+    def labelled(self, labels: Mapping[str, object]) -> dict[str, object]:
+        """Return labels by the names of their columns."""
+        return {self.columns.get(axis, axis): label for axis, label in labels.items()}
+
     @property
     def finished(self) -> bool:
         """Whether a run came to its end."""
@@ -75,7 +94,10 @@ class Outcome:
     @property
     def metrics(self) -> list[str]:
         """The metrics of the model that runs have, what is best by first."""
-        found = metrics_of([self.run_of(each) for each in self.planned])
+        runs = [self.run_of(each) for each in self.planned]
+        found = metrics_of(runs)
+        if self.by not in found and any(self.by in run.columns for run in runs):
+            found.append(self.by)  # one of clients
         return sorted(found, key=lambda key: key != self.by)
 
     def _cell(self, members: Sequence[PlannedRun]) -> Cell:
@@ -114,7 +136,8 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     planned = plan.runs()
     on_other_seeds = plan.runs(plan.seeds_to_tune_on) if plan.tune else []
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PLAN).write_text(tomli_w.dumps(plan.model_dump(by_alias=True)), "utf-8")
+    (folder / PLAN).write_text(tomli_w.dumps(_from_anywhere(plan)), "utf-8")
+    (folder / KEYS).write_text(json.dumps({RUNS: _keys(planned), TUNING: _keys(on_other_seeds)}), "utf-8")
     failures: dict[str, str] = {}
     picks: dict[Setting, Pick] = {}
     by: str = plan.by
@@ -130,7 +153,7 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     if planned:
         failures |= run_missing(planned, folder / RUNS, engine=engine, jobs=jobs, console=console)
     by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
-    return Outcome(folder, plan, planned, failures, by, picks)
+    return Outcome(folder, plan, planned, failures, by, picks, on_other_seeds)
 
 
 def outcome_in(folder: Path) -> Outcome:
@@ -144,14 +167,48 @@ def outcome_in(folder: Path) -> Outcome:
     if not (folder / PLAN).is_file():
         raise ConfigError(f"{folder}: no sweep is there, a folder with a {PLAN}")
     plan = read_file(folder / PLAN, SweepPlan)
-    planned, picks, by = plan.runs(), {}, str(plan.by)
+    planned, picks, by = _as_made(plan.runs(), folder, RUNS), {}, str(plan.by)
+    on_other_seeds: list[PlannedRun] = []
     if plan.tune:
-        on_other_seeds = plan.runs(plan.seeds_to_tune_on)
+        on_other_seeds = _as_made(plan.runs(plan.seeds_to_tune_on), folder, TUNING)
         by = by or _usual([RecordedRun(folder_of(each, folder / TUNING)) for each in on_other_seeds])
         picks = pick(plan, on_other_seeds, folder / TUNING, by)
         planned = [each for each in planned if _is_picked(plan, each, picks)]
     by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
-    return Outcome(folder, plan, planned, {}, by, picks)
+    return Outcome(folder, plan, planned, {}, by, picks, on_other_seeds)
+
+
+def _from_anywhere(plan: SweepPlan) -> dict[str, Any]:
+    """Return a plan's content with the same data from any working directory; labels stay as they are."""
+    content = plan.model_dump(by_alias=True)
+    content["base"] |= _moved(content["base"])
+    for axis, choices in content["grid"].items():
+        for at, choice in enumerate(choices):
+            own = choice if isinstance(choice, dict) else {axis: choice}
+            if moved := _moved(own):
+                choices[at] = {LABEL: choice} | own | moved
+    return content
+
+
+def _moved(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the keys among some whose values name a place by a relative path, with its absolute one."""
+    found: dict[str, Value] = {DATA_PATH: absolute(str(values.get(DATA_PATH, "")))}
+    if has_own_data(dataset := str(values.get(DATASET, ""))):
+        found |= local_folders(RunConfig.load({}).model_copy(update={DATASET: dataset}))
+    return {key: place for key, place in found.items() if values.get(key) and place and place != values[key]}
+
+
+def _keys(planned: Sequence[PlannedRun]) -> list[str]:
+    return [each.key for each in planned]
+
+
+def _as_made(planned: Sequence[PlannedRun], folder: Path, part: str) -> list[PlannedRun]:
+    """Return a plan's runs by the keys that they were made by, whatever has become of the user's sources since."""
+    try:
+        keys = json.loads((folder / KEYS).read_text("utf-8"))[part]
+        return [replace(each, made_as=str(key)) for each, key in zip(planned, keys, strict=True)]
+    except (OSError, ValueError, KeyError, TypeError):  # of an earlier version, or by hand
+        return list(planned)
 
 
 def _usual(runs: Sequence[RecordedRun]) -> str:

@@ -18,6 +18,7 @@ from fedapp.config import ConfigError
 from fedapp.data import DataError
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.federation import absolute, dataset_of
+from fedapp.server import USER_ERRORS
 from fedapp.sweeps.point import PlannedRun, is_finished
 from fedapp.sweeps.runner import run_missing
 from research.reproduce.experiment import RUNS, collect, report_on
@@ -79,7 +80,7 @@ def reproduce(
             name, out, quick=quick, engine=engine, data_path=absolute(data_path), jobs=jobs, minutes=minutes,
             only=only, console=Console(),
         )  # fmt: skip
-    except (ConfigError, DataError) as error:
+    except USER_ERRORS as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.config import ConfigError
 from fedapp.engine.ray import SimulationConfig
-from fedapp.maps.curves import FILE, read_curves
+from fedapp.maps.command import _plan_of
+from fedapp.maps.curves import FILE, metric_in, read_curves
 from fedapp.maps.making import MapRuns
 from fedapp.maps.plan import MapPlan, Spot
 from fedapp.maps.report import write_report
@@ -65,9 +66,9 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def make(out: Path) -> str:
+def make(out: Path, **changes: Any) -> str:
     """Make what a folder lacks of the map, in this process, and its report; return what is said."""
-    plan, said = checked("x", TINY, MapPlan), Console(file=io.StringIO(), width=200)
+    plan, said = checked("x", {**TINY, **changes}, MapPlan), Console(file=io.StringIO(), width=200)
     runs = MapRuns(plan, out, engine="sequential", jobs=0, console=said)
     runs.make()
     assert runs.failures == {}
@@ -167,6 +168,114 @@ def test_a_map_that_was_stopped_goes_on_with_what_is_missing(made, tmp_path):
     assert {name for name in before if after[name] != before[name]} == {cut_off.name}
     assert len(after) == RUNS
     assert (copy / "map.csv").read_bytes() == (out / "map.csv").read_bytes()
+
+
+def test_curves_of_another_metric_are_made_anew_from_the_runs(made, plan_file, tmp_path):
+    out, _ = made
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy)
+    other = tmp_path / "other.toml"
+    other.write_text(tomli_w.dumps({**TINY, "metric": "loss"}))
+    done = command(str(other), "--from-results", "-o", str(copy))
+    assert (done.exit_code, done.output) == (
+        1,
+        f"error: --from-results: {copy / FILE} has accuracy, not loss\n",
+    )
+    said = make(copy, metric="loss")
+    assert f"{FILE} has accuracy, not loss: it is made anew, from what runs holds" in said
+    curves, _ = read_curves(copy / FILE)
+    assert metric_in(copy / FILE) == "loss"
+    for key, curve in curves.items():
+        (folder,) = copy.glob(f"runs/*-{key}")
+        np.testing.assert_array_equal(curve.values, RecordedRun(folder).column("loss"))
+    assert set(stamps(out)) <= set(stamps(copy))  # another value may be best by it
+    assert {name: stamps(copy)[name] for name in stamps(out)} == stamps(out)  # and none was made again
+    assert command(str(other), "--from-results", "-o", str(copy)).exit_code == 0
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
+
+
+def test_a_metric_that_no_run_has_is_said_at_once_or_after_the_first(tmp_path):
+    with pytest.raises(
+        ConfigError, match="metric: 'acuracy' is measured in no run; allowed are loss, accuracy"
+    ):
+        checked("x", {**TINY, "metric": "acuracy"}, MapPlan)
+    methods = {name: {**own, "metrics": "top5"} for name, own in TINY["methods"].items()}
+    assert checked("x", {**TINY, "metric": "top5", "methods": methods}, MapPlan).metric == "top5"
+    plan = checked("x", {**TINY, "metric": "personal-accuracy-mean"}, MapPlan)  # some methods have it
+    runs = MapRuns(plan, tmp_path, engine="sequential", jobs=0, console=Console(file=io.StringIO()))
+    with pytest.raises(
+        ConfigError, match=r"metric = 'personal-accuracy-mean': .* has none; there are accuracy, l"
+    ):
+        runs.make()
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2  # the pilot
+
+
+def test_what_is_tuned_may_be_a_whole_number():
+    problem = {"target": 0.2, "tried": [5, 10], "keys": {"model": "logistic"}}
+    base = {key: value for key, value in TINY["base"].items() if key != "local-steps"}
+    content = {
+        **TINY,
+        "base": base,
+        "tuning": {"key": "local-steps", "seeds": [9]},
+        "problems": {"logistic": problem},
+    }
+    plan = checked("x", content, MapPlan)
+    assert {run.config.local_steps for run in plan.tuning_runs(plan.spots)} == {5, 10}
+    ones = {"whole": 1, "float": 1.0}
+    keys = set()
+    for tried in ones.values():  # of a key that is a float they are the same run
+        problem = {**TINY["problems"]["logistic"], "tried": [tried]}
+        keys.add(
+            checked("x", {**TINY, "problems": {"logistic": problem}}, MapPlan).tuning_runs(plan.spots)[0].key
+        )
+    assert len(keys) == 1
+
+
+def test_a_problem_that_names_its_data_is_given_the_folder(tmp_path):
+    mnist = {**TINY["problems"]["logistic"], "keys": {"model": "logistic", "dataset": "mnist"}}
+    embedded = {**mnist, "keys": {**mnist["keys"], "dataset": "digits"}}
+    folder = str(tmp_path)
+
+    def paths(base: dict[str, Any], **problems: Any) -> dict[str, set[str]]:
+        path = tmp_path / "map.toml"
+        path.write_text(tomli_w.dumps({**TINY, "base": {**TINY["base"], **base}, "problems": problems}))
+        plan = _plan_of(path, folder, quick=False)
+        return {
+            name: {
+                run.config.data_path for run in plan.tuning_runs([s for s in plan.spots if s.problem == name])
+            }
+            for name in problems
+        }
+
+    plain = TINY["problems"]["logistic"]
+    assert paths({}, plain=plain, own=mnist) == {"plain": {""}, "own": {folder}}
+    assert paths({"dataset": "mnist"}, plain=plain, own=embedded) == {"plain": {folder}, "own": {""}}
+    with pytest.raises(ConfigError, match="needs no data but what comes with the app"):
+        paths({}, plain=plain, own=embedded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seeds": [0, 1, 0]}, "seeds: 0 is there twice"),
+        ({"tuning": {"seeds": [9, 9]}}, "tuning.seeds: 9 is there twice"),
+        (
+            {
+                "methods": {
+                    **TINY["methods"],
+                    "fedavg": {"strategy": "fedavg", "same-upwards": True, "eval-every": [1, 2]},
+                }
+            },
+            "methods.fedavg.eval-every: has several values, beside same-upwards = true",
+        ),
+    ],
+)
+def test_what_would_be_read_in_part_is_refused(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        checked("x", {**TINY, **changes}, MapPlan)
 
 
 def test_what_can_not_be_is_said_before_a_run_begins(plan_file, tmp_path):

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.cli import app
 from fedapp.config import ConfigError, RunConfig
 from fedapp.sweeps.command import plan_of
 from fedapp.sweeps.plan import SweepPlan, checked
 from fedapp.sweeps.point import PlannedRun
+from fedapp.sweeps.sweep import outcome_in
 from fedapp.sweeps.tuning import pick
 
 # A run takes a tenth of a second.
@@ -213,6 +216,9 @@ def test_where_nothing_came_to_its_end_nothing_is_picked(tmp_path):
         (("lr=1", "--federation-config", "init-args-num-cpus=1"), "isn't read by a sweep"),
         (("nowhere.toml",), "nowhere.toml: no such file"),
         (("num-clients=0",), "num-clients = 0: must be a whole number >= 1"),
+        (("client-device=cpu,cuda",), "grid.client-device: client-device doesn't change what a run computes"),
+        (("client-threads=1,4", "lr=1"), "so all values are one run"),
+        (("data-path=/a,/b", "-c", "dataset='mnist'"), "grid.data-path: data-path doesn't change"),
     ],
 )
 def test_what_is_not_possible_is_one_line_before_anything_runs(tmp_path, arguments, message):
@@ -220,6 +226,73 @@ def test_what_is_not_possible_is_one_line_before_anything_runs(tmp_path, argumen
     assert done.exit_code == 1
     assert message in done.output
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_what_is_best_by_may_be_a_metric_of_clients(swept):
+    out, _ = swept
+    for name in ("personal-accuracy-mean", "client-loss-worst-tenth", "loss-std"):
+        assert plan(by=name).by == name
+    outcome = outcome_in(out)
+    assert outcome.metrics == ["accuracy", "loss"]
+    assert replace(outcome, by="client-loss-std").metrics == ["client-loss-std", "accuracy", "loss"]
+    assert replace(outcome, by="personal-loss-mean").metrics == ["accuracy", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (
+            {"lr": [0.1, 0.3], "work": [{"label": "fast", "lr": 0.5}, {"label": "slow"}]},
+            "work: lr is set by the axis lr",
+        ),
+        (
+            {"where": [{"label": "a", "client-device": "cpu"}, {"label": "b", "client-device": "cuda"}]},
+            "where: client-d",
+        ),
+        (
+            {"time": [{"label": "long", "local-epochs": 5}]},
+            "grid.time: tables have another column of that name",
+        ),
+        ({"run": [{"label": "long", "local-epochs": 5}]}, "grid.run: tables have another column"),
+    ],
+)
+def test_axes_that_show_one_run_as_two_or_hide_a_column_are_refused(grid, message):
+    with pytest.raises(ConfigError, match=message):
+        checked("x", {"grid": grid}, SweepPlan)
+
+
+def test_axes_that_name_a_place_beside_what_is_computed_are_allowed():
+    own = {"base": {"dataset": "npz"}, "grid": {"data-path": ["/a.npz", "/b.npz"]}}
+    cases = [{"label": "a", "data-path": "/a", "lr": 0.1}, {"label": "b", "data-path": "/b", "lr": 0.2}]
+    for content in (own, {"grid": {"case": cases}}, {"grid": {"client-device": ["cuda"], "lr": [0.1]}}):
+        assert len({run.key for run in checked("x", content, SweepPlan).runs()}) == len(
+            checked("x", content, SweepPlan).runs()
+        )
+
+
+def test_what_is_tuned_is_not_tuned_on_a_seed_of_a_labelled_value():
+    case = [{"label": "first", "seed": 1}, {"label": "second", "seed": 2}]
+    assert len(checked("x", {"grid": {"case": case}}, SweepPlan).runs()) == 2
+    with pytest.raises(ConfigError, match=r"grid.case: sets the seed, on which tune may not be"):
+        checked("x", {"grid": {"case": case, "lr": [0.1, 0.2]}, "tune": ["lr"]}, SweepPlan)
+
+
+def test_an_axis_and_a_metric_of_one_name_are_two_columns(tmp_path):
+    keys = {
+        "dataset": "custom.diabetes:load",
+        "normalize": "standardize",
+        "model": "mlp",
+        "num_server_rounds": 1,
+    }
+    swept = fedapp.sweep(**keys, loss=["mse", "mae"], num_clients=3, lr=0.01, out=tmp_path, quiet=True)
+    finals = [result.summary["loss"] for result in swept.results]
+    assert finals[0] != finals[1]
+    assert swept.table[["loss-key", "loss"]].to_numpy().tolist() == [["mse", finals[0]], ["mae", finals[1]]]
+    written = (pd.read_csv(tmp_path / "runs.csv"), pd.read_parquet(tmp_path / "runs.parquet"))
+    for frame in (swept.runs, *written, fedapp.load(tmp_path).runs):
+        assert frame["loss-key"].tolist() == ["mse", "mse", "mae", "mae"]
+        assert frame["loss"].tolist()[1::2] == pytest.approx(finals)
+    assert "| loss-key | runs | rmse | r2 | loss |" in (tmp_path / "report.md").read_text()
 
 
 def test_a_plan_file_and_what_stands_beside_it(tmp_path):
@@ -246,6 +319,14 @@ def test_runs_of_other_data_or_of_another_source_are_other_runs(tmp_path, monkey
 
     assert key(dataset="npz", data_path="/a.npz") != key(dataset="npz", data_path="/b.npz")
     assert key(dataset="mnist", data_path="/a") == key(dataset="mnist", data_path="/b")  # the same, elsewhere
+    assert key(dataset="synthetic") != key(dataset="synthetic", data_path="/a")  # generated, and the authors'
+    assert key(dataset="synthetic", data_path="/a") == key(dataset="synthetic", data_path="/b")
+    monkeypatch.chdir(tmp_path)
+    here = key(dataset="hf:./data")
+    assert key(dataset=f"hf:{tmp_path}/data") == here
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert key(dataset="hf:./data") != here
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "own_sweep_strategy.py"
     source.write_text("from strategies import FedAvg\nclass Mine(FedAvg):\n    pass\n")

@@ -1,0 +1,73 @@
+"""Runs of a sweep and other processes: one that makes a run itself, one that is killed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fedapp.cli import app
+from fedapp.config import RunConfig
+from fedapp.sweeps.point import PlannedRun
+from fedapp.sweeps.runner import perform
+from strategies import RunError
+
+TINY = {"model": "logistic", "batch-size": 0, "num-server-rounds": 2, "checkpoint-every": 1}
+
+HOLD = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path, no_figures):
+    planned = PlannedRun({"case": "αβ"}, RunConfig.load(TINY), 3)
+    assert perform(planned, tmp_path, "sequential") == ""
+    run = tmp_path / f"run-{planned.key}"  # which nothing in its label can call
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        assert (
+            perform(planned, tmp_path, "sequential") == f"resume = {str(run)!r}: that run is still going on"
+        )
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+        other.communicate()
+    assert perform(planned, tmp_path, "sequential") == ""  # from its checkpoint
+
+
+def test_a_worker_that_is_killed_is_one_line(tmp_path: Path, monkeypatch):
+    (tmp_path / "own_deadly_data.py").write_text(
+        "import os, signal\ndef load():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = str(tmp_path / "out")
+    arguments = [
+        "sweep",
+        "seed=0",
+        "-c",
+        "dataset='own_deadly_data:load'",
+        "--engine",
+        "sequential",
+        "-o",
+        out,
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
+    assert "error: a worker process was killed, perhaps for want of memory; the same command" in done.output
+
+
+def test_an_experiment_says_so_in_one_line_too(tmp_path: Path, monkeypatch):
+    def killed(*_, **__):
+        raise RunError("a worker process was killed")
+
+    monkeypatch.setattr("research.reproduce.command.run_missing", killed)
+    done = CliRunner().invoke(app, ["reproduce", "compare", "--quick", "--out", str(tmp_path)])
+    assert (done.exit_code, done.output) == (1, "error: a worker process was killed\n")

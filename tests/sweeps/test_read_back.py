@@ -1,0 +1,85 @@
+"""A sweep is read back from anywhere, whatever has become of the user's own sources; runs are named literally."""
+
+import importlib
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedapp
+from fedapp.config import ConfigError
+from fedapp.sweeps.looking import recorded
+from fedapp.sweeps.plan import SweepPlan, checked, read_file
+from fedapp.sweeps.sweep import _from_anywhere
+
+SMALL = {"num_clients": 2, "model": "logistic", "batch_size": 0, "num_server_rounds": 1, "quiet": True}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make two files of data in a working directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        x = np.arange(120.0).reshape(40, 3) / 120 * scale
+        np.savez(folder / f"{name}.npz", x_train=x, y_train=np.arange(40) % 2)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_sweep_on_own_data_is_the_same_from_elsewhere(data: Path, tmp_path: Path, monkeypatch):
+    out = tmp_path / "out"
+    made = fedapp.sweep(**SMALL, dataset="npz", data_path=["a.npz", str(data / "b.npz")], out=out)
+    monkeypatch.chdir(tmp_path)
+    back = fedapp.load(out)
+    pd.testing.assert_frame_equal(back.runs, made.runs)
+    assert back.table["data-path"].tolist() == ["a.npz", str(data / "b.npz")]
+    plan = read_file(out / "plan.toml", SweepPlan)
+    assert {run.key for run in plan.runs()} == {result.path.name[-10:] for result in made.results}
+    assert tomllib.loads((out / "plan.toml").read_text())["grid"]["data-path"] == [
+        {"label": "a.npz", "data-path": str(data / "a.npz")}, str(data / "b.npz")
+    ]  # fmt: skip
+    monkeypatch.chdir(data)
+    fedapp.sweep(**SMALL, dataset="npz", data_path="a.npz", seed=[0], out=tmp_path / "base")
+    content = tomllib.loads((tmp_path / "base" / "plan.toml").read_text())
+    assert content["base"]["data-path"] == str(data / "a.npz")
+    named = checked("x", {"base": {"dataset": "hf:./faces"}, "grid": {"seed": [0]}}, SweepPlan)
+    assert _from_anywhere(named)["base"] == {"dataset": f"hf:{data}/faces"}
+
+
+def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "own_read_back.py"
+    source.write_text("from strategies import FedAvg\nclass Mine(FedAvg):\n    pass\n")
+    keys = {
+        **SMALL,
+        "strategy": "own_read_back:Mine",
+        "lr": [0.01, 0.5],
+        "tune": "lr",
+        "out": tmp_path / "out",
+    }
+    made = fedapp.sweep(**keys)
+    source.write_text(source.read_text() + "# edited\n")
+    importlib.reload(sys.modules["own_read_back"])
+    back = fedapp.load(tmp_path / "out")
+    assert back.runs["status"].tolist() == ["finished"] * 2
+    pd.testing.assert_frame_equal(back.runs, made.runs)
+    pd.testing.assert_frame_equal(back.tuning, made.tuning)
+    fedapp.sweep(**keys)  # is made anew, as what it runs is another
+    assert len(list((tmp_path / "out" / "runs").glob("lr-*"))) == 2
+    (tmp_path / "out" / "keys.json").unlink()  # of an earlier version
+    assert fedapp.load(tmp_path / "out").runs["status"].tolist() == ["finished"] * 2
+
+
+def test_a_run_whose_name_has_brackets_can_be_compared(tmp_path: Path):
+    run = fedapp.run(**SMALL, results_dir=tmp_path, run_name="plain").path
+    for name in ("lr[0.1]", "lr[0.2]"):
+        shutil.copytree(run, tmp_path / name)
+    found = recorded([str(tmp_path / "lr[0.1]"), str(tmp_path / "lr[[]0.2]")])  # the second one as a pattern
+    assert [each.path.name for each in found] == ["lr[0.1]", "lr[0.2]"]
+    with pytest.raises(ConfigError, match="no run is there"):
+        recorded([str(tmp_path / "lr[0.3]"), str(run)])
