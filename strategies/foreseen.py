@@ -93,11 +93,10 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
     draw : callable
         Who of those that are free takes part in a round, as places among these; called with places among all.
     """
-    now, tasks, number = 0.0, 0, 0
+    now, tasks, number, lost = 0.0, 0, 0, set[int]()  # by place: whose last task is lost
     wanted = [place for place in range(len(p)) if rules.may_draw(place)]
     played = Played(np.zeros(len(p)), np.zeros(len(p)), np.zeros(len(p)))
     late: dict[int, tuple[float, float]] = {}  # by place: when it is done, and its d_i
-    lost: set[int] = set()  # by place: whose last task is lost
     while number < FEWEST_ROUNDS or (number < MOST_ROUNDS and tasks < MOST_TASKS):
         number += 1
         if rules.late != NEXT:
