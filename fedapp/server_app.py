@@ -6,11 +6,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp.config import RunConfig, defaults, read_run
+from fedapp.config.run_keys import ROUNDS
 from fedapp.report.summary import read_summary
 from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
 from fedapp.server.heartbeat import Heartbeat, HowFar
-from fedapp.server.length import ROUNDS
 from fedapp.server.logs import logging_as, plain_where_piped
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.exchange import never

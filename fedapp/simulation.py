@@ -1,18 +1,21 @@
 """A simulation from a command line: ``fedapp run``, and ``run_simulation.py``."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
 from fedapp import server
 from fedapp.config import ConfigError, RunConfig, in_keys, read_run
-from fedapp.config.options import read_options, read_run_options
+from fedapp.config.options import read_options, read_run_options, stated_options
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
 from fedapp.running import ENGINES, RAY, run_on
 from fedapp.server import Observer
 from fedapp.server.logs import logging_as, plain_where_piped
 from fedapp.training.choose import WAYS
+
+log = logging.getLogger("flwr.fedapp")
 
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -38,6 +41,7 @@ def run(options: argparse.Namespace, observers: Sequence[Observer] = ()) -> int:
         values, num_clients = read_run_options("--run-config", options.run_config)
         config = RunConfig.load(values)
         with logging_as(config.log_format):
+            _say_clock(config, options.run_config)
             return _simulate(config, num_clients, options, observers)
     except server.USER_ERRORS as error:
         print(f"error: {in_keys(error)}", file=sys.stderr)
@@ -65,6 +69,15 @@ def _simulate(
             way=options.way,
         )
         return INTERRUPTED if stop.is_set() else FINISHED
+
+
+def _say_clock(config: RunConfig, texts: list[str] | None) -> None:
+    """Say that a run is in real time as another was, on devices as a rule, and not because somebody wants it."""
+    wanted = config.resume or "clock" in stated_options("--run-config", texts)
+    if config.clock == "wall" and not wanted:
+        log.warning(
+            "clock = wall: is that of the run to repeat, so that this one is in real time, too; clock=virtual isn't"
+        )
 
 
 def parser_of(program: str | None, description: str) -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ What a key accepts and means is what the field says (`strategies.parameters`). `
 stand in pyproject.toml; others come in one text, everywhere alike: ``strategy-config = "half-life=2.0 tick=0.1"``.
 """
 
+import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -122,6 +123,36 @@ def unfolded(
                 f"{STRATEGY_CONFIG} = {text!r}: {key} is given twice, as {given[key]!r} and {value!r}"
             )
     return {**given, **values, STRATEGY_CONFIG: ""}
+
+
+def folded(given: Mapping[str, Value], own: Collection[str], known: Collection[str]) -> dict[str, Value]:
+    """Return what is given with the strategy's own keys in one text, which is how `flwr run` passes them on.
+
+    Parameters
+    ----------
+    given : mapping
+        Values by key.
+    own : collection of str
+        Keys of the strategy alone.
+    known : collection of str
+        Keys that stand in pyproject.toml, which stay where they are.
+    """
+    alone = {key: value for key, value in given.items() if key in own and key not in known}
+    if not alone:
+        return dict(given)
+    text = str(given.get(STRATEGY_CONFIG, ""))
+    in_text = _pairs(text)
+    texts = [text] if text else []
+    texts += [f"{key}={_as_toml(value)}" for key, value in alone.items() if in_text.get(key) != value]
+    rest = {key: value for key, value in given.items() if key not in alone}
+    return {**rest, STRATEGY_CONFIG: " ".join(texts)}
+
+
+def _as_toml(value: Value) -> str:
+    if not isinstance(value, str):
+        return str(value).lower()  # also of inf, nan and 1e-06
+    # PAIR knows no quotation mark within a text, but TOML has another way to write one.
+    return '"' + json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022") + '"'
 
 
 def _pairs(text: str) -> dict[str, Value]:

@@ -4,7 +4,11 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from fedapp.config.run_keys import scaled
+from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.values import ConfigError, Value, path_of
+from fedapp.data.loading import PREFIX, folder_of
+from strategies.fedbuff import HORIZON, FedBuff
 
 # A resumed run may differ in these from what it was: they don't change what is computed.
 FREE = (
@@ -40,19 +44,58 @@ def resumed(given: Mapping[str, Value], defaults: Mapping[str, Value]) -> dict[s
     """Return the config of the run that ``given`` names under ``resume``, with what may change as given."""
     path = str(path_of("resume", str(given["resume"])))
     earlier, _ = read_run(path)
-    changed = []
-    for key, value in given.items():
-        before = earlier.get(key, defaults.get(key))
-        if key == "data-path" and value:
-            value = str(path_of(key, str(value)))  # as it is in a run's config.toml
-        if value != before and not _may_become(key, before, value):
-            changed.append(f"{key} = {value!r} (it has {before!r})")
+    before = {**defaults, **earlier}
+    wanted = _as_recorded(given, before)
+    changed = [
+        f"{key} = {value!r} (it has {before.get(key)!r})"
+        for key, value in wanted.items()
+        if value != before.get(key) and not _may_become(key, before.get(key), value)
+    ]
     if changed:
         raise ConfigError(
             f"resume = {path!r}: that run has another config than {', '.join(changed)}; num-server-rounds and "
             f"time-budget may be raised, {', '.join(FREE)} may change"
         )
-    return {**earlier, **given, "data-path": earlier.get("data-path", ""), "resume": path}
+    rounds, former = wanted.get("num-server-rounds"), before["num-server-rounds"]
+    if rounds not in (None, former) and (bound := _bound_by_rounds(before)):
+        raise ConfigError(
+            f"resume = {path!r}: num-server-rounds = {rounds} (it has {former}): {bound} is for so many rounds, and "
+            f"for more another from the first on; -c {path}/config.toml -c num-server-rounds={rounds} is a new run"
+        )
+    return {**earlier, **wanted, "resume": path}
+
+
+def _as_recorded(given: Mapping[str, Value], before: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what is given as it would stand in the config.toml of the run, less what says nothing of its own."""
+    values = {
+        key: value
+        for key, value in given.items()
+        if (key, value) not in (("clock", "auto"), ("num-server-rounds", 0))
+    }
+    if path := values.get("data-path"):
+        values["data-path"] = str(path_of("data-path", str(path)))
+    if (name := str(values.get("dataset", ""))).startswith(PREFIX) and folder_of(name) is not None:
+        values["dataset"] = PREFIX + str(path_of("dataset", name.removeprefix(PREFIX)))
+    if "eval-every" in values and "num-server-rounds" not in values:
+        has_rounds = strategy_class(str(before["strategy"])).has_rounds
+        every = int(values["eval-every"])
+        if not has_rounds and scaled(every, int(before["num-server-rounds"])) == before["eval-every"]:
+            del values["eval-every"]
+    return values
+
+
+def _bound_by_rounds(run: Mapping[str, Value]) -> str:
+    """Return what of a run is by its number of rounds, beside its end; "" if nothing is."""
+    if run["lr-schedule"] == "cosine":
+        return "lr-schedule = 'cosine'"
+    strategy = strategy_class(str(run["strategy"]))
+    plays = (
+        issubclass(strategy, FedBuff) and strategy.periods is FedBuff.periods and run["clock"] == "virtual"
+    )
+    by_times = run["aggregation-weights"] == "time-based" and not run["concurrency"]
+    if plays and by_times and int(run["num-server-rounds"]) < HORIZON:
+        return f"aggregation-weights = 'time-based' of {run['strategy']}"
+    return ""
 
 
 def _may_become(key: str, before: Any, value: Any) -> bool:

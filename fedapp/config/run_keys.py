@@ -16,6 +16,8 @@ from fedapp.config.values import (
     pattern,
 )
 
+ROUNDS = 40  # of a synchronous strategy, where num-server-rounds = 0
+
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
@@ -76,3 +78,8 @@ class RunKeys(Keys):
         ),
         key("the run's folder; empty: STRATEGY-DATASET-MODEL-NNN"),
     ]
+
+
+def scaled(eval_every: int, aggregations: int) -> int:
+    """Return ``eval-every`` in aggregations, where it counts rounds' worth of them: as many are 40 rounds."""
+    return max(1, round(eval_every * aggregations / ROUNDS))

@@ -56,7 +56,7 @@ def validities(out: Path) -> list[Validity]:
 
 
 def renew(out: Path, *, authority: bool = False) -> list[Path]:
-    """Make new keys and certificates for the server, and for whoever else has one here but devices.
+    """Make new keys and certificates for the server, and for whoever else has one here; for devices where it is time.
 
     Parameters
     ----------
@@ -87,6 +87,10 @@ def renew(out: Path, *, authority: bool = False) -> list[Path]:
     for path in list(_signed(out, issuer.certificate)):
         keys.replace_pair(path, *issuer.successor(read(path)))
         new.append(path)
+    for path in sorted(out.glob(f"*/{keys.LOOPBACK_CERTIFICATE}")):
+        if Validity(path.name, read(path).not_valid_after_utc).is_due:
+            keys.write_loopback(path.parent)
+            new.append(path)
     return new
 
 

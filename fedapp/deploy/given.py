@@ -1,7 +1,8 @@
 """What a run on devices is given: pairs and files, a simulation's config.toml among them."""
 
-from fedapp.config import Value
+from fedapp.config import Value, defaults, own_keys, strategy_class
 from fedapp.config.options import read_run_options
+from fedapp.config.own_keys import folded
 
 OPTION = "--run-config"
 
@@ -18,10 +19,12 @@ def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, l
     Returns
     -------
     tuple
-        The keys, without the clock of a run's config.toml; that run's number of clients; what is to be said of it.
+        The keys, without the clock of a run's config.toml, and with those of a strategy of one's own in
+        ``strategy-config``; that run's number of clients; what is to be said of it.
     """
     whole, _ = read_run_options(OPTION, texts)
     values, num_clients = read_run_options(OPTION, texts, but=_OF_ITS_PLACE)
+    values = _with_own_keys_in_one(values)
     if "clock" in values or whole.get("clock") != "virtual":
         return values, num_clients, []
     line = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
@@ -33,3 +36,11 @@ def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, l
     if counted:
         line += f", in seconds of which {' and '.join(counted)} count now"
     return values, num_clients, [line]
+
+
+def _with_own_keys_in_one(values: dict[str, Value]) -> dict[str, Value]:
+    """Flower refuses every key that doesn't stand in pyproject.toml."""
+    name = values.get("strategy")
+    if not isinstance(name, str) or values.keys() <= defaults().keys():
+        return values
+    return folded(values, own_keys(strategy_class(name)).key_names(), defaults())

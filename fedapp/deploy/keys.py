@@ -27,6 +27,7 @@ from fedapp.deploy.plan import LOOPBACK
 AUTHORITY_VALID_FOR = datetime.timedelta(days=10 * 365)
 CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew' makes the next one
 SECRET_BYTES = 32
+LOOPBACK_CERTIFICATE = "local.crt"  # of a device's own API
 OPERATOR = "fedapp operator"  # whom the operator's certificate names
 
 
@@ -161,11 +162,11 @@ def write_loopback(folder: Path) -> None:
     """Write local.crt and local.key of a device's own API: by them its SuperExec knows it, and nobody else does.
 
     They have an authority of their own, whose key nobody keeps; its certificate is in local.crt, too. They hold as
-    long as that one: nothing outside the device depends on them, so there is nothing to renew.
+    long as that one: nothing outside the device depends on them, so there is nothing to renew before.
     """
     authority = Authority.create()
     _write_pair(folder, "local", *authority.server_certificate([LOOPBACK], AUTHORITY_VALID_FOR))
-    with (folder / "local.crt").open("ab") as file:
+    with (folder / LOOPBACK_CERTIFICATE).open("ab") as file:
         file.write(authority.certificate.public_bytes(Encoding.PEM))
 
 

@@ -15,6 +15,7 @@ from fedapp.deploy import status as statuses
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
 from fedapp.deploy.given import read_given
+from fedapp.deploy.keys import LOOPBACK_CERTIFICATE
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.registration import new_key, retire
 from fedapp.deploy.registration import register as register_keys
@@ -104,7 +105,8 @@ def run(
     with one_line_errors(), audited(out, "run") as audit:
         values, num_clients, said = read_given(run_config)
         given = {"clock": "wall", **values}
-        RunConfig.recorded(given)  # what depends on the server's files it says itself
+        # A run to go on with is the server's; its files it looks at itself.
+        (RunConfig.recorded if given.get("resume") else RunConfig.load)(given)
         for line in said:
             print(line)
         if num_clients is not None:
@@ -137,12 +139,17 @@ def renew(
 ) -> None:
     """Make new certificates, and keys to them, by the same authority; the devices keep what they have."""
     with one_line_errors(), audited(out, "renew --authority" if authority else "renew") as audit:
-        new = [str(path.relative_to(out)) for path in certificates.renew(out, authority=authority)]
+        made = certificates.renew(out, authority=authority)
+        new = [str(path.relative_to(out)) for path in made]
         audit.note(f"new: {', '.join(new)}")
         lines = [certificate.line for certificate in certificates.validities(out)]
     print("\n".join(lines))
     print(f"new: {', '.join(new)}; copy what is in superlink/ to the server")
     print("there, reload nginx or restart Caddy, and restart fedapp-superlink")
+    for folder in [path.parent.name for path in made if path.name == LOOPBACK_CERTIFICATE]:
+        print(
+            f"copy local.crt and local.key in {folder}/ there, and restart fedapp-{folder} and its superexec"
+        )
     if authority:
         print("copy each device's ca.crt to it before the authority's former certificate expires")
 

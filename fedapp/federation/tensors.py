@@ -68,10 +68,12 @@ class TensorCache:
     def __init__(self, budget: int = TENSOR_BUDGET) -> None:
         self.budget = budget
         self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor]] = OrderedDict()
+        self._bytes = 0  # of all that is kept
 
     def clear(self) -> None:
         """Drop them all."""
         self._kept.clear()
+        self._bytes = 0
 
     def get(
         self,
@@ -88,9 +90,14 @@ class TensorCache:
             return self._kept[key]
         pair = to_tensors(dataset, rows, normalize, device)
         self._kept[key] = pair
-        while len(self._kept) > 1 and sum(x.nbytes + y.nbytes for x, y in self._kept.values()) > self.budget:
-            self._kept.popitem(last=False)
+        self._bytes += _bytes_of(pair)
+        while len(self._kept) > 1 and self._bytes > self.budget:
+            self._bytes -= _bytes_of(self._kept.popitem(last=False)[1])
         return pair
+
+
+def _bytes_of(pair: tuple[Tensor, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in pair)
 
 
 def to_tensors(

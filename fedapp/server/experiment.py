@@ -98,7 +98,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         raise ConfigError(in_keys(error, type(config))) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
         raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
-    if config.min_clients > num_clients:
+    # A run that goes on on devices has those that it had, however many are waited for.
+    if config.min_clients > num_clients and not (config.resume and on_devices):
         raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
     check_tracker(config)
     check_exporter(config)

@@ -15,7 +15,7 @@ LEAST, SHARE = 3, 0.1  # rounds, and of all
 
 
 class Fruitless(Observer):
-    """Counts the rounds in a row in which no reply was valid."""
+    """Counts the rounds in a row in which no reply was valid, but for those in which all were still at work."""
 
     def __init__(self, strategy: FederatedStrategy) -> None:
         self.strategy = strategy
@@ -27,9 +27,13 @@ class Fruitless(Observer):
 
     def measure(self, entry: Entry) -> None:
         """Count a round."""
-        participants = entry.progress.metrics.get(messages.PARTICIPANTS)
-        if participants is not None:
-            self.rounds = 0 if participants else self.rounds + 1
+        told = entry.progress.metrics
+        if (participants := told.get(messages.PARTICIPANTS)) is None:
+            return
+        if participants:
+            self.rounds = 0
+        elif told.get(messages.FAILURES) or told.get(messages.DROPPED_UPDATES):
+            self.rounds += 1  # else all are at work on what counts in a later round
 
     def state(self) -> dict[str, Any]:
         """Return the count."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.config import RunConfig
+from fedapp.config.run_keys import ROUNDS, scaled
 from strategies import AsynchronousStrategy, FederatedStrategy, streams
 from strategies.arrivals import Buffered
 from strategies.device_profile import is_profile
@@ -24,8 +25,6 @@ from strategies.ledger import Agenda
 from strategies.time_scenario import TimeScenario
 
 log = logging.getLogger("flwr.fedapp")
-
-ROUNDS = 40
 
 # Clients whose schedule is played through; for more, those that wait for a buffer to fill count as working.
 MOST_PLAYED = 10_000
@@ -52,7 +51,7 @@ def with_length(
         scenario = "F0" if config.clock == "wall" else config.time_scenario
         times = TimeScenario(scenario, num_clients, config.seed).means
     number = _aggregations(config, strategy, times)
-    every = max(1, round(config.eval_every * number / ROUNDS))
+    every = scaled(config.eval_every, number)
     log.info(
         "num-server-rounds = 0: %d aggregations, as long as %d rounds of all clients; evaluated every %d",
         number, ROUNDS, every,

@@ -99,27 +99,34 @@ class Record:
         self.observers = tuple(observers)
         self.saving = saving
         self.noted = 0  # aggregations of this process
+        self._begun: list[Observer] = []
+        self._told: Entry | None = None  # the checkpoint's evaluation
 
-    def begin(self, checkpoint: Checkpoint | None, layout: Layout) -> None:
-        """Begin a run; with a checkpoint, go on from it.
+    def restore(self, checkpoint: Checkpoint, layout: Layout) -> None:
+        """Go on from a checkpoint; comes before ``begin``.
 
         Raises
         ------
         KeyError, TypeError, ValueError
             If the checkpoint isn't what the run needs.
         """
-        if checkpoint is not None:
-            if (size := len(checkpoint.strategy["model"])) != layout.size:
-                raise ValueError(f"the state is that of a model of {size} values, this one has {layout.size}")
-            self.saving.last = checkpoint.strategy["aggregations"]
-            for observer in self.observers:
-                observer.restore(checkpoint.observers)
+        if (size := len(checkpoint.strategy["model"])) != layout.size:
+            raise ValueError(f"the state is that of a model of {size} values, this one has {layout.size}")
+        self.saving.last = checkpoint.strategy["aggregations"]
+        if (line := checkpoint.observers["line"]) is not None:
+            model = np.array(checkpoint.strategy["model"], dtype=np.float64)
+            self._told = Entry.resumed(line, layout.to_record(self.strategy.reported(model)))
+        for observer in self.observers:
+            observer.restore(checkpoint.observers)
+
+    def begin(self) -> None:
+        """Begin a run; one of the observers may refuse."""
         for observer in self.observers:
             observer.begin()
-        if checkpoint is not None and (line := checkpoint.observers["line"]) is not None:
-            model = np.array(checkpoint.strategy["model"], dtype=np.float64)
-            arrays = layout.to_record(self.strategy.reported(model))
-            self._note(Entry.resumed(line, arrays))
+            self._begun.append(observer)
+        told, self._told = self._told, None
+        if told is not None:
+            self._note(told)
 
     def __call__(self, progress: Progress) -> None:
         """Take note of an aggregation."""
@@ -145,7 +152,7 @@ class Record:
             observer.judge()
 
     def end(self, status: str, reason: str = "", *, complete: bool = False) -> None:
-        """End a run."""
-        for observer in self.observers:
+        """End a run, for those who have begun it."""
+        for observer in self._begun:
             observer.reason, observer.complete = reason, complete
             observer.end(status)

@@ -120,9 +120,11 @@ def _run(
         if directory.checkpoint is not None:
             strategy.restore(directory.checkpoint.strategy)
             log.info("resumed from aggregation %s", directory.checkpoint.strategy["aggregations"])
-        record.begin(directory.checkpoint, Layout.of(arrays))
+            record.restore(directory.checkpoint, Layout.of(arrays))
     status, reason, complete = FAILED, "", False
     try:
+        with _in_words(config, directory, record):
+            record.begin()
         experiment = standardized(grid, experiment, directory, stopped)
         evaluation = Evaluation(experiment, by_client=by_client, objective=not strategy.has_rounds)
         with _in_words(config, directory, record):
@@ -212,7 +214,7 @@ def _record(
     heartbeat = _heartbeat(config, strategy)
     if not display.live:
         strategy.stop_when(heartbeat.watching(strategy.stopped))
-    tracker = make_tracker(config, directory.path)
+    tracker = make_tracker(config, directory)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     exporter = make_exporter(config, strategy, labels)
     observers = [
@@ -220,11 +222,11 @@ def _record(
         *([PrivacyAccount(config, strategy)] if config.dp != "none" else []),
         Totals(),
         Fruitless(strategy),
-        *([] if tracker is None else [tracker]),
         Journal(experiment, strategy, directory, watch),
         summary,
         display,
         *([] if display.live else [heartbeat]),
+        *([] if tracker is None else [tracker]),
         *others,
         *([] if exporter is None else [exporter]),
     ]

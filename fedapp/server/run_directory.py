@@ -180,12 +180,12 @@ class RunDirectory:
                 "that run is finished; it goes on if num-server-rounds or time-budget is raised, "
                 f"from {earlier.num_server_rounds} and {earlier.time_budget:g}"
             )
-        if earlier.checkpoint_every == 0:
-            raise refused("that run was made with checkpoint-every = 0")
         try:
             checkpoint = read_checkpoint(self.path / "checkpoint")
         except (OSError, ValueError, KeyError) as error:
             raise refused(f"its checkpoint can't be read ({error})") from None
+        if checkpoint is None and earlier.checkpoint_every == 0:
+            raise refused("that run was made with checkpoint-every = 0")
         if checkpoint is None:
             log.warning("%s has no checkpoint yet: the run starts over", self.path)
         return checkpoint

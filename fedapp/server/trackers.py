@@ -5,16 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from fedapp.config import ConfigError, RunConfig
+from fedapp.data.errors import one_line
 from fedapp.server.record import Entry, Observer
+from fedapp.server.run_directory import RunDirectory
 
 
 class TensorBoard(Observer):
     """Writes event files into the run directory: ``tensorboard --logdir RESULTS-DIR`` compares runs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, resumed_from: int | None) -> None:
+        self.path = path / "tensorboard"
+        self.resumed_from = resumed_from
+        self.writer: Any = None
+
+    def begin(self) -> None:
+        """Open an event file; what a resumed run writes anew is hidden in those before."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(path / "tensorboard"))
+        self.writer = SummaryWriter(str(self.path), purge_step=self.resumed_from)
 
     def note(self, entry: Entry) -> None:
         """Note an evaluation's numbers, by aggregation."""
@@ -31,9 +39,28 @@ class WeightsAndBiases(Observer):
     """Logs to a wandb run named as the run directory; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, config: RunConfig, path: Path) -> None:
+        self.config = config
+        self.path = path
+        self.run: Any = None
+
+    def begin(self) -> None:
+        """Begin the wandb run.
+
+        Raises
+        ------
+        ConfigError
+            If wandb doesn't, as nobody is logged in, say.
+        """
         import wandb
 
-        self.run = wandb.init(project="fedapp", name=path.name, dir=str(path), config=config.flat())
+        name, folder = self.path.name, str(self.path)
+        try:
+            self.run = wandb.init(project="fedapp", name=name, dir=folder, config=self.config.flat())
+        except Exception as error:  # it has its own for everything
+            raise ConfigError(
+                f"tracker = 'wandb': {one_line(error)} (WANDB_MODE=offline needs no login, and keeps the run on this "
+                "machine)"
+            ) from error
 
     def note(self, entry: Entry) -> None:
         """Note an evaluation's numbers, by aggregation."""
@@ -54,12 +81,14 @@ def check_tracker(config: RunConfig) -> None:
         )
 
 
-def make_tracker(config: RunConfig, path: Path) -> Observer | None:
-    """Return the configured tracker, if any, writing under the run directory ``path``."""
+def make_tracker(config: RunConfig, directory: RunDirectory) -> Observer | None:
+    """Return the configured tracker, if any, writing under the run directory."""
     if config.tracker == "tensorboard":
-        return TensorBoard(path)
+        checkpoint = directory.checkpoint
+        done = 0 if checkpoint is None else int(checkpoint.strategy["aggregations"])
+        return TensorBoard(directory.path, done if config.resume else None)
     if config.tracker == "wandb":
-        return WeightsAndBiases(config, path)
+        return WeightsAndBiases(config, directory.path)
     return None
 
 

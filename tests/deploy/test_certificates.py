@@ -160,6 +160,32 @@ def test_status_warns_sixty_days_before(made: Path, monkeypatch: pytest.MonkeyPa
     assert lines[1].endswith(f"'fedapp deploy renew {made}' makes a new one")
 
 
+def test_a_devices_own_certificate_is_made_anew_when_it_is_time(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "AUTHORITY_VALID_FOR", WARN_BEFORE)
+    keys.write_loopback(made / "oslo")
+    monkeypatch.undo()
+    (warning,) = [line for line in deploy("status", made).output.splitlines() if line.startswith("WARNING")]
+    assert warning.startswith("WARNING: oslo/local.crt: valid until ")
+    assert warning.endswith(f"'fedapp deploy renew {made}' makes a new one")
+    before = contents(made)
+    result = deploy("renew", made)
+    assert result.exit_code == 0, result.output
+    assert (
+        "copy local.crt and local.key in oslo/ there, and restart fedapp-oslo and its superexec\n"
+        in result.output
+    )
+    changed = {name for name, content in contents(made).items() if content != before[name]}
+    assert {name for name in changed if name.startswith(("oslo/", "bern/"))} == {
+        "oslo/local.crt",
+        "oslo/local.key",
+    }
+    assert matches(made / "oslo" / "local.crt")
+    assert lifetime(made / "oslo" / "local.crt") == 3651 * DAY
+    assert "WARNING" not in deploy("status", made).output
+
+
 @pytest.mark.parametrize("spoil", ["missing", "other", "garbage"])
 def test_without_the_authoritys_key_there_is_one_line(made: Path, spoil: str, tmp_path: Path) -> None:
     key = made / "ca.key"

@@ -1,16 +1,23 @@
 """What a run on devices takes from a simulation's config.toml: all but its clock, which it says."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.common.config import fuse_dicts
+from typer.testing import CliRunner
 
+from fedapp import cli
 from fedapp.client_app import app
-from fedapp.config import RunConfig
+from fedapp.config import ConfigError, Keys, RunConfig, Value, defaults
+from fedapp.config.own_keys import folded, unfolded
 from fedapp.deploy.given import read_given
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server import prepare, run
 
+HALF_LIFE = "custom.half_life:HalfLife"
 LINE = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
 
 
@@ -55,3 +62,76 @@ def test_devices_in_virtual_time_are_a_warning(caplog: pytest.LogCaptureFixture)
         prepare(config, 2, on_devices=True)
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("clock = virtual")]
     assert "safeguards = auto bounds nothing" in line
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_of_a_strategy_of_ones_own_goes_to_devices(tmp_path: Path) -> None:
+    given = {
+        "strategy": HALF_LIFE, "half-life": 2.5, "model": "logistic", "num-server-rounds": 1,
+        "results-dir": str(tmp_path), "loss": "custom.losses:focal",
+    }  # fmt: skip
+    recorded = run(SequentialGrid(app, 2), prepare(RunConfig.load(given), 2)).path / "config.toml"
+    assert "half-life = 2.5" in recorded.read_text()
+    values, *_ = read_given([str(recorded)])
+    fuse_dicts(defaults(), values)  # as flwr run does, which refuses any other key
+    flat, wanted = RunConfig.load(values).flat(), RunConfig.load(given).flat()
+    assert {key: flat[key] for key in ("strategy", "half-life", "tick", "loss")} == {
+        key: wanted[key] for key in ("strategy", "half-life", "tick", "loss")
+    }
+
+
+def test_keys_of_a_strategy_alone_go_into_one_text() -> None:
+    def text(*texts: str) -> str:
+        values, *_ = read_given([f"strategy={HALF_LIFE}", *texts])
+        fuse_dicts(defaults(), values)
+        return str(values["strategy-config"])
+
+    assert text("half-life=2.0") == "half-life=2.0"
+    assert text("half-life=2 lr=0.1", 'strategy-config="tick=0.5"') == "tick=0.5 half-life=2"
+    assert text("half-life=2.0", 'strategy-config="half-life=2.0"') == "half-life=2.0"
+    wrong, *_ = read_given([f"strategy={HALF_LIFE}", "half-life=2.0", 'strategy-config="half-life=3.0"'])
+    with pytest.raises(ConfigError, match=r"half-life is given twice"):
+        RunConfig.load(wrong)
+    other = {"strategy": "fedavg", "half-life": 2.0}
+    assert (
+        read_given(["strategy=fedavg half-life=2.0"])[0] == other
+    )  # what isn't its own is refused by its name
+
+
+class OneKey(Keys):
+    key: Any = None
+
+
+@pytest.mark.parametrize("value", [True, -3, 1e-6, 1e22, "a b", "it's", '"', 'a\\"\\', "tab\tß"])
+def test_any_value_goes_into_the_text_and_comes_back(value: Value) -> None:
+    given = folded({"strategy": "mine", "key": value}, ["key"], ["strategy"])
+    assert given.keys() == {"strategy", "strategy-config"}
+    assert unfolded(given, str(given["strategy-config"]), OneKey, ["strategy"])["key"] == value
+
+
+def test_what_does_not_go_together_is_refused_before_flower_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Mapping[str, Any]] = []
+
+    def start(out: Path, source: Path, given: Mapping[str, Any]) -> str:
+        started.append(given)
+        return "7"
+
+    monkeypatch.setattr("fedapp.deploy.runs.start", start)
+    out = str(tmp_path / "d")
+
+    def deploy(*arguments: str) -> str:
+        return CliRunner().invoke(cli.app, ["deploy", *arguments]).output
+
+    deploy("init", out, "--host", "127.0.0.1", "--device", "oslo=/a")
+    assert deploy("run", out, "-c", "local-steps=3").startswith(
+        "error: local-epochs = 1, local-steps = 3: one of"
+    )
+    assert "unknown key 'half-lief'" in deploy(
+        "run", out, "-c", f"strategy='{HALF_LIFE}' strategy-config='half-lief=2.0'"
+    )
+    assert started == []
+    # The server's own files, which this machine needn't have.
+    for config in ("dataset='files' data-path='/no/such.npz'", "resume='/no/such' round-timeout=9.0"):
+        assert "run 7 started" in deploy("run", out, "-c", config)

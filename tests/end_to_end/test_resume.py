@@ -252,6 +252,18 @@ def test_a_run_that_keeps_no_checkpoints_cannot_be_resumed(run, tmp_path):
     )
 
 
+def test_a_run_that_went_on_without_checkpoints_goes_on_from_the_one_that_it_has(run, tmp_path):
+    run(strategy="fedavg", **{"run-name": "whole", "num-server-rounds": 6})
+    run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
+    path = tmp_path / "run"
+    assert run(resume=str(path), **{"num-server-rounds": 5, "checkpoint-every": 0})[0] == 0
+    assert run(resume=str(path), **{"num-server-rounds": 6})[0] == 0
+    assert count(path) == 7
+    assert (path / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+
+
 def test_a_run_that_is_still_going_on_cannot_be_resumed(run, tmp_path):
     config = {
         **BASE,

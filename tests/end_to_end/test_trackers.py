@@ -1,6 +1,8 @@
 """Trackers write what metrics.jsonl holds; they are extras, so each test needs its package."""
 
 import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,14 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.server.trackers import find_spec
 
 
-def run(tmp_path, tracker):
-    config = {"num-server-rounds": 2, "results-dir": str(tmp_path), "run-name": "run", "tracker": tracker}
+def run(tmp_path, tracker, **more):
+    config = {
+        "num-server-rounds": 2,
+        "results-dir": str(tmp_path),
+        "run-name": "run",
+        "tracker": tracker,
+        **more,
+    }
     return server.run(SequentialGrid(client_app.app, 3), server.prepare(RunConfig.load(config), 3)).path
 
 
@@ -41,3 +49,61 @@ def test_a_missing_tracker_is_named_before_the_run(tmp_path, tracker):
         pytest.skip(f"{tracker} is installed")
     with pytest.raises(ConfigError, match=f"tracker = '{tracker}': it isn't installed"):
         run(tmp_path, tracker)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Have a module stand in for a tracker's."""
+
+    def put(name, **content):
+        monkeypatch.setattr("fedapp.server.trackers.find_spec", lambda _: ModuleType)
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
+
+    return put
+
+
+@pytest.fixture
+def scalars(stand_in):
+    """Stand in for TensorBoard: what it shows of a folder, by tag and step, each as often as it is there."""
+    shown = []
+
+    class Writer:
+        def __init__(self, folder, purge_step=None):
+            if purge_step is not None:
+                shown[:] = [scalar for scalar in shown if scalar[1] < purge_step]
+
+        def add_scalar(self, tag, value, step):
+            shown.append((tag, step))
+
+        def close(self):
+            pass
+
+    stand_in("torch.utils.tensorboard")
+    stand_in("torch.utils.tensorboard.writer", SummaryWriter=Writer)
+    return shown
+
+
+@pytest.mark.parametrize("before", [{"checkpoint-every": 1}, {"checkpoint-every": 100}])
+def test_a_resumed_run_shows_each_step_once(tmp_path, scalars, before):
+    path = run(tmp_path, "tensorboard", **before)
+    assert [step for tag, step in scalars if tag == "loss"] == [0, 1, 2]
+    more = {"resume": str(path), "num-server-rounds": 4}
+    again = RunConfig.load(more)  # from aggregation 2, which is told again, or from the beginning
+    server.run(SequentialGrid(client_app.app, 3), server.prepare(again, 3))
+    assert [step for tag, step in scalars if tag == "loss"] == [0, 1, 2, 3, 4]
+
+
+def test_wandb_that_does_not_begin_is_one_line_and_a_failed_run(tmp_path, stand_in):
+    def init(**_):
+        raise RuntimeError("api_key not configured (no-tty).\nCall wandb.login")
+
+    stand_in("wandb", init=init)
+    with pytest.raises(ConfigError) as caught:
+        run(tmp_path, "wandb", availability="bernoulli:0.5")
+    line = (
+        "tracker = 'wandb': RuntimeError: api_key not configured (no-tty). (WANDB_MODE=offline needs no login, and "
+        "keeps the run on this machine)"
+    )
+    assert str(caught.value) == line
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (told["status"], told["reason"]) == ("failed", line)

@@ -1,6 +1,7 @@
 """What server and clients each work out by themselves must agree; and the cache of prepared inputs."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,27 @@ def test_the_cache_lets_the_longest_unused_go_when_over_budget() -> None:
     assert again is not one
     assert torch.equal(again[0], one[0])
     assert get(2) is two
+    assert get(0) is not zero
+
+
+def test_the_cache_looks_at_what_it_drops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(OrderedDict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]]):
+        def values(self) -> Any:
+            pytest.fail("looks at all that it has")
+
+    monkeypatch.setattr("fedapp.federation.tensors.OrderedDict", Counted)
+    digits = load_dataset("digits")
+    cache = TensorCache(budget=2 * 10 * row_bytes())
+
+    def get(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return cache.get((client,), digits, np.arange(10), False, CPU)
+
+    for _ in range(2):
+        zero, one = get(0), get(1)
+        assert get(0) is zero
+        assert get(1) is one
+        cache.clear()  # all of the budget is free again
+    zero, _, _ = get(0), get(1), get(2)
     assert get(0) is not zero
 
 

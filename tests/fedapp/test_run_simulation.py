@@ -1,6 +1,7 @@
 """The command line: what it reads, and that every mistake ends in one line before Ray is started."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -16,7 +17,9 @@ from typer.testing import CliRunner
 from fedapp import running
 from fedapp.cli import app
 from fedapp.config import RunConfig
+from fedapp.config.options import read_options
 from fedapp.engine.ray import SimulationConfig
+from fedapp.simulation import _say_clock
 from run_simulation import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -352,3 +355,28 @@ def test_fedapp_run_is_the_same_command(tmp_path: Path, no_figures: None) -> Non
         check=False,
     )
     assert (refused.returncode, refused.stderr) == (1, "error: lr = -1: must be a number > 0\n")
+
+
+def test_real_time_that_nobody_asked_for_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    device_run, own = tmp_path / "config.toml", tmp_path / "own.toml"
+    device_run.write_text('clock = "wall"\nnum-clients = 2\n[versions]\nflwr = "1"\n')
+    own.write_text('clock = "wall"\n')
+
+    def said(*texts: str) -> list[str]:
+        caplog.clear()
+        _say_clock(RunConfig.load(read_options("--run-config", list(texts))), list(texts))
+        return caplog.messages
+
+    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
+        (line,) = said(str(device_run))
+        assert line == (
+            "clock = wall: is that of the run to repeat, so that this one is in real time, too; clock=virtual isn't"
+        )
+        assert said(str(device_run), "lr=0.1") == [line]
+        for wanted in (
+            [str(own)],
+            ["clock=wall"],
+            [str(device_run), "clock=wall"],
+            [str(device_run), "clock=virtual"],
+        ):
+            assert said(*wanted) == []

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 
 from fedapp import client_app
 from fedapp.report import read_metrics
-from strategies import RunError, messages
+from fedapp.server.fruitless import Fruitless
+from fedapp.server.record import Entry
+from strategies import FedAvg, Progress, RunError, messages
 from tests.fedapp.watch.conftest import NAMES, Devices
 
 
@@ -77,3 +79,27 @@ def test_without_rounds_it_is_when_everybody_is_dropped(go: Any, tmp_path: Path)
         go(grid=Break(lambda number: number > 1), **keys)
     assert summary(tmp_path / "run")["status"] == "failed"
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_a_round_in_which_all_are_at_work_on_what_counts_later_is_none(go: Any) -> None:
+    # Tasks of 0.33 to 1 s and a round every 0.15 s: most rounds have nobody's work.
+    keys = {"time_scenario": "F0", "round_deadline": 0.15, "late": "next", "eval_every": 26}
+    path = go(num_server_rounds=26, local_epochs=0, local_steps=1, **keys)
+    told = summary(path)
+    assert (told["status"], told["failures"], told["tasks-dropped"]) == ("finished", 0, 0)
+    assert told["tasks-late"] > 0
+
+
+def test_late_work_that_never_counts_is_one() -> None:
+    fruitless = Fruitless(FedAvg())
+
+    def rounds_after(**told: int) -> int:
+        metrics = {name.replace("_", "-"): value for name, value in told.items()}
+        fruitless.measure(Entry.of(Progress(1, 0.0, ArrayRecord(), metrics, evaluated=False)))
+        return int(fruitless.state()["rounds-without-reply"])
+
+    assert rounds_after(participants=0, failures=0, dropped_updates=3) == 1
+    assert rounds_after(participants=0, failures=0, dropped_updates=0, late_updates=3) == 1
+    assert rounds_after() == 1
+    assert rounds_after(participants=0, failures=1) == 2
+    assert rounds_after(participants=1, failures=2) == 0
