@@ -8,7 +8,6 @@ from fedapp.config.run_keys import scaled
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.values import ConfigError, Value, path_of
 from fedapp.data.loading import PREFIX, folder_of
-from strategies.fedbuff import HORIZON, FedBuff
 
 # A resumed run may differ in these from what it was: they don't change what is computed.
 FREE = (
@@ -57,10 +56,11 @@ def resumed(given: Mapping[str, Value], defaults: Mapping[str, Value]) -> dict[s
             f"time-budget may be raised, {', '.join(FREE)} may change"
         )
     rounds, former = wanted.get("num-server-rounds"), before["num-server-rounds"]
-    if rounds not in (None, former) and (bound := _bound_by_rounds(before)):
+    if rounds not in (None, former) and before["lr-schedule"] == "cosine":
         raise ConfigError(
-            f"resume = {path!r}: num-server-rounds = {rounds} (it has {former}): {bound} is for so many rounds, and "
-            f"for more another from the first on; -c {path}/config.toml -c num-server-rounds={rounds} is a new run"
+            f"resume = {path!r}: num-server-rounds = {rounds} (it has {former}): lr-schedule = 'cosine' is for so "
+            f"many rounds, and for more another from the first on; a new run: -c {path}/config.toml with "
+            "the larger number"
         )
     return {**earlier, **wanted, "resume": path}
 
@@ -82,20 +82,6 @@ def _as_recorded(given: Mapping[str, Value], before: Mapping[str, Value]) -> dic
         if not has_rounds and scaled(every, int(before["num-server-rounds"])) == before["eval-every"]:
             del values["eval-every"]
     return values
-
-
-def _bound_by_rounds(run: Mapping[str, Value]) -> str:
-    """Return what of a run is by its number of rounds, beside its end; "" if nothing is."""
-    if run["lr-schedule"] == "cosine":
-        return "lr-schedule = 'cosine'"
-    strategy = strategy_class(str(run["strategy"]))
-    plays = (
-        issubclass(strategy, FedBuff) and strategy.periods is FedBuff.periods and run["clock"] == "virtual"
-    )
-    by_times = run["aggregation-weights"] == "time-based" and not run["concurrency"]
-    if plays and by_times and int(run["num-server-rounds"]) < HORIZON:
-        return f"aggregation-weights = 'time-based' of {run['strategy']}"
-    return ""
 
 
 def _may_become(key: str, before: Any, value: Any) -> bool:

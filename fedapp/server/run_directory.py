@@ -26,11 +26,13 @@ import tomli_w
 from torch import Tensor
 
 from fedapp.config import ConfigError, RunConfig, read_run
+from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.values import path_of
 from fedapp.data import Partition
 from fedapp.data.moments import Moments
 from fedapp.report.summary import read_summary, write_summary
 from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from strategies.fedbuff import HORIZON, FedBuff
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -188,6 +190,12 @@ class RunDirectory:
             raise refused("that run was made with checkpoint-every = 0")
         if checkpoint is None:
             log.warning("%s has no checkpoint yet: the run starts over", self.path)
+        elif self.config.num_server_rounds != earlier.num_server_rounds and _weighs_by_length(earlier):
+            log.warning(
+                "num-server-rounds = %d (was %d): time-based weights of %s are those of all aggregations, from here "
+                "on of more; a new run of that number differs from this one",
+                self.config.num_server_rounds, earlier.num_server_rounds, earlier.strategy,
+            )  # fmt: skip
         return checkpoint
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -267,6 +275,19 @@ def _first_free(path_of: Callable[[int], Path]) -> Path:
             continue
         return path_of(number)
     raise AssertionError
+
+
+def _weighs_by_length(config: RunConfig) -> bool:
+    """Tell whether a run's weights are played through beforehand, for as many aggregations as it may have."""
+    strategy = strategy_class(config.strategy)
+    return (
+        issubclass(strategy, FedBuff)
+        and strategy.periods is FedBuff.periods
+        and config.clock == "virtual"
+        and config.aggregation_weights == "time-based"
+        and not config.concurrency
+        and config.num_server_rounds < HORIZON
+    )
 
 
 def _finite(value: Any) -> Any:

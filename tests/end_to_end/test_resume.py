@@ -281,6 +281,25 @@ def test_a_run_that_is_still_going_on_cannot_be_resumed(run, tmp_path):
     assert count(directory.path) == 3
 
 
+@pytest.mark.parametrize(
+    ("keys", "others"),
+    [
+        ({}, True),
+        ({"aggregation-weights": "observed"}, False),
+        ({"concurrency": 2}, False),
+    ],
+)
+def test_weights_that_go_by_the_number_of_aggregations_are_said_to_be_others(
+    run, tmp_path, caplog, keys, others
+):
+    path = tmp_path / "run"
+    config = {**BASE, **keys, "strategy": "fedbuff", "buffer-size": 2, "num-server-rounds": 6}
+    assert run(**config, **{"results-dir": str(tmp_path), "run-name": "run"})[0] == 0
+    assert run(resume=str(path), **{"num-server-rounds": 12})[0] == 0
+    said = "num-server-rounds = 12 (was 6): time-based weights of fedbuff are those of all aggregations"
+    assert (said in caplog.text) is others
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_aggregation_that_was_reported_is_lost_when_the_serverapp_dies(tmp_path, repository):

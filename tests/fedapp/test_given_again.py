@@ -35,23 +35,14 @@ def again(path: str, **given: Any) -> RunConfig:
     return RunConfig.load({"resume": path, **_keys(given)})
 
 
-@pytest.mark.parametrize(
-    ("keys", "bound"),
-    [
-        ({"lr_schedule": "cosine"}, "lr-schedule = 'cosine'"),
-        ({"strategy": "ace", "lr_schedule": "cosine"}, "lr-schedule = 'cosine'"),
-        ({"strategy": "fedbuff", "buffer_size": 2}, "aggregation-weights = 'time-based' of fedbuff"),
-    ],
-)
-def test_what_goes_by_the_number_of_rounds_keeps_it(
-    keys: dict[str, Any], bound: str, recorded: Recorded
-) -> None:
-    path = recorded(num_server_rounds=6, **keys)
+@pytest.mark.parametrize("strategy", ["fedavg", "ace"])
+def test_a_schedule_by_the_number_of_rounds_keeps_it(strategy: str, recorded: Recorded) -> None:
+    path = recorded(num_server_rounds=6, strategy=strategy, lr_schedule="cosine")
     with pytest.raises(ConfigError) as caught:
         again(path, num_server_rounds=12)
     assert str(caught.value) == (
-        f"resume = {path!r}: num-server-rounds = 12 (it has 6): {bound} is for so many rounds, and for more another "
-        f"from the first on; -c {path}/config.toml -c num-server-rounds=12 is a new run"
+        f"resume = {path!r}: num-server-rounds = 12 (it has 6): lr-schedule = 'cosine' is for so many rounds, and "
+        f"for more another from the first on; a new run: -c {path}/config.toml with the larger number"
     )
     for same in ({}, {"num_server_rounds": 6}, {"num_server_rounds": 0}):
         assert again(path, **same).num_server_rounds == 6
@@ -61,9 +52,7 @@ def test_what_goes_by_the_number_of_rounds_keeps_it(
     "keys",
     [
         {"lr_schedule": "inverse"},
-        {"strategy": "fedbuff", "buffer_size": 2, "aggregation_weights": "observed"},
-        {"strategy": "fedbuff", "buffer_size": 2, "concurrency": 2},
-        {"strategy": "fedbuff", "buffer_size": 2, "clock": "wall"},
+        {"strategy": "fedbuff", "buffer_size": 2},
     ],
 )
 def test_what_does_not_may_have_more(keys: dict[str, Any], recorded: Recorded) -> None:
