@@ -359,7 +359,7 @@ def test_they_are_chosen_among_those_who_are_there(go: Make, federation: Make) -
     away = {"availability": "diurnal:0.5,4", "round_deadline": 0.5}
     run = go(PowerOfChoice, 20, grid=grid, candidates=5, chosen=2, **away)
     assert len(run.seen) == 21
-    assert len(set(grid.asked())) == 8
+    assert sum(p.metrics["participants"] for p in run.seen[1:]) > 3
 
 
 def test_who_chooses_by_itself_is_told_what_it_may_not_read(caplog: pytest.LogCaptureFixture) -> None:
