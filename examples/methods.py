@@ -76,9 +76,10 @@ class PowerOfChoice(FedAvg):
     streams = False
 
     def select(self, clients: Sequence[Client], rng: np.random.Generator) -> tuple[list[Client], list[float]]:
-        losses, p = self.memory.setdefault("losses", {}), list(self.importance().values())
+        losses, importance = self.memory.setdefault("losses", {}), self.importance()
+        p = np.array([importance[client.index] for client in clients])  # of all others, some aren't there
         number = min(self.config.candidates, len(clients))
-        drawn = [clients[i] for i in rng.choice(len(clients), number, replace=False, p=p)]
+        drawn = [clients[i] for i in rng.choice(len(clients), number, replace=False, p=p / p.sum())]
         drawn.sort(key=lambda client: (-losses.get(str(client.index), np.inf), client.index))
         chosen = sorted(drawn[: self.config.chosen], key=lambda client: client.index)
         return chosen, [1 / len(chosen)] * len(chosen)

@@ -23,7 +23,8 @@ as it comes. Its parameters are fields of a frozen config; all else it says in h
         Config = EveryConfig
 
         def ready(self, arrived):                    # or `interval`: seconds between two aggregations
-            return arrived >= self.config.every
+            # whose work waits gets no other: of fewer clients than that, or when some are dropped, all there are
+            return arrived >= min(self.config.every, len(self.ledger.counting))
 
     Every(every=5).start(grid, initial_arrays, num_rounds=50)
 
@@ -84,7 +85,8 @@ Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the 
     def periods(self, times):                        # P_i: time-based weights are d_i = p_i P_i
         return np.ceil(times / self.interval)
 
-A client whose work waits goes on with ``works_on = True``. A config that is an ``EventsConfig`` has no
+``expected_periods(times)`` has the P_i that come about, where ``periods`` has others: by these a run tells what it
+minimises. A client whose work waits goes on with ``works_on = True``. A config that is an ``EventsConfig`` has no
 ``aggregation_weights``; ``weighing = "identical"`` says then that all weigh the same.
 
 What it remembers is ``self.memory`` (arrays, and values that JSON holds) and ``self.vectors(name)`` (a vector of each

@@ -64,6 +64,11 @@ class EarlyClosing(RoundScheme):
             raise ValueError(f"{given}: goes with participation uniform, md or flower, not with {scheme!r}")
         if config.over_select and type(self).select is not RoundScheme.select:
             raise ValueError(f"{given}: {type(self).__name__} chooses clients by itself (select)")
+        if type(self).select is not RoundScheme.select and (scheme, config.fraction_train) != ("full", 1.0):
+            # It may well read them, or ask its base.
+            log.warning("participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
+                        "only where it reads them",
+                        config.participation, config.fraction_train, type(self).__name__)  # fmt: skip
         if not self.closes_early:
             return
         if scheme == "paired":

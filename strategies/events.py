@@ -15,7 +15,8 @@ who is handed the model, strategies/handing_out.py.
 
 Nothing stalls the loop: every task has a deadline and its message a time to live. An error, a silent loss or an
 invalid model is a miss, named in the log; after ``MAX_MISSES`` in a row the client is dropped from p, and asked again
-later. A late reply to a task that was given up is never pulled, and none is counted twice.
+later; where nobody ever does better, the run ends. A late reply to a task that was given up is never pulled, and none
+is counted twice.
 """
 
 import logging
@@ -39,6 +40,7 @@ from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by
 from strategies.safeguards import PATIENCE
+from strategies.scheme import Scheme
 from strategies.tally import Tally
 from strategies.untrained import Untrained
 
@@ -47,7 +49,12 @@ log = logging.getLogger("flwr.strategies")
 MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done
+NOBODY = "no client is left: each was lost or failed"
 NO_MODEL = "the run is over, at %g s, before its first model was made: %d contributions wait for it"
+STUCK = (
+    "ready(%d) is False, and nobody is at work: %d contributions wait, and %d of %d clients count; %s must be "
+    "content with len(self.ledger.counting)"
+)
 LOSES = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
@@ -77,14 +84,16 @@ class AsynchronousStrategy(HandingOut):
         ----------
         timeout : float
             Real seconds after which a task is given up; also the time to live of its message. In real time a task is
-            given up earlier, after five times the client's usual time, but not within a minute
-            (``strategies.pace.SHORTEST_DEADLINE``).
+            given up earlier, after five times the client's usual or last time, but not within a minute
+            (``strategies.pace.SHORTEST_DEADLINE``); of a client that is dropped, each later.
 
         Returns
         -------
         Result
             The final model, and the metrics by aggregation.
         """
+        if type(self).ready is Scheme.ready and self.interval is None:
+            raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
         grid = packing(grid)
         self._mail, self.total = Mail(grid, timeout, self.stopped), num_rounds
         self._evaluate_fn = evaluate_fn
@@ -115,6 +124,7 @@ class AsynchronousStrategy(HandingOut):
             self._report(0, self._result, self._evaluate_fn, MetricRecord(), evaluate=True)
         events = self.pace.events(self.ledger, self._mail, self.interval)
         while self.aggregations < num_rounds and not self.stopped():
+            self._check_waiting()
             if (event := next(events, None)) is None:
                 if not self.aggregations and not self.stopped():
                     waiting = len(self.ledger.buffer) + len(self.ledger.held)
@@ -127,6 +137,27 @@ class AsynchronousStrategy(HandingOut):
         self._check_worked(initial_arrays)
         self._log_objective()
         return self._result
+
+    def _check_waiting(self) -> None:
+        """Raise RunError where a scheme waits for more than there is; in real time, where devices may come, warn."""
+        ledger, pace = self.ledger, self.pace
+        if not ledger.buffer or self.interval is not None or ledger.held:
+            return
+        if any(not task.member.dropped for task in ledger.tasks.values()):
+            return
+        goes_on = (pace.budget or self._may_come()) if len(ledger.agenda) else not pace.always
+        if not pace.waits and goes_on:  # to an end that the pace knows
+            return
+        waiting = len(ledger.buffer)
+        values = waiting, waiting, len(ledger.counting), len(ledger.members), type(self).__name__
+        if not pace.waits:
+            raise RunError(STUCK % values)
+        self._say_once(f"{STUCK}. The run waits for another client", *values)
+
+    def _may_come(self) -> bool:
+        """Tell whether work may come of somebody's whose doesn't wait; whoever is dropped is asked once more."""
+        members = self.ledger.members.values()
+        return any(m.misses <= MAX_MISSES if m.dropped else not m.waiting or self.works_on for m in members)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -180,7 +211,8 @@ class AsynchronousStrategy(HandingOut):
             log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             ledger.changed()
         member.count_again(self.aggregations)
-        member.seconds += self.pace.now() - task.sent
+        member.latest = self.pace.now() - task.sent
+        member.seconds += member.latest
         member.answers += 1
         now = self.pace.now()
         if (
@@ -280,6 +312,7 @@ class AsynchronousStrategy(HandingOut):
         ledger.since.failures += 1
         self._any_missed, self._why = True, reason
         member.misses += 1
+        member.unfit = 0 if outcome == messages.LATE else member.unfit + 1
         self.accounts[client.index].note(outcome)
         self.timeline.end(client.index, self.pace.now(), outcome)
         log.warning("client %s, task %d: %s", client.located, member.tasks, reason, extra=client.fields)
@@ -295,13 +328,25 @@ class AsynchronousStrategy(HandingOut):
             ledger.changed()
             self._release()
             if not ledger.counting and not self.pace.waits:
-                raise self.given_up("no client is left: each was lost or failed")
+                raise self.given_up(NOBODY)
+        elif self.pace.waits and self._hopeless():
+            raise self.given_up(NOBODY)
         pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
         ledger.agenda.push(self.pace.now() + pause, client.index, member)
         if self._is_ready():
             self._aggregate()  # the others don't wait for it
         elif self.aggregations < self.total:
             self._offer([])
+
+    def _hopeless(self) -> bool:
+        """Tell whether nobody's work was ever of use, and all who are connected were asked again in vain.
+
+        They answer, so that it isn't the network: an app or a model that fails everywhere won't be well by itself.
+        """
+        members = self.ledger.members
+        if not self.clients or any(member.answers for member in members.values()):
+            return False
+        return all(members[client.index].unfit > MAX_MISSES for client in self.clients)
 
     # ---- Aggregation -------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class Member:
     weight: float = 0.0  # Σ d_i of its contributions
     seconds: float = 0.0  # Σ of its tasks' times, as observed
     answers: int = 0  # number of tasks that were observed
+    latest: float = 0.0  # seconds of the last of them; not saved
+    unfit: int = 0  # answers in a row that couldn't be used
     task: str = ""  # message id of its last task
     waiting: int = 0  # contributions of its that wait in the buffer
     since: int = 0  # aggregations that came before it, or while it was dropped
@@ -54,7 +56,7 @@ class Member:
         """Forget its misses; what came while it was away isn't held against it."""
         if self.dropped:
             self.since += aggregations - self.gone
-        self.misses, self.dropped, self.again = 0, False, False
+        self.misses, self.unfit, self.dropped, self.again = 0, 0, False, False
 
 
 @dataclass(frozen=True)

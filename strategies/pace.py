@@ -84,6 +84,11 @@ class Schedule(Protocol):
         """Return when a client is there, from a time on; infinity: never."""
 
 
+def patience(usual: float, timeout: float) -> float:
+    """Return for how many real seconds an answer is waited for that usually takes so many."""
+    return min(timeout, max(5 * usual, SHORTEST_DEADLINE))
+
+
 class Pace(ABC):
     """Time as a strategy sees it.
 
@@ -266,11 +271,16 @@ class WallPace(Pace):
         return None
 
     def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
-        """Return its deadline, five times the client's usual time; at once if it can't be sent."""
+        """Return its deadline, five times the client's usual or last time; at once if it can't be sent.
+
+        It doubles with every miss of a client that is dropped: nobody waits for that one, and it may just be slower
+        than it was. What is given up tells no time, so that τ_i, and with it d_i, stays what was observed.
+        """
         if lost:
             return when
-        usual = 5 * member.seconds / member.answers if member.answers else NEVER
-        return when + min(timeout, max(usual, SHORTEST_DEADLINE) if member.answers else timeout)
+        usual = max(member.seconds / member.answers, member.latest) if member.answers else NEVER
+        longer = 2.0 ** min(member.misses, 60) if member.dropped else 1.0
+        return when + min(timeout, longer * patience(usual, timeout))
 
     def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
         """Return the means of what was observed; before a client's first answer, that of the others."""

@@ -103,7 +103,7 @@ class RoundScheme(FederatedStrategy):
         Parameters
         ----------
         clients : sequence of Client
-            Those that are there, by index.
+            Those that are there and free, by index; ``importance`` has the p_i of all.
         rng : np.random.Generator
             The round's own.
         """

@@ -323,16 +323,28 @@ class Scheme(FederatedStrategy):
         self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
     ) -> MetricRecord:
         """Wait for the clients only at the end, and in virtual time; what they say meanwhile is reported next."""
-        if not self.pace.waits or self._over or aggregation >= self.total or self.stopped():
-            self._evaluation.end()
+        if not self.pace.waits:
             return super()._evaluate_on_clients(aggregation, result, config, grid, metrics)
+        last = self._over or aggregation >= self.total or self.stopped()
+        if last:
+            self._evaluation.end()
         requests = list(self.configure_evaluate(aggregation, result.arrays, config, grid))
         self._evaluation.begin(aggregation, requests)
+        if last:
+            nodes = {request.metadata.dst_node_id for request in requests}
+            self._asked = {client.node_id: client.index for client in self.clients if client.node_id in nodes}
+            self._evaluation.wait(self._asked)
         told, self._told = self._told, {}
         self._by_client, self._told_by_client = self._told_by_client, {}
+        if told.get(messages.EVALUATED) == aggregation:
+            del told[messages.EVALUATED]
         return MetricRecord({**metrics, **told})
 
-    def _take_evaluation(self, number: int, replies: list[Message]) -> None:
+    def _take_evaluation(self, number: int, replies: list[Message], late: Sequence[int]) -> None:
+        if late:
+            names = [str(client) for client in self.clients if client.node_id in late]
+            log.warning("evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s",
+                        number, len(late), len(late) + len(replies), ", ".join(names[:10]))  # fmt: skip
         if (averages := self.aggregate_evaluate(number, replies)) is not None:
             self._result.evaluate_metrics_clientapp[number] = averages
             self._told = {of_clients(key): value for key, value in averages.items()} | {

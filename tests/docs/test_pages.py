@@ -1,5 +1,6 @@
 """What the README and the guides name, there is."""
 
+import json
 import re
 import sys
 import types
@@ -25,7 +26,7 @@ def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(tmp_path, monkeypatch):
     exec(code, names)
     monkeypatch.setitem(REGISTRY, "mine", names["HalfLife"])
 
-    def run(name: str, strategy: str) -> bytes:
+    def run(name: str, strategy: str) -> tuple[bytes, list[float]]:
         config = {
             "strategy": strategy,
             "half-life": 2.0,
@@ -35,9 +36,13 @@ def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(tmp_path, monkeypatch):
         }
         experiment = server.prepare(RunConfig.load(config), 4)
         path = server.run(SequentialGrid(client_app.app, 4), experiment).path
-        return (path / "model.safetensors").read_bytes()
+        told = map(json.loads, (path / "metrics.jsonl").read_text("utf-8").splitlines())
+        distances = [each["weights-distance"] for each in told if "weights-distance" in each]
+        return (path / "model.safetensors").read_bytes(), distances
 
-    assert run("mine", "mine") == run("custom", "custom.half_life:HalfLife")
+    mine = run("mine", "mine")
+    assert mine == run("custom", "custom.half_life:HalfLife")
+    assert mine[1][-1] > 0.1
 
 
 # What is set beside the run config, or is a key of `custom.half_life`.

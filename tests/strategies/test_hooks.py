@@ -353,6 +353,24 @@ def test_those_with_large_losses_are_chosen_by_hand(go: Make, federation: Make) 
     assert grid.asked("train")[3:] == [2, 0]
 
 
+def test_they_are_chosen_among_those_who_are_there(go: Make, federation: Make) -> None:
+    # Half of the clients are there at a time, and of those some may be at work on a round that is over.
+    grid = federation(range(8), range(1, 9))
+    away = {"availability": "diurnal:0.5,4", "round_deadline": 0.5}
+    run = go(PowerOfChoice, 20, grid=grid, candidates=5, chosen=2, **away)
+    assert len(run.seen) == 21
+    assert sum(p.metrics["participants"] for p in run.seen[1:]) > 3
+
+
+def test_who_chooses_by_itself_is_told_what_it_may_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    said = "PowerOfChoice chooses clients by itself (select), by these only where it reads them"
+    PowerOfChoice(candidates=5)
+    FedAvg(participation="uniform", fraction_train=0.5)
+    assert said not in caplog.text
+    PowerOfChoice(fraction_train=0.5)
+    assert f"participation = 'flower', fraction_train = 0.5: {said}" in caplog.text
+
+
 def test_late_steps_are_thrown_away(go: Make) -> None:
     # 0@.2, .4: w = 2, 2.5. 0@.6, then 1@.6, three aggregations old: thrown away with R = 3, not with R = 4.
     assert go(Ringmaster, 4, delay_threshold=3).seen[-1].clients["participation"] == [4, 0, 0]

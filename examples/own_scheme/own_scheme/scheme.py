@@ -20,8 +20,8 @@ class Every(AsynchronousStrategy):
     config: EveryConfig
 
     def ready(self, arrived: int) -> bool:
-        """Tell whether there is enough for a new model."""
-        return arrived >= self.config.every
+        """Tell whether there is enough for a new model: who has answered waits for it, and fewer may be left."""
+        return arrived >= min(self.config.every, len(self.ledger.counting))
 
     def fresh(self, staleness: int) -> bool:
         """Tell whether work counts that is so many models old."""

@@ -1,0 +1,265 @@
+"""Real time: how long an answer is waited for, and what never comes."""
+
+import time
+from collections.abc import Iterable
+
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from strategies import AsyncFedAvg, DivergedError, Progress, RunError, messages
+from strategies.clock import VirtualClock, WallClock
+from strategies.evaluation import EvaluationUnderWay
+from strategies.exchange import Mail
+from strategies.flower_internals import give_id
+from strategies.ledger import Ledger, Member
+from strategies.pace import WallPace
+from strategies.roster import Client
+from tests.strategies.events.runs import KINDS, Make, Start, delayed, text_of
+
+pytestmark = pytest.mark.timeout(600)
+
+# ---- Tasks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tasks_deadline_by_hand() -> None:
+    pace, member = WallPace(WallClock(), "F80", 0, 0.0), Member(Client(1, 0, 1, MetricRecord()))
+
+    def due(timeout: float = 3600.0) -> float:
+        return pace.due(member, 100.0, timeout, lost=False) - 100.0
+
+    assert due() == 3600.0  # nothing is known of it
+    member.seconds, member.answers, member.latest = 60.0, 3, 20.0
+    assert due() == 100.0  # five times 20 s
+    assert due(timeout=50.0) == 50.0
+    member.latest = 90.0
+    assert due() == 450.0  # it has become slower
+    member.seconds, member.latest = 3.0, 1.0
+    assert due() == 60.0
+    member.misses = 2
+    assert due() == 60.0  # others may wait for it
+    member.misses = 3
+    member.drop(0)
+    assert due() == 480.0
+    member.misses = 5
+    assert due() == 60.0 * 32
+    member.misses = 5000
+    assert due() == 3600.0
+    assert pace.times([member], Ledger()).tolist() == [1.0]  # what was given up is no observation
+
+
+def test_a_client_that_has_become_far_slower_counts_again(
+    federation: Make, start: Start, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = delayed(federation(), 0.02, 0.03, 0.02)
+
+    def observe(progress: Progress) -> None:
+        if progress.clients and progress.clients["participation"][2] == 3:
+            grid.node(2).delay = 2.0  # it had .15 s
+
+    def enough() -> bool:
+        return "client 2 answers again" in text_of(caplog)
+
+    run = start(
+        "async",
+        grid,
+        100_000,
+        lr=0.01,
+        clock=WallClock(),
+        observe=observe,
+        limit=60,
+        timeout=30.0,
+        stopped=enough,
+    )
+    assert text_of(caplog).count("client 2 is dropped") == 1
+    assert run.strategy.ledger.members[2].latest > 1.5
+
+
+# ---- Evaluations -------------------------------------------------------------------------------------------------
+
+
+class Post:
+    """What a Mail takes of a Grid; answers come when a test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.there: list[Message] = []
+        self.answered: set[str] = set()
+
+    def push_messages(self, requests: Iterable[Message]) -> list[str]:
+        names = []
+        for request in requests:
+            names.append(f"message {len(self.sent)}")
+            give_id(request, names[-1])
+            self.sent.append(request)
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Message]:
+        wanted = set(names)
+        pulled = [reply for reply in self.there if reply.metadata.reply_to_message_id in wanted]
+        self.there.clear()
+        return pulled
+
+    def answer(self, *nodes: int) -> None:
+        """Let nodes answer the oldest of their requests that they haven't answered."""
+        for node in nodes:
+            request = next(
+                m
+                for m in self.sent
+                if m.metadata.dst_node_id == node and m.metadata.message_id not in self.answered
+            )
+            self.answered.add(request.metadata.message_id)
+            self.there.append(Message(RecordDict(), reply_to=request))
+
+
+class Bench:
+    """An evaluation of three nodes, 1 to 3, in virtual time, and what was told of it."""
+
+    def __init__(self, stopped_at: float = 1e9) -> None:
+        self.post, self.clock = Post(), VirtualClock()
+        self.told: list[tuple[int, int, list[int]]] = []
+        self.mail = Mail(self.post, 3600.0, lambda: self.clock.now() >= stopped_at)  # type: ignore[arg-type]
+        self.mail.clock = self.clock  # type: ignore[assignment]
+        self.evaluation = EvaluationUnderWay(
+            self.mail, lambda number, replies, late: self.told.append((number, len(replies), sorted(late)))
+        )
+
+    def begin(self, number: int) -> None:
+        fields = ConfigRecord({messages.SERVER_ROUND: number})
+        requests = [messages.request(messages.EVALUATE, node, fields, ttl=3600.0) for node in (1, 2, 3)]
+        self.evaluation.begin(number, requests)
+
+    def after(self, seconds: float, *nodes: int) -> None:
+        self.clock.wait_until(self.clock.now() + seconds)
+        self.post.answer(*nodes)
+        self.mail.poll(())
+
+
+def test_a_lost_evaluation_is_given_up_by_what_others_take() -> None:
+    bench = Bench()
+    bench.begin(1)
+    assert bench.evaluation.due == 3600.0  # nothing is known
+    bench.after(2.0, 1, 2)
+    assert bench.evaluation.due == 60.0  # as five times 2 s is less
+    bench.begin(2)
+    assert len(bench.post.sent) == 3  # not while the first is under way
+    bench.after(58.5)
+    bench.begin(3)
+    assert bench.told == [(1, 2, [3])]
+    assert len(bench.post.sent) == 6
+    # The third answers what it was asked first, 61.5 s ago: too late to count, but five times as long is what it has.
+    bench.after(1.0, 1, 2, 3)
+    assert bench.told == [(1, 2, [3])]
+    assert bench.evaluation.due == pytest.approx(60.5 + 5 * 61.5)
+    bench.after(100.0, 3)
+    assert bench.told[1:] == [(3, 3, [])]
+    bench.begin(4)
+    bench.after(1.0, 3)
+    assert bench.evaluation.due == pytest.approx(161.5 + 60.0)  # the others are quick
+
+
+def test_who_has_never_answered_has_as_long_as_the_slowest() -> None:
+    bench = Bench()
+    bench.begin(1)
+    bench.after(1.0, 1)
+    bench.after(99.0, 2)
+    assert bench.evaluation.due == 500.0
+
+
+def test_at_the_end_it_is_waited_for_no_longer() -> None:
+    bench, asked = Bench(), {1: 0, 2: 1, 3: 2}
+    bench.begin(1)
+    bench.after(2.0, 1, 2, 3)
+    bench.begin(2)
+    bench.post.answer(1, 3)
+    bench.evaluation.wait(asked)
+    assert asked == {}
+    assert bench.clock.now() == pytest.approx(62.0)
+    assert bench.told == [(1, 3, []), (2, 2, [2])]
+
+
+def test_a_run_that_is_stopped_gives_nobody_up() -> None:
+    bench = Bench(stopped_at=7.0)
+    bench.begin(1)
+    bench.evaluation.wait({})
+    assert bench.told == []
+    assert bench.clock.now() < 9.0
+
+
+def test_one_that_is_lost_keeps_no_run(
+    federation: Make, start: Start, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device that starts anew loses what it was asked; here twice, and the SuperLink says nothing of it."""
+    grid = delayed(federation(), 0.01, 0.01, 0.01)
+    state = {"told": 0, "lost": 0}
+
+    def observe(progress: Progress) -> None:
+        state["told"] += messages.EVALUATED in progress.metrics
+        lose = state["told"] == 2 or progress.aggregation == 499  # and at the end
+        grid.lose(1, "drop" if lose else "not at all", "evaluate")
+
+    began = time.monotonic()
+    run = start(
+        "async", grid, 500, lr=0.01, clock=WallClock(), observe=observe, fraction_evaluate=1.0, timeout=3000.0,
+        limit=200,
+    )  # fmt: skip
+    assert time.monotonic() - began < 200
+    assert state["told"] > 2
+    assert run.seen[-1].aggregation == 500
+    w, last = run.values[-1], run.seen[-1]
+    assert last.metrics["client-loss"] == pytest.approx((1 * (3 - w) ** 2 + 5 * (-1 - w) ** 2) / 2 / 6)
+    assert messages.EVALUATED not in last.metrics  # it is this model's
+    said = "evaluation of aggregation 500: 1 of 3 haven't answered in time, it is without client 1"
+    assert said in text_of(caplog)
+
+
+# ---- Nobody ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", KINDS)
+def test_an_app_that_always_raises_ends_a_run(
+    federation: Make, start: Start, quick: None, scheme: str
+) -> None:
+    grid = federation()
+    for client in range(3):
+        grid.spoil(client, "raise")
+    with pytest.raises(
+        RunError, match=r"^no client is left: each was lost or failed; the last reason was .*out of memory"
+    ):
+        start(scheme, grid, 5, clock=WallClock(), limit=60)
+    assert all(grid.asked().count(client) >= 4 for client in range(3))
+
+
+def test_so_do_models_that_are_never_finite(federation: Make, start: Start, quick: None) -> None:
+    grid = federation()
+    for client in range(3):
+        grid.spoil(client, "nan")
+    with pytest.raises(DivergedError, match="no client is left"):
+        start("async", grid, 5, clock=WallClock(), limit=60)
+
+
+@pytest.mark.parametrize("how", ["silent", "worked"])
+def test_whoever_may_be_well_again_is_waited_for(
+    federation: Make, model: Make, train_config: Make, quick: None, how: str
+) -> None:
+    """One client never says anything; or all fail that did work before."""
+    grid, began = delayed(federation(), 0.01, 0.01, 0.01), time.monotonic()
+    for client in range(3):
+        if how == "silent":
+            grid.spoil(client, "raise")
+    if how == "silent":
+        grid.lose(2)
+
+    def observe(progress: Progress) -> None:
+        if progress.aggregation == 6:
+            for client in range(3):
+                grid.spoil(client, "raise")
+
+    strategy = AsyncFedAvg(
+        clock=WallClock(),
+        observer=observe,
+        stopped=lambda: time.monotonic() - began > 4.0,
+        fraction_evaluate=0.0,
+    )
+    strategy.start(grid, model(1.0), num_rounds=100_000, timeout=0.3, train_config=train_config(1, 0.1))
+    assert time.monotonic() - began > 4.0
+    assert min(grid.asked().count(client) for client in range(2)) >= 4

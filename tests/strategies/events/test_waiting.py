@@ -1,0 +1,144 @@
+"""A scheme that waits for more contributions than there are says so, and doesn't wait for ever."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from examples.own_scheme.own_scheme.scheme import Every
+from strategies import AsynchronousConfig, AsynchronousStrategy, FedFix, RunError, VirtualClock, WallClock
+from strategies.clock import Clock
+from tests.strategies.events.runs import Make, text_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@dataclass(frozen=True)
+class ManyConfig(AsynchronousConfig):
+    """After how many arrivals there is a new model, however few clients there are."""
+
+    many: int = 5
+
+
+class Many(AsynchronousStrategy):
+    """The scheme that waits in vain."""
+
+    Config = ManyConfig
+    config: ManyConfig
+
+    def ready(self, arrived: int) -> bool:
+        return arrived >= self.config.many
+
+
+Go = Callable[..., Any]
+
+
+@pytest.fixture
+def go(model: Make, train_config: Make) -> Go:
+    def run(
+        kind: Any, grid: Any, clock: Clock, seconds: float = 20.0, rounds: int = 3, **options: Any
+    ) -> Any:
+        end = time.monotonic() + seconds
+        strategy = kind(clock=clock, fraction_evaluate=0.0, stopped=lambda: time.monotonic() > end, **options)
+        strategy.start(grid, model(1.0), num_rounds=rounds, train_config=train_config(1, 0.1))
+        assert clock.name == "wall" or time.monotonic() < end, "the loop stalled"
+        return strategy
+
+    return run
+
+
+IN_VAIN = (
+    r"ready\({n}\) is False, and nobody is at work: {n} contributions wait, and {n} of 3 clients count; Many must be "
+    r"content with len\(self.ledger.counting\)"
+)
+
+
+@pytest.mark.parametrize("availability", ["always", "diurnal:0.5,4", "bernoulli:0.5"])
+def test_in_virtual_time_the_run_ends(go: Go, federation: Make, availability: str) -> None:
+    with pytest.raises(RunError, match=f"^{IN_VAIN.format(n=3)}$"):
+        go(Many, federation(), VirtualClock(), availability=availability)
+
+
+def test_so_it_does_when_clients_are_dropped_and_fail_again(
+    go: Go, federation: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation()
+    grid.spoil(2, "raise")
+    with pytest.raises(RunError, match=f"^{IN_VAIN.format(n=2)}$"):
+        go(Many, grid, VirtualClock(), many=3)
+    assert grid.asked().count(2) == 4  # three times, and once more when it was dropped
+
+
+def test_a_dropped_client_that_is_well_again_is_waited_for(go: Go, federation: Make) -> None:
+    grid = federation()
+    grid.spoil(2, "raise")
+    pull = grid.pull_messages
+
+    def pulled(ids: Any) -> Any:
+        if grid.asked().count(2) == 3:
+            grid.spoil(2, None)
+        return pull(ids)
+
+    grid.pull_messages = pulled
+    assert go(Many, grid, VirtualClock(), many=3).aggregations == 3
+
+
+def test_a_time_budget_ends_it_as_ever(go: Go, federation: Make) -> None:
+    assert (
+        go(Many, federation(), VirtualClock(), availability="diurnal:0.9,4", time_budget=9.0).aggregations
+        == 0
+    )
+
+
+def test_in_real_time_it_is_said_once_and_another_client_helps(
+    go: Go,
+    federation: Make,
+    add_node: Make,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strategies.pace.REFRESH_EVERY", 0.02)
+    grid = federation()
+    pull = grid.pull_messages
+
+    def pulled(ids: Any) -> Any:
+        if "nobody is at work" in text_of(caplog) and 77 not in grid.nodes:
+            add_node(grid, 0, 3, 77)
+        return pull(ids)
+
+    grid.pull_messages = pulled
+    assert go(Many, grid, WallClock(), many=4).aggregations == 3
+    assert text_of(caplog).count("3 of 3 clients count; Many must be content with") == 1
+    assert text_of(caplog).count("The run waits for another client") == 1
+
+
+@pytest.mark.parametrize("clock", [VirtualClock, WallClock])
+def test_the_example_is_content_with_those_who_are_left(
+    go: Go, federation: Make, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federation()
+    grid.spoil(2, "raise")
+    assert go(Every, grid, clock(), every=3).aggregations == 3
+    assert go(Every, federation(), clock(), every=5).aggregations == 3
+    assert "nobody is at work" not in text_of(caplog)
+
+
+def test_a_scheme_that_never_makes_a_model_is_refused(go: Go, federation: Make) -> None:
+    class Neither(AsynchronousStrategy):
+        """Says nothing."""
+
+    class Often(Neither):
+        """Says when."""
+
+        interval = 0.5
+
+    grid = federation()
+    for clock in (VirtualClock(), WallClock()):
+        with pytest.raises(
+            RunError, match=r"^Neither makes no model: it fills in neither ready nor interval$"
+        ):
+            go(Neither, grid, clock)
+    assert grid.sent == []
+    assert go(Often, grid, VirtualClock()).aggregations == go(FedFix, grid, VirtualClock()).aggregations == 3
