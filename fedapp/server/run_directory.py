@@ -283,7 +283,7 @@ def _weighs_by_length(config: RunConfig) -> bool:
     return (
         issubclass(strategy, FedBuff)
         and strategy.periods is FedBuff.periods
-        and config.clock == "virtual"
+        and config.clock != "wall"
         and config.aggregation_weights == "time-based"
         and not config.concurrency
         and config.num_server_rounds < HORIZON
