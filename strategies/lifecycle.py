@@ -197,6 +197,7 @@ class Lifecycle(Reporting):
             self.stopped,
             self.flower.weighted_by_key,
             self.flower.configrecord_key,
+            self.flower.min_available_nodes,
         )
         self.graph: ClientGraph | None = None
         if config.client_weights == "adjacency":
