@@ -383,7 +383,7 @@ class FederatedStrategy(Lifecycle):
         DivergedError
             If it is none that can be trained on.
         """
-        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE:
+        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE or self._layout.overflows(moved):
             raise DivergedError(
                 f"aggregation {self.aggregations + 1} made a model that isn't finite, or too large to train on: the "
                 "steps are too large (lr, server_lr), or the noise is"
