@@ -39,7 +39,9 @@ class Tally:
 
     def keep(self, content: RecordDict) -> None:
         """Keep a reply's content for a function of metrics: not its arrays, of which many may come by then."""
-        small = {name: record for name, record in content.items() if not isinstance(record, ArrayRecord)}
+        small: dict[str, messages.RecordType] = {
+            name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
+        }
         self.contents.append(RecordDict(small))
 
     def discard(self, contribution: Contribution) -> None:
