@@ -304,13 +304,13 @@ class Lifecycle(Reporting):
         return replace(result, arrays=self._layout.to_record(model))
 
     def _initial_model(self, arrays: ArrayRecord) -> Vector:
-        """Return the model (D,) that a run begins with, or raise RunError: it is none."""
+        """Return the model (D,) that a run begins with, or raise ArraysMismatchError: it is none."""
         try:
             return self._layout.to_vector(arrays)
         except ArraysMismatchError as error:
             of_values = NOT_FINITE in str(error) or OVERFLOWS in str(error)
             faults = self._layout.faults(arrays) if of_values else []
-            raise RunError(
+            raise ArraysMismatchError(
                 f"the initial arrays are no model to train: {'; '.join(faults) or error}"
             ) from None
 
@@ -318,7 +318,7 @@ class Lifecycle(Reporting):
         try:
             self._layout = Layout.of(arrays)
         except ArraysMismatchError as error:
-            raise RunError(f"the initial arrays are no model to train: {error}") from None
+            raise ArraysMismatchError(f"the initial arrays are no model to train: {error}") from None
         self.loads.model, self.loads.up = messages.num_bytes(arrays), self.reply_bytes(arrays)
         self._untrained_at = untrained_positions(self._layout, self.flower.untrained)
 

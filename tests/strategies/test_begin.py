@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from strategies import REGISTRY, AsyncFedAvg, DivergedError, FedAvg, FedFix, RunError, WallClock
+from strategies import REGISTRY, AsyncFedAvg, DivergedError, FedAvg, FedFix, WallClock
 from strategies.testing import MemoryGrid
 
 
@@ -47,14 +47,14 @@ NAMED = [
 @pytest.mark.parametrize("kind", [FedAvg, FedFix])
 def test_an_initial_array_that_is_no_model_is_named(kind: Any, mask: Any, why: str) -> None:
     initial = arrays(weight=np.zeros(2, np.float32), mask=mask)
-    with pytest.raises(RunError, match=f"^the initial arrays are no model to train: {why}"):
+    with pytest.raises(ValueError, match=f"^the initial arrays are no model to train: {why}"):
         kind(fraction_evaluate=0.0).start(grid(), initial, num_rounds=1)
 
 
 def test_nor_is_one_in_a_wrapper() -> None:
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
     with pytest.raises(
-        RunError, match=r"^the initial arrays are no model to train: array 'w' holds values that"
+        ValueError, match=r"^the initial arrays are no model to train: array 'w' holds values that"
     ):
         wrapped.start(grid(), arrays(w=np.float32([np.nan])), num_rounds=1)
 
