@@ -14,7 +14,7 @@ from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.logs import logging_as, plain_where_piped
 from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.exchange import never
-from strategies.roster import wait_for_nodes
+from strategies.nodes import wait_for_nodes
 
 app = ServerApp()
 

@@ -5,6 +5,7 @@ in writing and parsing the header.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from io import BytesIO
@@ -22,6 +23,9 @@ Vector = NDArray[np.float64]
 
 # Of arrays, in the words of an error.
 NOT_FINITE, OVERFLOWS = "aren't finite", "overflows float32"
+
+REAL = "fiub"  # kinds of dtypes: floats, whole numbers with a sign and without, truth values
+HALF = np.dtype(np.float16)
 
 _HEADER = 4096  # bytes that describe an array, at most
 LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
@@ -44,11 +48,17 @@ class Layout:
 
     @classmethod
     def of(cls, record: ArrayRecord) -> "Layout":
-        """Read the layout of a record."""
+        """Read the layout of a record.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If an array is of a dtype that NumPy can't calculate with as real numbers, such as JAX's bfloat16.
+        """
         return cls(
             tuple(record),
             tuple(tuple(array.shape) for array in record.values()),
-            tuple(np.dtype(array.dtype) for array in record.values()),
+            tuple(_dtype_of(name, array) for name, array in record.items()),
         )
 
     @cached_property
@@ -108,7 +118,7 @@ class Layout:
         start = 0
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             values = _decode(name, record[name])
-            if values.shape != shape or (values.dtype != dtype and values.dtype.kind not in "fiub"):
+            if values.shape != shape or (values.dtype != dtype and values.dtype.kind not in REAL):
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )
@@ -116,6 +126,31 @@ class Layout:
             start += values.size
         check_values(vector)
         return vector
+
+    def faults(self, record: ArrayRecord) -> list[str]:
+        """Return which arrays of a record of this layout ``to_vector`` refuses for their values, and why."""
+        faults = []
+        for name in self.names:
+            values = _decode(name, record[name]).astype(np.float64)
+            with np.errstate(over="ignore"):
+                norm = float(np.sqrt(np.square(values).sum()))
+            if not np.isfinite(values).all():
+                faults.append(f"array {name!r} holds values that {NOT_FINITE} (NaN or infinity)")
+            elif norm**2 > LARGEST_SQUARE:
+                faults.append(f"array {name!r} has the norm {norm:.1e}, whose square {OVERFLOWS}")
+        return faults
+
+    def overflows(self, vector: Vector) -> bool:
+        """Tell whether a value of a sound (D,) vector is infinite in its array: above 65504 in a float16 one."""
+        if HALF not in self.dtypes:
+            return False
+        parts = np.split(vector, np.cumsum(self.sizes)[:-1])
+        with np.errstate(over="ignore"):
+            return any(
+                bool(np.isinf(values.astype(dtype)).any())
+                for values, dtype in zip(parts, self.dtypes, strict=True)
+                if dtype == HALF
+            )
 
     def to_record(self, vector: Vector) -> ArrayRecord:
         """Turn a (D,) vector into a record; values of integer arrays are rounded to the nearest."""
@@ -194,6 +229,15 @@ def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
     fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, fields)
     return str(dtype), header.getvalue()
+
+
+def _dtype_of(name: str, array: Array) -> np.dtype:
+    with suppress(TypeError):  # a name that only a package knows which isn't there
+        if (dtype := np.dtype(array.dtype)).kind in REAL:
+            return dtype
+    raise ArraysMismatchError(
+        f"array {name!r} is {array.dtype}; allowed are real numbers of NumPy's own, such as float32"
+    )
 
 
 def _decode(name: str, array: Array) -> np.ndarray:

@@ -247,16 +247,23 @@ class FederatedStrategy(Lifecycle):
     def _importances(self, clients: Sequence[Client]) -> Weights:
         if self.graph is not None:
             return self.graph.weights(clients)
-        sizes = [client.num_examples for client in clients]
-        if any(size is None for size in sizes):
-            # Sizes come with the replies; until then all count the same (strategies/roster.py).
+        # Sizes may come with the replies (strategies/roster.py): who hasn't told counts as the mean of the others.
+        sizes = [client.num_examples or 0 for client in clients]
+        if not any(sizes):
             return importances("uniform", [1] * len(clients))
-        return self._by_size(clients, [size or 0 for size in sizes])
+        return self._by_size(clients, sizes, unknown_as_mean=0 in sizes)
 
-    def _by_size(self, clients: Sequence[Client], sizes: Sequence[float]) -> Weights:
-        """Return p_i (n,) of clients by the sizes that they tell."""
+    def _by_size(
+        self, clients: Sequence[Client], sizes: Sequence[float], *, unknown_as_mean: bool = False
+    ) -> Weights:
+        """Return p_i (n,) of clients by the sizes that they tell; 0: one hasn't, and counts 0, or as the mean."""
         kind = self.config.client_weights
-        return importances(kind, self.safeguards.sizes(clients, sizes) if kind == "samples" else sizes)
+        if kind == "samples":
+            sizes = self.safeguards.sizes(clients, sizes)
+            if unknown_as_mean:
+                mean = sum(sizes) / sum(size > 0 for size in sizes)
+                sizes = [size or mean for size in sizes]
+        return importances(kind, sizes)
 
     # ---- Messages ---------------------------------------------------------------------------------------------
 
@@ -310,8 +317,9 @@ class FederatedStrategy(Lifecycle):
         """Say once that a client doesn't say that its local steps go by the method's rule."""
         asked = [*self.local_rule(), *self._beside(companions)]
         applied = contribution.records.get(messages.APPLIED)
-        done = {} if applied is None else dict(applied)
-        known = [*done, *(done.get(messages.RECORDS) or [])]  # type: ignore[misc]
+        done = dict(applied) if isinstance(applied, ConfigRecord) else {}
+        records = done.get(messages.RECORDS)
+        known = [*done, *(records if isinstance(records, list) else [])]
         if missing := [name for name in asked if name not in known]:
             self._say_once(
                 "clients don't say that their local steps go by %s: if they don't, this is another method "
@@ -375,7 +383,7 @@ class FederatedStrategy(Lifecycle):
         DivergedError
             If it is none that can be trained on.
         """
-        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE:
+        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE or self._layout.overflows(moved):
             raise DivergedError(
                 f"aggregation {self.aggregations + 1} made a model that isn't finite, or too large to train on: the "
                 "steps are too large (lr, server_lr), or the noise is"

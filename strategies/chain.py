@@ -216,7 +216,8 @@ class Contribution:
     base : array (D,)
         The model it was sent.
     version, staleness : int
-        The aggregation that made that model, and how many there have been since; in rounds the latter is 0.
+        The aggregation that made that model, and how many there have been since; in rounds the latter is 0, but for
+        late work (``late = "next"``).
     metrics : MetricRecord
         Of its reply, such as ``num-steps`` (strategies/messages.py).
     records : mapping of str to record

@@ -113,10 +113,13 @@ class SynchronousConfig(StrategyConfig):
 class FlowerOptions:
     """Keywords of Flower's own strategies that mean here what they mean there, and what goes with them.
 
-    Two more are in a strategy's config: ``fraction_train`` and, as ``min_clients``, ``min_available_nodes``.
+    One more is in a strategy's config: ``fraction_train``.
 
     Parameters
     ----------
+    min_available_nodes : int
+        Nodes that are waited for, each time for ``timeout`` seconds at most, where Flower waits without an end:
+        before the first task, as ``min_clients``, and before every round. Without rounds, only before the first task.
     fraction_evaluate : float
         Share of the clients that evaluate the model; 0: none does.
     min_train_nodes, min_evaluate_nodes : int
@@ -126,12 +129,15 @@ class FlowerOptions:
     arrayrecord_key, configrecord_key : str
         Names of the records of a message.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
-        Make one MetricRecord of the contents of the valid replies; by default a mean by the clients' weights.
-    untrained : sequence of str
+        Make one MetricRecord of the contents of the valid replies; by default a mean by the clients' weights. Without
+        rounds, training's is the plain mean of all contributions since the last evaluation, and the function is given
+        contents without their arrays; in a run that goes on, at first only what has come since.
+    untrained : str, or sequence of str
         Patterns of the names of arrays that aren't trained, beside all that hold whole numbers: they are averaged,
         whatever the method does with the others.
     """
 
+    min_available_nodes: int = 0
     fraction_evaluate: float = 1.0
     min_train_nodes: int = 2
     min_evaluate_nodes: int = 2
@@ -145,7 +151,7 @@ class FlowerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.fraction_evaluate <= 1:
             raise ValueError(f"fraction_evaluate = {self.fraction_evaluate}: must be 0 to 1")
-        for name in ("min_train_nodes", "min_evaluate_nodes"):
+        for name in ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be 0 or more")
 
@@ -155,7 +161,7 @@ class FlowerOptions:
         return self.arrayrecord_key, self.configrecord_key
 
 
-# Flower's name of a field that has another one here.
+# Flower's name of a field that has another one here: what is waited for at first.
 ALIASES = {"min_available_nodes": "min_clients"}
 
 # Keywords of rounds, which mean nothing where there are none.
@@ -213,9 +219,10 @@ def configured(
         )
     # As in Flower, nothing begins before so many are there.
     least = max(made.min_clients, *(given.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
-    others = {key: value for key, value in given.items() if key in flower}
+    others = {key: value for key, value in options.items() if key in flower}
     if "untrained" in others:
-        others["untrained"] = tuple(others["untrained"])
+        patterns = others["untrained"]
+        others["untrained"] = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     return replace(made, min_clients=least), FlowerOptions(**others)
 
 

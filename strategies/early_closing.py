@@ -213,9 +213,7 @@ class EarlyClosing(RoundScheme):
         """Return what rounds of the clients that are there come to; None where nobody can know."""
         if not self.closes_early or type(self).select is not RoundScheme.select or not self.clients:
             return None
-        sized = self.config.client_weights != "samples" or all(
-            c.num_examples is not None for c in self.clients
-        )
+        sized = self.config.client_weights != "samples" or all(c.described for c in self.clients)
         key = tuple(client.index for client in self.clients)
         if self.pace.weighs and not self.loads.known(self._sends_companions):
             return None

@@ -86,6 +86,8 @@ class AsynchronousStrategy(HandingOut):
             Real seconds after which a task is given up; also the time to live of its message. In real time a task is
             given up earlier, after five times the client's usual or last time, but not within a minute
             (``strategies.pace.SHORTEST_DEADLINE``); of a client that is dropped, each later.
+        evaluate_config : ConfigRecord, optional
+            By default ``train_config``, where Flower's strategies send an empty one.
 
         Returns
         -------
@@ -271,7 +273,7 @@ class AsynchronousStrategy(HandingOut):
             self._offer([member])
             return
         if self.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
-            ledger.since.contents.append(reply.content)
+            ledger.since.keep(reply.content)
         ledger.keep(contribution)
         if self.ready(len(ledger.buffer)):
             self._aggregate()

@@ -24,7 +24,8 @@ class FedProxConfig(SynchronousConfig):
     Parameters
     ----------
     proximal_mu : float
-        α ≥ 0, the strength of the pull towards the global model (``μ`` of the former, ``α`` of the latter).
+        α ≥ 0, the strength of the pull towards the global model (``μ`` of the former, ``α`` of the latter); Flower's
+        FedProx has 0 by default.
     """
 
     proximal_mu: float = 0.1

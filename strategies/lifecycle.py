@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from strategies import messages, streams
 from strategies.accounts import Accounts
-from strategies.arrays import NOT_FINITE, OVERFLOWS, Layout, Vector
+from strategies.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector
 from strategies.client_graph import ClientGraph
 from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.codes import NONE
@@ -81,13 +81,20 @@ class Lifecycle(Reporting):
         self._said: set[str] = set()
         self._why = ""  # the last reason against a client's work
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
-        self.timeline = Timeline(lambda *task: self.accounts.took(*task))
+        self.timeline = Timeline(self._took)
         self.left_out = LeftOut(self.config.compression)
         self.reset()
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask something else at every poll whether the run is to end."""
         self.stopped = self.roster.stopped = stopped
+
+    # Bound methods, not lambdas, so that a strategy can be pickled, and a copy has its own.
+    def _in_real_time(self) -> bool:
+        return self.pace.learns
+
+    def _took(self, index: int, seconds: float, outcome: str) -> None:
+        self.accounts.took(index, seconds, outcome)
 
     # ---- Its clock ------------------------------------------------------------------------------------------
 
@@ -185,7 +192,7 @@ class Lifecycle(Reporting):
         """Drop what an earlier run left: a new one begins."""
         config = self.config
         self.optimizer = make_optimizer(config.server_optimizer, config.server_lr or 1.0)
-        self.safeguards = Safeguards(config, lambda: self.pace.learns)
+        self.safeguards = Safeguards(config, self._in_real_time)
         self.memory = Memory()
         self.accounts = Accounts()
         self.wrapped = Wrapped(type(self).__name__)
@@ -197,6 +204,7 @@ class Lifecycle(Reporting):
             self.stopped,
             self.flower.weighted_by_key,
             self.flower.configrecord_key,
+            self.flower.min_available_nodes,
         )
         self.graph: ClientGraph | None = None
         if config.client_weights == "adjacency":
@@ -249,7 +257,7 @@ class Lifecycle(Reporting):
             self.aggregations, self._evaluated = state["aggregations"], state["evaluated"]
             self.pace.restore(state)
             self.left_out.restore(state)
-        self._take_model(self._layout.to_vector(self._result.arrays))
+        self._take_model(self._initial_model(self._result.arrays))
         self.begin(self._layout, self.model)
         return state
 
@@ -269,7 +277,7 @@ class Lifecycle(Reporting):
         if server_round == 1:  # the only sign that a run begins
             self._set_clock(grid)
             self.reset()
-            self._take_model(self._layout.to_vector(arrays))
+            self._take_model(self._initial_model(arrays))
             self.begin(self._layout, self.model)
             if self.optimizer.averages:
                 log.warning(
@@ -295,8 +303,22 @@ class Lifecycle(Reporting):
         model = self.reported(self._layout.to_vector(result.arrays))
         return replace(result, arrays=self._layout.to_record(model))
 
+    def _initial_model(self, arrays: ArrayRecord) -> Vector:
+        """Return the model (D,) that a run begins with, or raise ArraysMismatchError: it is none."""
+        try:
+            return self._layout.to_vector(arrays)
+        except ArraysMismatchError as error:
+            of_values = NOT_FINITE in str(error) or OVERFLOWS in str(error)
+            faults = self._layout.faults(arrays) if of_values else []
+            raise ArraysMismatchError(
+                f"the initial arrays are no model to train: {'; '.join(faults) or error}"
+            ) from None
+
     def _take_layout(self, arrays: ArrayRecord) -> None:
-        self._layout = Layout.of(arrays)
+        try:
+            self._layout = Layout.of(arrays)
+        except ArraysMismatchError as error:
+            raise ArraysMismatchError(f"the initial arrays are no model to train: {error}") from None
         self.loads.model, self.loads.up = messages.num_bytes(arrays), self.reply_bytes(arrays)
         self._untrained_at = untrained_positions(self._layout, self.flower.untrained)
 

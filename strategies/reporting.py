@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -155,17 +156,38 @@ class Reporting(Strategy):
         return self.clients
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""
+        """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w).
+
+        A client that hasn't described itself counts by the number of examples in its reply.
+        """
         by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
         clients = [client for client in self.clients if client.node_id in by_node]
         if not clients:
             return None
         key = self.flower.weighted_by_key
-        weights = self._importances(sized_by_replies(clients, by_node, key))
         mean = MetricsMean(key, self.flower.evaluate_metrics_aggr_fn)
+        if self.config.client_weights == "samples" and mean.function is None:
+            clients = self._weighed(server_round, clients, by_node)
+        weights = self._importances(clients)
         for client, weight in zip(clients, weights.tolist(), strict=True):
             mean.add(weight, by_node[client.node_id].content)
         return MetricRecord(dict(mean.result()))
+
+    def _weighed(
+        self, server_round: int, clients: Sequence[Client], by_node: Mapping[int, Message]
+    ) -> list[Client]:
+        """Return the clients with the sizes that they evaluated on; those that tell none are left out and named."""
+        key = self.flower.weighted_by_key
+        # Not as many as it trains on, which its replies to training have told.
+        unsized = [c if c.described else replace(c, num_examples=None) for c in clients]
+        sized = sized_by_replies(unsized, by_node, key)
+        left_out = {c.located: _unweighed(by_node[c.node_id], key) for c in sized if c.num_examples is None}
+        if len(left_out) == len(sized):
+            return sized  # all count the same
+        for reason in dict.fromkeys(left_out.values()):
+            named = ", ".join(located for located, why in left_out.items() if why == reason)
+            log.warning("evaluation %d: left out of the means client %s: %s", server_round, named, reason)
+        return [client for client in sized if client.num_examples is not None]
 
     def _evaluate_on_clients(
         self, aggregation: int, result: Result, config: ConfigRecord, grid: Grid, metrics: MetricRecord
@@ -257,3 +279,12 @@ class Reporting(Strategy):
         if not isinstance(losses, list) or not self.clients:
             return {}
         return mean_and_spread("federated-loss", self.importance(), losses)
+
+
+def _unweighed(reply: Message, key: str) -> str:
+    """Return why a reply doesn't say how much it counts."""
+    try:
+        messages.weight_of(messages.metrics_of(reply), key)
+    except ValueError as error:
+        return str(error)
+    return f"no metric {key!r}"

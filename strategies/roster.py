@@ -9,7 +9,8 @@ node reports when it is asked to describe itself. A ClientApp answers with a han
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
 One that has no such handler still works: clients are then ordered by node id, and weighted by the
-``num-examples`` of their training replies, as Flower's own strategies do.
+``num-examples`` of their training replies, as Flower's own strategies do. Whoever hasn't told yet how many it has
+counts, where a method weighs those who are away, as the mean of the others; all count alike while none has.
 
 A description is a claim. In a simulation it is believed; of devices, the registered node says who a client is: a
 ``partition-id`` counts only for a node that holds a part of common data, that is, beside ``num-partitions``, and
@@ -34,6 +35,7 @@ from strategies.engine_name import DEPLOYMENT, engine_of
 from strategies.errors import RunError
 from strategies.exchange import exchange, never
 from strategies.flower_internals import APP_RAISED, MOD_FAILED, UNKNOWN
+from strategies.nodes import wait_for_nodes, wait_while
 
 log = logging.getLogger("flwr.strategies")
 
@@ -44,15 +46,13 @@ MOST_PARTITIONS = 100_000
 APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
 NOT_ASKED = "it wasn't asked"
 
-NODE_POLL = 0.1  # seconds between two looks at who is connected
-
 
 @dataclass(frozen=True)
 class Client:
     """A client that takes part: its node, its index in the federation and what it said of itself.
 
-    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells. ``name`` is
-    what its operator calls the device: for the eye alone.
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells; in rounds
+    it is then what the last one told. ``name`` is what its operator calls the device: for the eye alone.
     """
 
     node_id: int
@@ -88,6 +88,8 @@ class Roster:
     ----------
     min_clients : int
         Nodes to wait for before the first handshake.
+    min_nodes : int
+        Nodes to wait for at every ``refresh``.
     timeout : float
         Seconds to wait for nodes, and then for their descriptions.
     stopped : callable
@@ -103,14 +105,16 @@ class Roster:
         stopped: Callable[[], bool] = never,
         weight_key: str = messages.NUM_EXAMPLES,
         config_key: str = messages.CONFIG,
+        min_nodes: int = 0,
     ) -> None:
         self.weight_key = weight_key
         self._keys = (messages.ARRAYS, config_key)
         self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
+        self._told: dict[int, float] = {}  # sizes by node id, of those whose replies alone tell them
         self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
         self._owners: dict[str, int] = {}  # who was the first to say a name, by index
         self.devices = False  # whether nodes are devices, whose word is not taken
-        self.min_clients = min_clients
+        self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
         self.stopped = stopped
         self._by_node: dict[int, Client] = {}
@@ -136,12 +140,18 @@ class Roster:
         ------
         RunError
             If no client can take part: none came, or came back, within the timeout, or every description failed.
+            Or if fewer nodes than are waited for are there by then.
         """
         starting = not self._by_node
         self.devices = engine_of(grid) == DEPLOYMENT
         if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._see(grid)
+        if not starting and len(self._present) < self.min_nodes:
+            log.warning("%d clients are connected, the run waits for %d (min_available_nodes) for up to %g s",
+                        len(self._present), self.min_nodes, self.timeout)  # fmt: skip
+            wait_for_nodes(grid, self.min_nodes, self.timeout, self.stopped)
+            self._see(grid)
         while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
@@ -155,15 +165,17 @@ class Roster:
             self._see(grid)
         if not starting and not self.clients and not self.stopped():
             log.warning("no client is connected, the run waits for one for up to %g s", self.timeout)
-            clock = WallClock()
-            while not self._present - self._refused and not self.stopped() and clock.now() < self.timeout:
-                clock.wait_until(clock.now() + NODE_POLL)
-                self._see(grid)
+            wait_while(lambda: self._nobody(grid), self.timeout, self.stopped)
             if self._present - self._refused:
                 return self.refresh(grid, config)
         if not self.clients and not self.stopped():
             raise RunError("no client can take part; the log names the reason for each")
         return self.clients
+
+    def _nobody(self, grid: Grid) -> bool:
+        """Tell whether nobody is there who may take part, after a new look."""
+        self._see(grid)
+        return not self._present - self._refused
 
     def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Do as ``refresh`` without waiting: a new node is a client from the first look after its answer."""
@@ -264,7 +276,7 @@ class Roster:
         )
         for node_id in sorted(reasons):
             index = self._places.setdefault(node_id, self._free_index())
-            self._by_node[node_id] = Client(node_id, index, None, MetricRecord())
+            self._by_node[node_id] = Client(node_id, index, self._told.get(node_id), MetricRecord())
 
     def _place(self, described: list[_Described]) -> None:
         """Make clients of nodes that describe themselves, each where it belongs."""
@@ -281,7 +293,8 @@ class Roster:
                 continue
             taken[index] = node_id
             shown, described_size = self._name(index, node_id, name), num_examples is not None
-            client = Client(node_id, index, num_examples, metrics, shown, described=described_size)
+            size = num_examples if described_size else self._told.get(node_id)
+            client = Client(node_id, index, size, metrics, shown, described=described_size)
             self._by_node[node_id] = client
             if client.name:
                 log.info("client %s takes part", client.located, extra=client.fields)
@@ -327,23 +340,33 @@ class Roster:
         indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
         return max(indices, default=-1) + 1
 
+    def keep_sizes(self, clients: Iterable[Client]) -> None:
+        """Keep the sizes of clients that don't describe themselves, as their last replies tell them."""
+        for client in clients:
+            if client.num_examples is not None and not client.described and client.node_id in self._by_node:
+                self._told[client.node_id], self._by_node[client.node_id] = client.num_examples, client
+        self._clients = None
+
     def state(self) -> dict[str, Any]:
-        """Return which node has which place, where the nodes themselves don't know, and which names are taken."""
+        """Return which node has which place and size, where descriptions don't say, and which names are taken."""
         named = {"device-names": list(self._owners.items())} if self._owners else {}
-        return {"node-places": list(self._places.items()), **named}
+        told = {"told-sizes": list(self._told.items())} if self._told else {}
+        return {"node-places": list(self._places.items()), **told, **named}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give the nodes of an earlier run their places again."""
+        """Give the nodes of an earlier run their places again, and their sizes."""
         self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
+        self._told = {int(node_id): size for node_id, size in state.get("told-sizes", ())}
         self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
 
 
 def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAMPLES) -> Client:
-    """Fill in the number of examples from a reply's metrics, where the handshake didn't tell and they do."""
-    if client.num_examples is not None:
+    """Fill in the number of examples that a reply's metrics tell, where the handshake didn't."""
+    if client.described:
         return client
     with suppress(ValueError):  # such a reply doesn't count: strategies/chain.py
-        return replace(client, num_examples=messages.weight_of(metrics, key))
+        if (said := messages.weight_of(metrics, key)) is not None:
+            return replace(client, num_examples=said)
     return client
 
 
@@ -358,26 +381,6 @@ def sized_by_replies(
             sized_by(client, messages.metrics_of(reply), key) if reply and reply.has_content() else client
         )
     return sized
-
-
-def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[], bool] = never) -> list[int]:
-    """Wait until at least ``number`` nodes (and one) are connected and no more come; return their ids.
-
-    Raises
-    ------
-    RunError
-        If they haven't come after ``timeout`` seconds.
-    """
-    clock, count = WallClock(), -1
-    while True:
-        node_ids = list(grid.get_node_ids())
-        late = clock.now() > timeout
-        if stopped() or (len(node_ids) >= max(number, 1) and (late or count == len(node_ids))):
-            return node_ids
-        count = len(node_ids)
-        if late:
-            raise RunError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
-        clock.wait_until(clock.now() + NODE_POLL)
 
 
 def _refuse(node_id: int, reason: object) -> None:

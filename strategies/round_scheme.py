@@ -107,7 +107,7 @@ class RoundScheme(FederatedStrategy):
         rng : np.random.Generator
             The round's own.
         """
-        sized = self.config.client_weights != "samples" or all(c.num_examples is not None for c in clients)
+        sized = self.config.client_weights != "samples" or all(client.described for client in clients)
         scheme = self._participation_among(clients)
         if not sized and scheme.scheme in ("md", "uniform"):
             raise RunError(
@@ -185,5 +185,8 @@ class RoundScheme(FederatedStrategy):
         pairs = zip(current.clients, in_order(current.requests, replies), strict=True)
         by_node = {client.node_id: reply for client, reply in pairs if reply is not None}
         sized = sized_by_replies(current.clients, by_node, self.flower.weighted_by_key)
+        told = {client.index: client for client in sized}
+        self.roster.keep_sizes(sized)  # for those that are away in later rounds
+        self.clients = [told.get(client.index, client) for client in self.clients]
         sizes, number = [client.num_examples or 0 for client in sized], len(sized)
         return self._by_size(current.clients, sizes).tolist() if any(sizes) else [1 / max(number, 1)] * number

@@ -188,6 +188,8 @@ class SynchronousStrategy(GatheredRounds):
         ----------
         timeout : float
             Seconds that a round waits for its replies; also the time to live of its messages.
+        evaluate_config : ConfigRecord, optional
+            By default ``train_config``, where Flower's strategies send an empty one.
 
         Returns
         -------

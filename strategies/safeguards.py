@@ -3,7 +3,7 @@
 ``safeguards = "auto"`` has them in real time, where clients are devices, and not in virtual time, where they are ours
 and task times are known: there a method is what its paper says. They are
 
-    sizes      n_i counts as at most ``examples_bound``, and ``size_ratio_bound`` times the median of all
+    sizes      n_i counts as at most ``examples_bound``, and ``size_ratio_bound`` times the median of those told
     weights    a contribution counts with d_i ≤ ``arrival_weight_bound``; a synchronous round's d_i sum to 1
     norms      ‖Δ_i‖ ≤ ``norm_ratio_bound`` times the median of the clients' last norms, where no bound is given
 
@@ -47,7 +47,7 @@ class SafeguardsConfig:
     safeguards : str
         ``auto``: on in real time; ``on``; ``off``.
     size_ratio_bound, examples_bound : float, int
-        n_i counts as at most so many times the median of all n_j, and as at most so many.
+        n_i counts as at most so many times the median of all n_j that are told, and as at most so many.
     norm_ratio_bound : float
         ‖Δ_i‖ is at most so many times the median of the clients' last norms, unless ``update_norm_bound`` is given or
         ``dp`` is central.
@@ -60,12 +60,15 @@ class SafeguardsConfig:
 
 
 def capped_sizes(sizes: Sequence[float], ratio: float, most: int) -> Weights:
-    """Return the sizes n_i (C,) that count: at most ``ratio`` times their median, and ``most``; 0: no such bound."""
+    """Return the sizes n_i (C,) that count: at most ``ratio`` times their median, and ``most``; 0: no such bound.
+
+    A size of 0 is one that nobody has told, of which the median knows nothing.
+    """
     capped = np.asarray(sizes, dtype=np.float64)
     if most:
         capped = np.minimum(capped, most)
-    if ratio and len(capped):
-        capped = np.minimum(capped, ratio * np.median(capped))
+    if ratio and len(told := capped[capped > 0]):
+        capped = np.minimum(capped, ratio * np.median(told))
     return capped
 
 
@@ -153,7 +156,7 @@ class Safeguards:
         return getattr(self.config, "arrival_weight_bound", 0.0) if self.active else 0.0
 
     def sizes(self, clients: Sequence[Client], said: Sequence[float]) -> Sequence[float]:
-        """Return the sizes n_i (n,) that count, of those that clients tell."""
+        """Return the sizes n_i (n,) that count, of those that clients tell; 0 where one hasn't."""
         if not self.active:
             return said
         capped = capped_sizes(said, self.config.size_ratio_bound, self.config.examples_bound).tolist()

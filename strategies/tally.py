@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from strategies import messages
 from strategies.chain import Contribution
@@ -18,9 +18,8 @@ class Tally:
 
     staleness: list[int] = field(default_factory=list)
     values: dict[str, list[Any]] = field(default_factory=dict)  # of each metric
-    contents: list[RecordDict] = field(
-        default_factory=list
-    )  # of replies, where a function of the user's wants them
+    # Of replies, but for arrays, where a function of the user's wants them; not saved with the run.
+    contents: list[RecordDict] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
     failures: int = 0
@@ -38,13 +37,20 @@ class Tally:
             for name, value in told([contribution.metrics], key).items():
                 self.values.setdefault(name, []).append(value)
 
+    def keep(self, content: RecordDict) -> None:
+        """Keep a reply's content for a function of metrics: not its arrays, of which many may come by then."""
+        small: dict[str, messages.RecordType] = {
+            name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
+        }
+        self.contents.append(RecordDict(small))
+
     def discard(self, contribution: Contribution) -> None:
         """Count work that came for nothing."""
         self.discarded += 1
         self.bytes_up += contribution.num_bytes
 
     def metrics(self) -> MetricRecord:
-        """Return the counts, and the staleness and training loss over them."""
+        """Return the counts, and the plain means of the staleness and of what clients tell over all contributions."""
         metrics = MetricRecord(
             {
                 "contributions": len(self.staleness),

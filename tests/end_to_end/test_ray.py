@@ -187,7 +187,7 @@ from flwr.serverapp import ServerApp
 from fedapp.engine.ray import SimulationConfig, simulate
 from strategies import messages
 from strategies.exchange import exchange
-from strategies.roster import wait_for_nodes
+from strategies.nodes import wait_for_nodes
 
 client_app, server_app, folder = ClientApp(), ServerApp(), sys.argv[2]
 

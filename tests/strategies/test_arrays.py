@@ -155,6 +155,29 @@ def test_arrays_of_another_dtype_or_order_are_converted(layout: Layout, given: d
         assert layout.to_vector(record).tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "S3", "no-such-dtype"])
+def test_a_dtype_that_is_no_real_number_is_refused_by_name(dtype: str) -> None:
+    record = ArrayRecord({"w": Array(np.zeros(2)), "b": Array(dtype, (2,), "numpy.ndarray", b"")})
+    with pytest.raises(
+        ArraysMismatchError, match=rf"^array 'b' is {dtype}; allowed are real numbers of NumPy's"
+    ):
+        Layout.of(record)
+
+
+def test_bfloat16_is_refused_by_name() -> None:
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)  # NumPy takes it for raw bytes
+    with pytest.raises(ArraysMismatchError, match=r"^array 'w' is bfloat16; allowed are"):
+        Layout.of(ArrayRecord({"w": Array(np.zeros(2, bfloat16))}))
+
+
+@pytest.mark.parametrize(("value", "too_large"), [(65519.0, False), (65520.0, True), (-7e4, True)])
+def test_what_overflows_a_float16_array_is_seen(value: float, *, too_large: bool) -> None:
+    arrays = {"w": np.zeros(2, np.float32), "h": np.zeros((1, 2), np.float16), "b": np.zeros(1, np.float32)}
+    layout = Layout.of(ArrayRecord({name: Array(values) for name, values in arrays.items()}))
+    assert layout.overflows(np.array([0, 0, 0, value, 0])) is too_large
+    assert not layout.overflows(np.array([value, value, 0, 0, value]))
+
+
 def test_declared_shape_and_dtype_are_not_believed(layout: Layout) -> None:
     # The record says float32 (2, 3); its bytes are five doubles.
     with pytest.raises(ArraysMismatchError, match=r"'w' is float64\[5\]"):

@@ -31,6 +31,11 @@ def test_an_error_says_what_is_allowed() -> None:
         FedAvg(min_available_nodes=-1)
 
 
+@pytest.mark.parametrize("given", ["*bn*", ["*bn*"], ("*bn*",)])
+def test_one_pattern_is_one_pattern(given: Any) -> None:
+    assert FedAvg(untrained=given).flower.untrained == ("*bn*",)
+
+
 def test_weights_that_are_not_read_are_named(caplog: pytest.LogCaptureFixture) -> None:
     Spectral()
     Spectral(Spectral.Config(client_weights="samples"))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from strategies import messages
-from strategies.roster import Client, Roster, wait_for_nodes
+from strategies import FedAvg, RunError, messages
+from strategies.nodes import wait_for_nodes
+from strategies.roster import Client, Roster
 
 LOGGER = "flwr.strategies"
 
@@ -228,6 +229,27 @@ def test_a_run_under_way_does_not_wait_for_nodes_that_left(
     grid.nodes[10].present = grid.nodes[20].present = False
     add_node(grid, like=0, partition=0, node_id=99)
     assert [(c.index, c.node_id) for c in refresh(roster, grid)] == [(0, 99), (2, 30)]
+
+
+def test_so_many_nodes_are_waited_for_every_time_where_that_is_asked_for(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, roster = federation(node_ids=[10, 20, 30]), Roster(min_nodes=3, timeout=10.0)
+    refresh(roster, grid)
+    grid.nodes[20].joins_after = 5  # it is away, and comes back
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert [c.index for c in refresh(roster, grid)] == [0, 1, 2]
+    said = [r.getMessage() for r in caplog.records]
+    assert said == ["2 clients are connected, the run waits for 3 (min_available_nodes) for up to 10 s"]
+    grid.nodes[20].present, roster.timeout = False, 0.05
+    with pytest.raises(RunError, match=r"^2 of 3 clients connected within 0\.05 s$"):
+        refresh(roster, grid)
+
+
+@pytest.mark.parametrize(("options", "rounds"), [({"min_available_nodes": 3}, 3), ({"min_clients": 3}, 0)])
+def test_that_is_min_available_nodes_and_not_min_clients(options: dict[str, int], rounds: int) -> None:
+    roster = FedAvg(**options).roster
+    assert (roster.min_clients, roster.min_nodes) == (3, rounds)
 
 
 def test_no_client_at_all_is_an_error(

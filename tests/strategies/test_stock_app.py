@@ -437,6 +437,32 @@ def test_one_that_does_is_not() -> None:
     assert strategy._said == set()
 
 
+MALFORMED: list[Any] = [
+    ConfigRecord({"records": 3}),
+    ConfigRecord({"records": [1, 2]}),
+    MetricRecord({"proximal-mu": 0.1}),
+    ArrayRecord({"proximal-mu": Array(np.ones(2))}),
+]
+
+
+@pytest.mark.parametrize("record", MALFORMED)
+@pytest.mark.parametrize("kind", [FedProx, FedFix])
+def test_one_that_says_it_in_a_wrong_way_is_as_one_that_does_not(
+    kind: Any, record: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Pulled(kind):  # type: ignore[misc]
+        def local_rule(self) -> dict[str, float]:
+            return {"proximal-mu": 0.1}
+
+    def says(message: Message, context: Context, content: RecordDict) -> RecordDict:
+        content["strategies.applied"] = record
+        return content
+
+    names = {"arrayrecord_key": "arrays"}
+    Pulled(fraction_evaluate=0.0, **names).start(grid(says), model(), num_rounds=1)
+    assert "clients don't say that their local steps go by proximal-mu" in caplog.text
+
+
 def test_metrics_by_functions_of_ones_own() -> None:
     def count(contents: list[RecordDict], key: str) -> MetricRecord:
         assert all(key in content.metric_records["metrics"] for content in contents)
@@ -448,6 +474,17 @@ def test_metrics_by_functions_of_ones_own() -> None:
     assert [dict(m) for m in result.evaluate_metrics_clientapp.values()] == [{"replies": 3}, {"replies": 3}]
     result = FedBuff(buffer_size=3, **options).start(grid(), model(), num_rounds=2)
     assert [m["replies"] for m in result.train_metrics_clientapp.values()] == [3, 3]
+
+
+def test_without_rounds_a_function_of_metrics_holds_no_arrays() -> None:
+    seen: list[list[str]] = []
+
+    def names(contents: list[RecordDict], key: str) -> MetricRecord:
+        seen.extend(list(content) for content in contents)
+        return MetricRecord()
+
+    FedBuff(buffer_size=3, train_metrics_aggr_fn=names).start(grid(), model(), num_rounds=1)
+    assert seen == [["metrics"]] * 3
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedFix, AsyncFedAvg, FedBuff])

@@ -1,0 +1,93 @@
+"""What a run begins with: models that are none, and strategies that were copied or pickled."""
+
+import pickle
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+
+from strategies import REGISTRY, AsyncFedAvg, DivergedError, FedAvg, FedFix, WallClock
+from strategies.testing import MemoryGrid
+
+
+def grid(step: float = 1.0) -> MemoryGrid:
+    """Return two clients that move every array by a step."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        sent = message.content.array_records["arrays"]
+        arrays = ArrayRecord(
+            {name: Array(array.numpy() + array.numpy().dtype.type(step)) for name, array in sent.items()}
+        )
+        return Message(
+            RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message
+        )
+
+    return MemoryGrid(app, [{"partition-id": i} for i in range(2)])
+
+
+def arrays(**named: Any) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(values)) for name, values in named.items()})
+
+
+NAMED = [
+    (np.float32([0, -np.inf]), r"array 'mask' holds values that aren't finite \(NaN or infinity\)$"),
+    (np.full(2, np.finfo(np.float32).min), r"array 'mask' has the norm 4\.8e\+38, whose square overflows float32$"),
+    (np.full(2, np.finfo(np.float64).min), r"array 'mask' has the norm inf, whose square overflows float32$"),
+    (np.zeros(2, np.complex64), "array 'mask' is complex64; allowed are real numbers of NumPy's own"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mask", "why"), NAMED)
+@pytest.mark.parametrize("kind", [FedAvg, FedFix])
+def test_an_initial_array_that_is_no_model_is_named(kind: Any, mask: Any, why: str) -> None:
+    initial = arrays(weight=np.zeros(2, np.float32), mask=mask)
+    with pytest.raises(ValueError, match=f"^the initial arrays are no model to train: {why}"):
+        kind(fraction_evaluate=0.0).start(grid(), initial, num_rounds=1)
+
+
+def test_nor_is_one_in_a_wrapper() -> None:
+    wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
+    with pytest.raises(
+        ValueError, match=r"^the initial arrays are no model to train: array 'w' holds values that"
+    ):
+        wrapped.start(grid(), arrays(w=np.float32([np.nan])), num_rounds=1)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+@pytest.mark.parametrize("beside", [{}, {"b": np.zeros(1, np.float32)}])
+def test_a_float16_model_that_overflows_has_diverged(kind: Any, beside: dict[str, Any]) -> None:
+    # Two steps of 4e4 are 8e4, which float16 doesn't have.
+    initial = arrays(w=np.zeros(2, np.float16), **beside)
+    strategy = kind(fraction_evaluate=0.0, server_lr=2.0)
+    with pytest.raises(DivergedError, match="made a model that isn't finite, or too large to train on"):
+        strategy.start(grid(4e4), initial, num_rounds=5)
+
+
+# ---- Copies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", REGISTRY.values())
+def test_a_strategy_can_be_pickled(kind: Any) -> None:
+    made = kind(seed=3)
+    again = pickle.loads(pickle.dumps(made))
+    assert again.config == made.config
+    assert again.safeguards.active is made.safeguards.active
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_a_copy_keeps_its_own_books(kind: Any) -> None:
+    made = kind(fraction_evaluate=0.0)
+    copied = deepcopy(made)
+    copied.clock = WallClock()
+    assert copied.safeguards.active
+    assert not made.safeguards.active
+    copied = deepcopy(made)
+    copied.start(grid(), arrays(w=np.zeros(1)), num_rounds=2)
+    assert copied.accounts.costs()["device-seconds"] > 0
+    assert made.accounts.costs() == {}

@@ -1,0 +1,186 @@
+"""Sizes that clients tell by their replies alone: they count as those that clients describe themselves with."""
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from strategies import REGISTRY, AsyncFedAvg, FedAMP, FedAvg, FedDyn, FedFix, Mifa, Spectral
+from strategies.roster import Client
+from strategies.testing import MemoryGrid
+
+CENTRES, SIZES = (3.0, 2.0, -1.0), (1, 2, 5)
+# Spectral weighs clients by how alike they are.
+ROUNDS = [kind for kind in REGISTRY.values() if kind.has_rounds and kind is not Spectral]
+
+
+class Clients:
+    """Clients without the handler, or with it: client i moves half the way to c_i and says that it has n_i."""
+
+    def __init__(self, centres: Any = CENTRES, sizes: Any = SIZES, *, describe: bool = False) -> None:
+        self.sizes, self.tests, self.fail = list(sizes), list(sizes), set[int]()
+        self.states: list[Any] = []
+        self.after: Callable[[int], None] = lambda number: None
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            i = int(context.node_config["partition-id"])
+            if i in self.fail:
+                raise RuntimeError("no memory")
+            start = message.content.array_records["arrays"]["w"].numpy()
+            metrics = MetricRecord({"num-examples": self.sizes[i]})
+            arrays = ArrayRecord({"w": Array(start + 0.5 * (centres[i] - start))})
+            return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            i = int(context.node_config["partition-id"])
+            metrics = {"loss": float(i)} | ({} if self.tests[i] is None else {"num-examples": self.tests[i]})
+            return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+        if describe:
+
+            @app.query("describe")
+            def described(message: Message, context: Context) -> Message:
+                i = int(context.node_config["partition-id"])
+                metrics = MetricRecord({"partition-id": i, "num-examples": self.sizes[i]})
+                return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+        number = len(centres)
+        self.grid = MemoryGrid(
+            app, [{"partition-id": i} for i in range(number)], node_ids=[10 * (i + 1) for i in range(number)]
+        )
+
+    def run(self, kind: Any, rounds: int = 1, state: Any = None, **options: Any) -> tuple[list[float], Any]:
+        """Return the models of a run from w = 1, or from a state, and its strategy; ``states`` has those after it."""
+        seen: list[float] = []
+
+        def note(progress: Any) -> None:
+            seen.append(float(progress.arrays["w"].numpy()[0]))
+            self.states.append(deepcopy(strategy.state()))
+            self.after(progress.aggregation)
+
+        strategy = kind(observer=note, **{"min_clients": 1, **options})
+        if state is not None:
+            strategy.restore(state)
+        self.result = strategy.start(self.grid, ArrayRecord({"w": Array(np.ones(2))}), num_rounds=rounds)
+        return seen, strategy
+
+
+# ---- In rounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_a_method_of_rounds_does_the_same_with_the_handler_and_without(kind: Any) -> None:
+    told, strategy = Clients().run(kind, 3)
+    described, _ = Clients(describe=True).run(kind, 3)
+    assert told == pytest.approx(described, rel=1e-14)
+    assert strategy.importance() == {0: 1 / 8, 1: 2 / 8, 2: 5 / 8}
+
+
+# From w = 1, the updates are 0 and 1 with 100 and 300 examples: Σ p_i Δ_i = 0.75, which FedDyn goes twice.
+@pytest.mark.parametrize(("kind", "value"), [(Mifa, 1.75), (FedAMP, 1.75), (FedDyn, 2.5), (FedAvg, 1.75)])
+def test_the_first_round_goes_by_the_sizes_that_it_brings(kind: Any, value: float) -> None:
+    values, strategy = Clients((1.0, 3.0), (100, 300)).run(kind)
+    assert values[-1] == pytest.approx(value)
+    assert strategy.shares_of_clients()["importance"] == [0.25, 0.75]
+
+
+def test_a_client_counts_by_what_it_said_last_as_with_flower() -> None:
+    clients = Clients((1.0, 3.0), (1, 1))
+    clients.after = lambda number: clients.sizes.__setitem__(1, 3)
+    values, strategy = clients.run(FedAvg, 2)
+    assert values == pytest.approx([1, 1 + 3 / 4, 1.75 + (0.5 * -0.75 + 3 * 0.5 * 1.25) / 4])
+    assert strategy.importance() == {0: 0.25, 1: 0.75}
+
+
+def test_who_is_away_counts_by_what_it_said_before() -> None:
+    # Updates 0 and 1, then client 0's alone: −0.375, while client 1's 1 counts as it did.
+    clients = Clients((1.0, 3.0), (100, 300))
+    clients.after = lambda number: clients.fail.update({1} if number else set())
+    values, _ = clients.run(Mifa, 2)
+    assert values[1:] == pytest.approx([1.75, 1.75 + 0.25 * -0.375 + 0.75 * 1.0])
+
+
+def test_a_run_that_goes_on_still_knows_the_sizes() -> None:
+    options = {"fraction_train": 0.34, "min_train_nodes": 1, "seed": 5}
+    whole, _ = (clients := Clients()).run(FedAMP, 6, **options)
+    rest, _ = Clients().run(FedAMP, 6, state=clients.states[3], **options)
+    assert clients.states[3]["told-sizes"]
+    assert rest == whole[4:]
+
+
+# ---- Safeguards ----------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_fail_do_not_bound_the_sizes_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    clients = Clients((-1.0, *[3.0] * 8), (10, *[100] * 8))
+    clients.fail = {1, 2, 3, 4}
+    values, _ = clients.run(FedAvg, safeguards="on", norm_ratio_bound=0.0)
+    assert values[1] == pytest.approx(1 + (10 * -1 + 4 * 100 * 1) / 410)
+    assert "says it has" not in caplog.text
+
+
+def test_a_round_in_which_most_fail_is_no_end() -> None:
+    clients = Clients((1.0, 3.0, 3.0, 3.0, 3.0), (100, 300, 300, 300, 300))
+    clients.fail = {2, 3, 4}
+    values, _ = clients.run(FedAvg, safeguards="on", norm_ratio_bound=0.0)
+    assert values[1] == pytest.approx(1.75)
+
+
+# ---- Sizes that aren't told yet ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedAvg])
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ([100, 300, None], [100, 300, 200]),
+        ([None, None, None], [1, 1, 1]),
+        ([100, 100, 100, 10**12, None], [100, 100, 100, 500, 200]),  # a lie makes nobody else count more
+    ],
+)
+def test_one_that_has_not_told_its_size_counts_as_the_mean_of_the_others(
+    kind: Any, sizes: list[int | None], counts: list[int]
+) -> None:
+    clients = [Client(i + 1, i, size, MetricRecord()) for i, size in enumerate(sizes)]
+    p = kind(safeguards="on")._importances(clients)
+    assert p.tolist() == pytest.approx((np.array(counts) / sum(counts)).tolist())
+    assert kind(client_weights="uniform")._importances(clients).tolist() == [1 / len(sizes)] * len(sizes)
+
+
+# ---- Evaluation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, None, -1, float("nan"), [3, 4]])
+def test_an_evaluation_goes_without_whom_it_cannot_weigh(size: Any, caplog: pytest.LogCaptureFixture) -> None:
+    clients = Clients(sizes=(100, 300, 50))
+    clients.tests = [100, 300, size]
+    with caplog.at_level(logging.WARNING, "flwr.strategies"):
+        clients.run(FedAvg)
+    assert clients.result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(300 / 400)
+    said = [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()]
+    why = "no metric 'num-examples'" if size is None else f"num-examples = {size}: must be a positive number"
+    assert said == [f"evaluation 1: left out of the means client 2 (node 30): {why}"]
+
+
+@pytest.mark.parametrize(("options", "describe"), [({"client_weights": "uniform"}, False), ({}, True)])
+def test_where_replies_do_not_weigh_it_all_count(options: dict[str, Any], *, describe: bool) -> None:
+    clients = Clients(sizes=(100, 300, 400), describe=describe)
+    clients.tests = [100, 300, 0]
+    clients.run(FedAvg, **options)
+    loss = clients.result.evaluate_metrics_clientapp[1]["loss"]
+    assert loss == pytest.approx(1.0 if options else (300 + 2 * 400) / 800)
+
+
+def test_where_no_reply_tells_a_size_all_count_alike() -> None:
+    clients = Clients()
+    clients.tests = [None, None, None]
+    clients.run(FedAvg)
+    assert clients.result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.0)
