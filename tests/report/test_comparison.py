@@ -121,7 +121,12 @@ def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(
 
 
 def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs: list[Path], tmp_path: Path) -> None:
-    young = write_run(tmp_path / "young", [0, 5], [0.1, 0.2], status="running", seed=2, lr=0.1)
+    young = write_run(tmp_path / "young", [0, 5], [0.1, 0.2], seed=2, lr=0.1)
+    summary = {
+        "status": "running",
+        "process": {"host": "another", "boot": "another"},
+    }  # whose lock isn't seen
+    (young / "summary.json").write_text(json.dumps(summary))
     comparison = Comparison([RecordedRun(path) for path in [*runs, young]])
     assert comparison.rows("accuracy")[0][1] == "3"
     assert comparison.axes["time"] == 5.0
