@@ -467,9 +467,9 @@ def test_the_page_follows_a_run(browser: Any, live: LivePage) -> None:
         file.write(json.dumps({"aggregation": 6, "time": 9.0, "clock": "virtual", "loss": 0.1}) + "\n")
     until(page, f"{length} === 7")
     assert "1234567" in page.locator("#ends").inner_text()
+    assert {url for url in errors if not url.startswith(live.url)} == set()
     standing = "document.getElementById('standing').textContent"
     page.route("**/content.json", lambda route: route.abort())
     until(page, f"{standing}.startsWith('not followed any more')")
     page.unroute("**/content.json")  # and nothing has changed meanwhile
     until(page, f"{standing} === '1 run; this page follows'")
-    assert {url for url in errors if not url.startswith(live.url)} == set()
