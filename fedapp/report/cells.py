@@ -10,9 +10,11 @@ import numpy as np
 from fedapp.report.differences import descriptions, differing, values_of
 from fedapp.report.recorded import AXES, RecordedRun
 from fedapp.report.series import Array, on_one_grid, spread_text
+from fedapp.report.summary import RUNNING
 from strategies.direction import less_is_better
 
-FINISHED = "finished"
+# Whose numbers are a setting's: of runs that came to their end, or are on their way. One that was ended before isn't.
+SHOWN = ("finished", RUNNING, "?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +83,8 @@ def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:
 
 
 def _cell(name: str, runs: Sequence[RecordedRun]) -> Cell:
-    shown = [run for run in runs if run.evaluations and run.status not in ("diverged", "failed")]
-    lacking = [run.status for run in runs if run not in shown]
+    shown = [run for run in runs if run.evaluations and run.status in SHOWN]
+    lacking = [run.standing for run in runs if run not in shown]
     return Cell(name or runs[0].path.name, shown, lacking)
 
 

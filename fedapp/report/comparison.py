@@ -73,7 +73,9 @@ class Comparison:
             notes.append("times are of two clocks, virtual and real: not compared")
         elif self.cells and "time" not in self.axes:
             notes.append("a run has no times: not compared at equal time")
-        ends = [f"{run.path.name}: {run.status}" for run in self.runs if run.status not in ("finished", "?")]
+        ends = [
+            f"{run.path.name}: {run.standing}" for run in self.runs if run.standing not in ("finished", "?")
+        ]
         return notes + ends
 
     def tables(self) -> list[Table]:

@@ -51,21 +51,33 @@ class RecordedRun:
 
     @property
     def reason(self) -> str:
-        """Why it failed or diverged; empty if it didn't."""
-        return str(self.summary.get("reason", ""))
+        """Why it failed or diverged, or can't be read; empty if nothing is the matter."""
+        return str(self.summary.get("reason", "")) or self._read[1]
 
-    @cached_property
+    @property
+    def standing(self) -> str:
+        """Its status; or ``unreadable`` where its evaluations can't be read, so that none is shown."""
+        return "unreadable" if self._read[1] else self.status
+
+    @property
     def columns(self) -> Mapping[str, Array]:
         """Every scalar metric, (evaluations,); NaN where it is missing or not finite."""
+        return self._read[0]
+
+    @cached_property
+    def _read(self) -> tuple[Mapping[str, Array], str]:
+        """The columns; or none, and why they can't be read."""
         try:
             records = read_metrics(self.path)
-        except OSError:
-            return {}
+        except FileNotFoundError:
+            return {}, ""
+        except (OSError, ValueError) as error:
+            return {}, str(error)
         found = (key for record in records for key, value in record.items() if isinstance(value, Real))
         return {
             key: np.array([as_number(record.get(key)) for record in records], dtype=np.float64)
             for key in dict.fromkeys(found)
-        }
+        }, ""
 
     @property
     def clock(self) -> str:

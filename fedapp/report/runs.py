@@ -70,7 +70,7 @@ def differences_table(runs: Iterable[Path]) -> Table | None:
 
 
 def reasons(runs: Iterable[Path]) -> list[str]:
-    """Return a line for each run that says why it failed or diverged."""
+    """Return a line for each run that says why it failed, diverged or can't be read."""
     every = map(RecordedRun, runs)
     return [f"{run.path.name}: {run.reason}" for run in every if run.reason]
 
@@ -80,7 +80,7 @@ def _row(run: RecordedRun, differs_in: str, metrics: Sequence[str]) -> list[str]
     scores = [summary.get(key) for key in metrics]
     return [
         run.path.name,
-        run.status,
+        run.standing,
         str(summary.get("strategy", run.config.get("strategy", "?"))),
         str(run.config.get("dataset", "?")),
         differs_in,

@@ -1,10 +1,12 @@
 """summary.json: how a run stands, and how it ended."""
 
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from fedapp.report.summary import RUNNING, this_process
 from fedapp.server.experiment import Experiment
+from fedapp.server.machine import machine
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import RunDirectory
 from strategies.clock import WallClock
@@ -68,6 +70,7 @@ class Summary(Observer):
             "num-clients": self.experiment.num_clients,
             "unread-keys": self.unread,
             "wall-seconds": self.watch.now(),
+            **({} if status == RUNNING else {"date": date.today().isoformat(), "machine": machine()}),
             "aggregations": self._last.get("aggregation", 0),
             **{key: value for key, value in self._last.items() if key != "aggregation"},
         }

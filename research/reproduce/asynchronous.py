@@ -11,7 +11,7 @@ from fedapp.report.overlay import COLORS
 from fedapp.sweeps.point import PlannedRun
 from research.reproduce import surrogate_optima
 from research.reproduce.curves import Lines, finite, panels
-from research.reproduce.experiment import ABSENT, Numbers, Results
+from research.reproduce.experiment import ABSENT, Numbers, Results, data_key
 from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Runs, in_all, is_lower, mean
@@ -22,6 +22,8 @@ from strategies.time_scenario import TimeScenario
 
 # The surrogate problem of both schemes is that of identical weights: how often a client answers (eq. 10).
 FEDERATED, SURROGATE = "federated-loss", "hardware-loss"
+# The federated loss of figure 4, whose methods call it by different names.
+LOSS = "objective"
 LABELS = {
     FEDERATED: "federated loss",
     f"{FEDERATED}-std": "std. over clients",
@@ -29,9 +31,6 @@ LABELS = {
     f"{SURROGATE}-std": "std. over clients",
 }
 SCHEMES = ("identical", "time-based")
-
-# The federated loss of figure 4, whose methods call it by different names.
-LOSS = "objective"
 
 # A panel of the figure: problem, clients, time scenario; and in it, each method's runs at its best learning rate.
 Cell = tuple[str, int, str]
@@ -45,19 +44,27 @@ def measure_figure_2(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> 
     They take minutes each: a quick run, which has no verdicts, does without.
     """
     numbers: Numbers = {}
-    if plan.is_quick:
-        return numbers
-    for problem in plan.threshold("002-2-suboptimum", "problems"):
-        for seed in runs.where(problem=problem, seed=plan.labels("seed")).labels("seed"):
-            name = _optima_name(problem, seed)
-            planned: PlannedRun = runs.where(problem=problem, seed=seed)[0].planned
-            try:
-                numbers[name] = known.get(name) or surrogate_optima.optima(
-                    planned.config, planned.num_clients
-                )
-            except (DataError, AssumptionError) as error:
-                numbers.setdefault(ABSENT, {})[name] = str(error)
+    for name, planned in _with_optima(plan, runs).items():
+        try:
+            numbers[name] = known.get(name) or surrogate_optima.optima(planned.config, planned.num_clients)
+        except (DataError, AssumptionError) as error:
+            numbers.setdefault(ABSENT, {})[name] = str(error)
     return numbers
+
+
+def sources_figure_2(plan: Plan, runs: Runs) -> dict[str, str]:
+    """Optima are those of the data and of what else ``surrogate_optima`` reads."""
+    return {name: data_key(each, *surrogate_optima.READ) for name, each in _with_optima(plan, runs).items()}
+
+
+def _with_optima(plan: Plan, runs: Runs) -> dict[str, PlannedRun]:
+    """Return a run of each problem and seed whose optima are wanted, by their name."""
+    problems = () if plan.is_quick else plan.threshold("002-2-suboptimum", "problems")
+    return {
+        _optima_name(problem, seed): runs.where(problem=problem, seed=seed)[0].planned
+        for problem in problems
+        for seed in runs.where(problem=problem, seed=plan.labels("seed")).labels("seed")
+    }
 
 
 def _optima_name(problem: str, seed: int) -> str:
@@ -147,8 +154,7 @@ def _gap(optima: dict[str, float]) -> float:
 def _gaps(results: Results, plan: Plan, problem: str) -> list[float]:
     """Return the gaps by seed; empty unless all seeds of the plan have one."""
     names = [_optima_name(problem, seed) for seed in plan.labels("seed")]
-    there = all(name in results.numbers for name in names)
-    return [_gap(results.numbers[name]) for name in names] if there else []
+    return [_gap(results.numbers[name]) for name in names] if set(names) <= results.numbers.keys() else []
 
 
 def _suboptimum(results: Results, plan: Plan) -> Verdict:

@@ -64,7 +64,8 @@ def reproduce(
     """
     try:
         _check_options(context)
-        _check_data_path(name, data_path)
+        if not from_curves:
+            _check_data_path(name, data_path)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     if summary:
@@ -124,7 +125,7 @@ def _check_data_path(name: str, data_path: str) -> None:
     if not Path(absolute(data_path)).is_dir():
         raise ConfigError(f"--data-path {data_path!r}: no such folder")
     plan = read_plan(name)
-    if not plan.is_study and not any(run.config.data_path for run in plan.runs(data_path)):
+    if not plan.reads_data(data_path):
         raise ConfigError(f"--data-path {data_path!r}: {name} needs no data but what comes with the app")
 
 

@@ -12,12 +12,18 @@ study, which is no grid of runs, names a module alone, and its function is ``rep
     measure_report(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers     (optional)
         Returns the named numbers (JSON) that the report needs beside the curves. ``known`` are those measured before:
         what is in there needn't be measured again, and mustn't be lost where a run's folder (``run.folder``) or the
-        data are gone; so a name says what its number depends on (``run.planned.key``, a setting). ``absent`` among
-        the numbers says what is missing, and why. A study measures everything here.
+        data are gone; so a name says what its number depends on (``run.planned.key``, a setting), or `sources` does.
+        ``absent`` among the numbers says what is missing, and why. A study measures everything here.
 
-where ``report`` is the function's name: ``figure_2`` and ``measure_figure_2``. A study: ``report`` and ``measure``.
+    sources_report(plan: Plan, runs: Runs) -> dict[str, str]     (optional)
+        Returns, for numbers whose name doesn't say it, a digest (`digest`, `data_key`) of all that each is measured
+        from. It is kept beside them: where it is another now, they aren't known any more, and no report has them.
+
+where ``report`` is the function's name: ``figure_2``, ``measure_figure_2`` and ``sources_figure_2``. A study:
+``report``, ``measure`` and ``sources``.
 """
 
+import hashlib
 import importlib
 import json
 import time
@@ -26,7 +32,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedapp.config import Value
+from fedapp.config import RunConfig, Value
+from fedapp.config.data_keys import DataKeys
 from fedapp.sweeps.point import PlannedRun, folder_of, is_finished
 from research.reproduce.circumstances import circumstances, versions_text
 from research.reproduce.plan import Plan
@@ -38,6 +45,8 @@ Numbers = dict[str, Any]
 
 RUNS = "runs"
 ABSENT = "absent"
+
+_OTHERS = "was measured from other settings or data than these"
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,10 @@ class Results:
         """Pair a plan's points with the runs in a file."""
         planned = plan.runs(curves=stored.curves)
         runs = Runs(Run(each, stored.curves[each.key]) for each in planned if each.key in stored.curves)
-        return cls(planned, runs, stored.numbers, stored.measured, stored.absent)
+        others = _from_others(stored, _sources_of(plan, runs))
+        numbers = {name: value for name, value in stored.numbers.items() if name not in others}
+        absent = {**stored.absent, **dict.fromkeys(others, _OTHERS)}
+        return cls(planned, runs, numbers, stored.measured, absent)
 
     def missing(self, **labels: Value | Sequence[Value]) -> str:
         """Say what isn't there of the planned points with these labels, as `Runs.where` takes them; empty: nothing.
@@ -109,9 +121,35 @@ def reporter_of(plan: Plan) -> _Reporter:
 
 def measurer_of(plan: Plan) -> _Measurer | None:
     """Return the measuring function beside it, if there is one."""
+    found: _Measurer | None = _beside(plan, "measure")
+    return found
+
+
+def _beside(plan: Plan, kind: str) -> Any:
     module, _, function = plan.report.partition(":")
-    name = f"measure_{function}" if function else "measure"
+    name = f"{kind}_{function}" if function else kind
     return getattr(importlib.import_module(f"research.reproduce.{module}"), name, None)
+
+
+def _sources_of(plan: Plan, runs: Runs) -> dict[str, str]:
+    sources = _beside(plan, "sources")
+    return dict(sources(plan, runs)) if sources else {}
+
+
+def _from_others(stored: Stored, sources: Mapping[str, str]) -> list[str]:
+    """Return the numbers that were measured from something else; one of which it isn't known is taken as it is."""
+    return [name for name, own in sources.items() if stored.sources.get(name, own) != own]
+
+
+def digest(*sources: Any) -> str:
+    """Return a hash of what numbers are measured from, as JSON holds it."""
+    return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def data_key(planned: PlannedRun, *fields: str) -> str:
+    """Return the key that a run would have by its data, clients, seed and these fields of its config alone."""
+    kept = {name: getattr(planned.config, name) for name in (*DataKeys.model_fields, "seed", *fields)}
+    return replace(planned, config=RunConfig.load().model_copy(update=kept), made_as="").key
 
 
 def collect(
@@ -129,7 +167,7 @@ def collect(
     Returns
     -------
     list of str
-        Remarks: what was dropped.
+        Remarks: what was dropped, and what may be from elsewhere.
     """
     path = folder / FILE
     before = read_stored(path)
@@ -155,32 +193,43 @@ def collect(
         for name, reason in sorted((failures or {}).items())
         if name not in there
     }
-    _measure(plan, stored, before, folder, data_path)
+    unknown = _measure(plan, stored, before, folder, data_path)
     if stored.changed_from(before) or not path.exists():
         write_stored(path, stored)
     dropped = len(before.curves.keys() - stored.curves.keys())
-    return [f"{dropped} runs in {path} are no longer planned: dropped"] if dropped else []
+    remarks = [f"{dropped} runs in {path} are no longer planned: dropped"] if dropped else []
+    if unknown:
+        remarks.append(
+            f"{path} doesn't say from which settings these are; taken as they are: {'; '.join(unknown)}"
+        )
+    return remarks
 
 
-def _measure(plan: Plan, stored: Stored, before: Stored, folder: Path, data_path: str) -> None:
-    """Fill in the numbers, and when they were measured."""
+def _measure(plan: Plan, stored: Stored, before: Stored, folder: Path, data_path: str) -> list[str]:
+    """Fill in the numbers, and when they were measured; return those of which it isn't known from what they are."""
     measure = measurer_of(plan)
     if measure is None:
-        return
+        return []
     points = [each for each in plan.runs(data_path, stored.curves) if each.key in stored.curves]
     runs = Runs(Run(each, stored.curves[each.key], folder_of(each, folder / RUNS)) for each in points)
+    sources = _sources_of(plan, runs)
+    others = _from_others(before, sources)
     began = time.monotonic()
-    numbers = measure(plan, runs, dict(before.numbers), data_path)
+    known = {name: value for name, value in before.numbers.items() if name not in others}
+    numbers = measure(plan, runs, known, data_path)
     took = round(time.monotonic() - began, 1)
     stored.absent |= {
         name: _without(why, data_path, str(folder)) for name, why in numbers.pop(ABSENT, {}).items()
     }
     numbers = json.loads(json.dumps(numbers))  # as they will be read
     stored.numbers = numbers
+    unknown = [name for name in sources if name in before.numbers and name not in before.sources]
+    stored.sources = {name: own for name, own in sources.items() if name in numbers and name not in unknown}
     if numbers == before.numbers:
         stored.measured = before.measured
     elif numbers:
         stored.measured = {**circumstances(), "seconds": took}
+    return unknown
 
 
 def report_on(plan: Plan, folder: Path) -> Path:

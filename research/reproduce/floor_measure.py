@@ -19,6 +19,7 @@ Settings = Mapping[str, Any]
 
 KINDS = ("quadratics", "logistic")
 STEPS = ("theorem", "fixed")
+PARTS = ("floors", "noise", "power-floors", "power-noise")
 
 # A limit is found when Newton's next step is no longer than this.
 _TOLERANCE = 1e-10

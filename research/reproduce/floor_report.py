@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
 from fedapp.report.overlay import COLORS
 from research.reproduce import floor_measure
-from research.reproduce.experiment import Numbers, Results
-from research.reproduce.floor_measure import KINDS, STEPS
+from research.reproduce.experiment import Numbers, Results, digest
+from research.reproduce.floor_measure import KINDS, PARTS, STEPS
 from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row, Verdict, judge
 from research.reproduce.runs import Runs
@@ -29,7 +29,12 @@ STEP_NAMES = {"theorem": "η = 1/(18LH)", "fixed": "one η"}
 
 def measure(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
     """Measure the floors (``floor_measure.measure``), unless they are known. No data are read."""
-    return known or floor_measure.measure(plan.settings)
+    return known if known.keys() == set(PARTS) else floor_measure.measure(plan.settings)
+
+
+def sources(plan: Plan, runs: Runs) -> dict[str, str]:
+    """Every number is measured from the settings."""
+    return dict.fromkeys(PARTS, digest(plan.settings))
 
 
 def report(results: Results, plan: Plan, folder: Path) -> Report:

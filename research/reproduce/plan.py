@@ -127,6 +127,12 @@ class Plan(Grid):
         """Whether the report needs no runs."""
         return ":" not in self.report
 
+    def reads_data(self, data_path: str) -> bool:
+        """Tell whether anything is read from ``--data-path``; a study names its data sets in its settings."""
+        if self.is_study:
+            return any(name in STORED for name in self.settings.get("datasets", ()))
+        return any(run.config.data_path for run in self.runs(data_path))
+
     def as_quick(self) -> "Plan":
         """Return the plan with what ``--quick`` changes.
 

@@ -26,8 +26,8 @@ from fedapp.report import as_number, read_metrics
 from fedapp.report.clients import by_evaluation
 from fedapp.report.series import Array
 from fedapp.report.summary import read_summary
+from fedapp.server.machine import machine
 from fedapp.sweeps.point import DIVERGED, PlannedRun
-from research.reproduce.circumstances import machine
 from research.reproduce.runs import KEPT, Curves
 
 FILE = "curves.parquet"
@@ -51,6 +51,8 @@ class Stored:
         ``date``, ``versions``, ``machine`` and ``seconds`` of that measurement.
     absent : dict of str to str
         Why something couldn't be run or measured.
+    sources : dict of str to str
+        Of numbers whose name doesn't say from what they were measured, a digest of that.
     """
 
     curves: dict[str, Curves] = field(default_factory=dict)
@@ -58,12 +60,13 @@ class Stored:
     numbers: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
 
     def changed_from(self, before: "Stored") -> bool:
         """Tell whether a file has to be written; runs of one key are the same run."""
         names, former = ({key: each.name for key, each in it.curves.items()} for it in (self, before))
         return names != former or any(
-            getattr(self, name) != getattr(before, name) for name in ("numbers", "absent")
+            getattr(self, name) != getattr(before, name) for name in ("numbers", "absent", "sources")
         )
 
 
@@ -92,8 +95,9 @@ def read_folder(planned: PlannedRun, folder: Path) -> Curves:
         **{key: value for key, value in summary.items() if isinstance(value, Real | str)},
         "evaluations": len(records),
         "versions": tomllib.loads((folder / "config.toml").read_text("utf-8")).get("versions", {}),
-        "date": _date_of(folder / "summary.json"),
-        "machine": machine(),
+        # Runs of before don't say when and where they ended.
+        "date": summary.get("date") or _date_of(folder / "summary.json"),
+        "machine": summary.get("machine") or machine(),
     }
     return Curves(planned.name, columns, facts)
 
@@ -129,6 +133,7 @@ def read_stored(path: Path) -> Stored:
         numbers=kept["numbers"],
         measured=kept["measured"],
         absent=kept["absent"],
+        sources=kept.get("sources", {}),  # files of before have none
     )
     for key, run in kept["runs"].items():
         own = names == run["name"]
@@ -183,6 +188,7 @@ def _metadata(stored: Stored) -> str:
         "numbers": stored.numbers,
         "measured": stored.measured,
         "absent": stored.absent,
+        "sources": stored.sources,
     }
     return json.dumps(content, ensure_ascii=False)
 

@@ -19,6 +19,9 @@ from strategies.weights import IMPORTANCES, importances
 # λ²/2 up to which a model counts as a minimiser.
 DECREMENT = 1e-6
 
+# What is read of a run's config beside its data and seed.
+READ = ("model", "strategy", "client_weights", "l2", "time_scenario")
+
 FEDERATED, IDENTICAL, TIME_BASED = "federated-least", "identical", "time-based"
 
 

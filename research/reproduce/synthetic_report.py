@@ -16,7 +16,7 @@ from fedapp.data import DataError
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.sweeps.point import PlannedRun
 from research.reproduce import synthetic_figures as figures
-from research.reproduce.experiment import ABSENT, Numbers, Results
+from research.reproduce.experiment import ABSENT, Numbers, Results, data_key, digest
 from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Runs, mean
@@ -40,6 +40,15 @@ def measure_synthetic(plan: Plan, runs: Runs, known: Numbers, data_path: str) ->
         elif key in known:
             numbers[key] = known[key]
     return numbers
+
+
+def sources_synthetic(plan: Plan, runs: Runs) -> dict[str, str]:
+    """A seed's problem is worked out from its data and the other slope; each bias has its run's key."""
+    return {
+        problem_name(run.config.seed): digest(data_key(run.planned), plan.setting("diagonal"))
+        for run in runs
+        if run.config.partitioner == "natural"
+    }
 
 
 def _problem(planned: PlannedRun, plan: Plan) -> Numbers:

@@ -145,9 +145,17 @@ def fedfix_terms(
 def asynchronous_window(times: Sequence[float]) -> int:
     """W = Σ_i ν/τ_i with ν = lcm(τ_i): aggregations of a full cycle of asynchronous FedAvg (eq. 35).
 
-    Times are taken as the nearest fractions with denominators up to 10,000.
+    Only ratios matter: times are taken in units of the smallest, as the nearest fractions with denominators up to
+    10,000.
     """
-    exact = [_fraction(time) for time in times]
+    for time in times:
+        check(
+            "Fraboni et al. 2023, eq. 35",
+            math.isfinite(time) and time > 0,
+            f"task times must be above 0, one is {time}",
+        )
+    smallest = Fraction(min(times))
+    exact = [(Fraction(time) / smallest).limit_denominator(_LARGEST_DENOMINATOR) for time in times]
     common = math.lcm(*(time.denominator for time in exact))
     whole = [int(time * common) for time in exact]
     cycle = math.lcm(*whole)
@@ -227,12 +235,3 @@ def _counts(
     check(theorem, local_steps >= 1, f"local steps must be 1 or more, are {local_steps}")
     check(theorem, noise >= 0 and residual >= 0, "noise and residual must be 0 or more")
     return N, np.sqrt(local_steps * N)
-
-
-def _fraction(time: float) -> Fraction:
-    check(
-        "Fraboni et al. 2023, eq. 35",
-        math.isfinite(time) and time > 0,
-        f"task times must be above 0, one is {time}",
-    )
-    return Fraction(time).limit_denominator(_LARGEST_DENOMINATOR)

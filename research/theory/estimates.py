@@ -53,7 +53,7 @@ def constants(
 
 def gamma(problem: Problem) -> float:
     """Γ = f* − Σ p_i f_i* (Buttaci 2024, eq. 4.2)."""
-    own = [problem.values(w)[i] for i, w in enumerate(problem.minimisers())]
+    own = [problem.client_value(i, w) for i, w in enumerate(problem.minimisers())]
     return problem.value(problem.minimiser()) - float(problem.weights @ np.array(own))
 
 

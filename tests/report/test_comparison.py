@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedapp.config.run_config import OWN_DATA
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import has_own_data
 from fedapp.report.overlay import _apart
+from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.looking import recorded
 
@@ -105,6 +107,50 @@ def test_runs_that_did_not_end_well_are_counted_and_named(runs: list[Path], tmp_
     comparison = Comparison([RecordedRun(path) for path in [*runs, bad]])
     assert comparison.rows("accuracy")[0][:3] == ["fedavg lr=0.1", "2 of 3: 1 diverged", "0.850 ± 0.071"]
     assert comparison.remarks == ["bad: diverged"]
+
+
+@pytest.mark.parametrize("status", ["interrupted", "stopped"])
+def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(
+    runs: list[Path], tmp_path: Path, status: str
+) -> None:
+    ended = write_run(tmp_path / "ended", [0, 1], [0.1, 0.2], status=status, seed=2, lr=0.1)
+    comparison = Comparison([RecordedRun(path) for path in [*runs, ended]])
+    assert comparison.rows("accuracy")[0][:3] == ["fedavg lr=0.1", f"2 of 3: 1 {status}", "0.850 ± 0.071"]
+    assert comparison.axes["time"] == 12.0
+    assert comparison.remarks == [f"ended: {status}"]
+
+
+def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs: list[Path], tmp_path: Path) -> None:
+    young = write_run(tmp_path / "young", [0, 5], [0.1, 0.2], seed=2, lr=0.1)
+    summary = {
+        "status": "running",
+        "process": {"host": "another", "boot": "another"},
+    }  # whose lock isn't seen
+    (young / "summary.json").write_text(json.dumps(summary))
+    comparison = Comparison([RecordedRun(path) for path in [*runs, young]])
+    assert comparison.rows("accuracy")[0][1] == "3"
+    assert comparison.axes["time"] == 5.0
+
+
+def test_a_broken_record_is_said_and_the_others_are_compared(runs: list[Path], tmp_path: Path) -> None:
+    broken = write_run(tmp_path / "broken", [0, 1, 2], [0.1, 0.2, 0.3], seed=2, lr=0.1)
+    path = broken / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"aggregation": 1', '"aggreg'))
+    said = f"{path}, line 2: not JSON"
+    comparison = Comparison([RecordedRun(path) for path in [*runs, broken]])
+    assert comparison.rows("accuracy")[0][:3] == [
+        "fedavg lr=0.1",
+        "2 of 3: 1 unreadable",
+        "0.850 ± 0.071",
+    ]
+    assert comparison.remarks == ["broken: unreadable"]
+    listed = CliRunner().invoke(app, ["list", str(tmp_path)], env={"COLUMNS": "300"})
+    assert listed.exit_code == 0, listed.output
+    assert re.search("broken +unreadable", listed.output)
+    assert f"broken: {said}" in " ".join(listed.output.split())
+    (run,) = page_content([broken])["runs"]
+    assert run["curves"] == {}
+    assert run["left_out"][0].startswith(f"the curves: {said}")
 
 
 def test_times_of_two_clocks_are_not_compared(runs: list[Path], tmp_path: Path) -> None:

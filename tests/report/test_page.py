@@ -65,7 +65,13 @@ def write_run(
     tasks.add([(*each, "late" if each[0] == 1 else "accepted", None, None) for each in worked])
     tasks.publish(last=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = {"status": "finished", "strategy": "fedavg", "reason": name, "accuracy": 0.5}
+    summary = {
+        "status": "finished",
+        "strategy": "fedavg",
+        "reason": name,
+        "accuracy": 0.5,
+        "bytes-up": 1234567,
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     np.savez(
         folder / "partition.npz",
@@ -460,4 +466,10 @@ def test_the_page_follows_a_run(browser: Any, live: LivePage) -> None:
     with (live.runs[0] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"aggregation": 6, "time": 9.0, "clock": "virtual", "loss": 0.1}) + "\n")
     until(page, f"{length} === 7")
+    assert "1234567" in page.locator("#ends").inner_text()
     assert {url for url in errors if not url.startswith(live.url)} == set()
+    standing = "document.getElementById('standing').textContent"
+    page.route("**/content.json", lambda route: route.abort())
+    until(page, f"{standing}.startsWith('not followed any more')")
+    page.unroute("**/content.json")  # and nothing has changed meanwhile
+    until(page, f"{standing} === '1 run; this page follows'")

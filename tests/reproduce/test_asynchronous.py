@@ -104,6 +104,32 @@ def test_optima_are_worked_out_once_per_problem_and_seed(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"lr": 0.5, "local-steps": 7, "aggregation-weights": "time-based", "data-path": "elsewhere"}, True),
+        ({"l2": 0.1}, False),
+        ({"time-scenario": "F20"}, False),
+        ({"partitioner": "dirichlet", "dirichlet-alpha": 0.2}, False),
+        ({"normalize": True}, False),
+        ({"num_clients": 3}, False),
+    ],
+)
+def test_optima_are_others_where_what_they_are_worked_out_from_is(changed, same):
+    def source(**values):
+        labels = {"problem": "MNIST", "seed": 0}
+        content = {key.replace("-", "_"): value for key, value in values.items()}
+        runs = Runs(
+            [make_run(labels, {"federated-loss": [1.0]}, local_epochs=0, **{"local_steps": 1, **content})]
+        )
+        (found,) = asynchronous.sources_figure_2(FIGURE_2, runs).items()
+        return found
+
+    name, own = source(strategy="async-fedavg", dataset="mnist")
+    assert name == "optima: MNIST, seed 0"
+    assert (source(strategy="async-fedavg", dataset="mnist", **changed) == (name, own)) is same
+
+
+@pytest.mark.parametrize(
     ("last", "scale", "mean", "variance", "sensitive"),
     [
         (2.0, 2.0, "holds", "holds", "holds"),

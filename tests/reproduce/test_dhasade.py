@@ -223,6 +223,14 @@ def test_a_run_and_its_problem_are_measured(tmp_path: Path) -> None:
     assert -10 < numbers[run.planned.key] < 0
     assert (np.diff(run.column("loss")) < 0).any()
 
+    other = plan.model_copy(update={"settings": {**plan.settings, "diagonal": [2.0, 0.0]}})
+    assert "problem, seed 0" not in Results.of(other, read_stored(tmp_path / FILE)).numbers
+    collect(other, tmp_path)
+    again = read_stored(tmp_path / FILE).numbers
+    changed = {key for key, value in again["problem, seed 0"].items() if value != problem[key]}
+    assert changed == {"diagonal-smoothness", "diagonal-limit-divergence"}
+    assert again[run.planned.key] == numbers[run.planned.key]
+
 
 # FEMNIST ---------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """From runs' folders to curves.parquet, and from there to a report."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from fedapp.config import ConfigError
+from fedapp.server.machine import machine
 from fedapp.sweeps.runner import perform, run_missing
 from research.reproduce import beyond
 from research.reproduce.experiment import Results, collect, measurer_of, report_on, reporter_of
@@ -29,6 +31,8 @@ def run_all(plan, folder: Path) -> None:
 
 def test_runs_stay_in_the_file_though_their_folders_are_gone(small, plan, tmp_path):
     run_all(small, tmp_path)
+    ended = json.loads(next(tmp_path.glob("runs/*/summary.json")).read_text())
+    assert (ended["machine"], len(ended["date"])) == (machine(), len("2020-02-02"))
     assert collect(small, tmp_path) == []
     assert collect(small, tmp_path) == []
     shutil.rmtree(tmp_path / "runs")

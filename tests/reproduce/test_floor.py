@@ -1,6 +1,7 @@
 """001's floors: losses and their constants, limits and levels against FedAvg itself, and the verdicts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from PIL import Image
 
 from research.reproduce import floor_losses, floor_measure
 from research.reproduce import floor_report as study
-from research.reproduce.experiment import Results
+from research.reproduce.experiment import Results, collect, report_on
 from research.reproduce.floor_losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses
 from research.reproduce.plan import Plan, read_plan
 from research.reproduce.report import Report
 from research.reproduce.runs import Runs
+from research.reproduce.store import FILE, read_stored, write_stored
 from research.theory.constants import AssumptionError
 
 KINDS = ("quadratics", "logistic", "powers")
@@ -308,6 +310,32 @@ def test_a_floor_that_stops_falling_at_many_clients_fails(numbers: Make, plan: P
     )
 
 
+def test_floors_of_other_settings_are_measured_anew_and_never_reported(
+    numbers: Make, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(settings: Any) -> dict[str, Any]:
+        asked.append(settings["condition"])
+        return numbers()
+
+    asked: list[float] = []
+    monkeypatch.setattr(floor_measure, "measure", measured)
+    other = plan.model_copy(update={"settings": {**plan.settings, "condition": 1000.0}})
+    for each in (plan, plan, other, other):
+        assert collect(each, tmp_path) == []
+    assert asked == [10.0, 1000.0]
+    assert "**holds**" in report_on(other, tmp_path).read_text()
+    text = report_on(plan, tmp_path).read_text()
+    assert "**holds**" not in text
+    assert "Not there: floors: was measured from other settings" in text
+
+    stored = read_stored(tmp_path / FILE)
+    write_stored(tmp_path / FILE, replace(stored, sources={}))  # as it was before sources were kept
+    (remark,) = collect(plan, tmp_path)
+    assert "doesn't say from which settings these are; taken as they are: floors; noise; power" in remark
+    assert read_stored(tmp_path / FILE).sources == {}
+    assert len(asked) == 2
+
+
 def test_the_study_as_a_whole(plan: Plan, tmp_path: Path) -> None:
     tiny = {
         "local-steps": [1, 2, 4], "clients": 8, "parameters": 3, "rows": 40, "chains": 2, "burn-in": 0.05,
@@ -317,7 +345,7 @@ def test_the_study_as_a_whole(plan: Plan, tmp_path: Path) -> None:
     plan = plan.model_copy(update={"settings": {**plan.settings, **tiny}})
     numbers = study.measure(plan, Runs([]), {}, "")
     assert study.measure(plan, Runs([]), {}, "") == numbers
-    assert study.measure(plan, Runs([]), {"known": 1}, "") == {"known": 1}
+    assert numbers.keys() == set(floor_measure.PARTS)
     assert np.shape(numbers["floors"]["logistic"]["fixed"]["drift"]) == (3, 1, 9, 2)
     assert np.shape(numbers["noise"]["quadratics"]["theorem"]["level"]) == (3, 3, 2)
     found = reported(numbers, plan, tmp_path)

@@ -126,6 +126,11 @@ def test_the_command_says_what_is_missing(plan_file, tmp_path):
     result = command(plan_file(), "--from-results", "--out", str(tmp_path / "out"))
     assert result.exit_code == 1
     assert "there is no" in str(result.exception) + result.output
+    arguments = ("--from-results", "--data-path", "/no/such", "--out", str(tmp_path / "out"))
+    result = CliRunner().invoke(app, ["reproduce", plan_file(), *arguments])
+    assert "not read with --from-results: --data-path" in result.output
+    assert "there is no" in result.output
+    assert "no such folder" not in result.output
     assert command("--summary", "--out", str(tmp_path / "out")).exit_code == 0
     assert "Nothing is there yet." in (tmp_path / "out" / "README.md").read_text()
 
@@ -154,6 +159,10 @@ def test_the_command_lists_experiments_and_names_what_is_wrong(tmp_path):
         (["001-floor", "--only", "x"], "001-floor: is a study without runs, which doesn't read --only"),
         (["--quick"], "--quick: of which experiment? --list names them"),
         (["000-femnist", "--data-path", "/no/such"], "--data-path '/no/such': no such folder"),
+        (
+            ["001-floor", "--data-path", "/"],
+            "--data-path '/': 001-floor needs no data but what comes with the app",
+        ),
         (
             ["compare", "--data-path", "/"],
             "--data-path '/': compare needs no data but what comes with the app",

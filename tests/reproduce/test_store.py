@@ -9,6 +9,7 @@ import tomli_w
 from pyarrow import parquet
 
 from fedapp.config import RunConfig
+from fedapp.server.machine import machine
 from fedapp.sweeps.point import PlannedRun, is_finished
 from research.reproduce import store
 from research.reproduce.runs import Curves, Run
@@ -43,6 +44,17 @@ def test_a_folder_is_read_into_columns_and_facts(tmp_path):
         "versions": {"python": "3"},
     }
     assert "clients" not in curves.facts
+
+
+def test_a_run_was_made_where_it_says_and_not_where_it_is_read(tmp_path):
+    planned = write_folder(tmp_path / "run", [{"aggregation": 0, "time": 0.0, "loss": 1.0}])
+    facts = read_folder(planned, tmp_path / "run").facts
+    assert facts["machine"] == machine()  # one of before says nothing
+    path = tmp_path / "run" / "summary.json"
+    said = {"date": "2020-02-02", "machine": "an abacus"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    facts = read_folder(planned, tmp_path / "run").facts
+    assert {key: facts[key] for key in said} == said
 
 
 def test_a_run_that_exploded_has_no_metrics_and_ended_early(tmp_path):
@@ -127,7 +139,7 @@ def test_metadata_of_files_before_they_were_compressed_are_read(tmp_path, monkey
     assert read_stored(path).numbers == stored.numbers
 
 
-@pytest.mark.parametrize("change", ["numbers", "absent", "name"])
+@pytest.mark.parametrize("change", ["numbers", "absent", "sources", "name"])
 def test_what_has_changed_is_written(change):
     before, after = stored_runs(2), stored_runs(2)
     if change == "name":

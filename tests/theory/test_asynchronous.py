@@ -40,6 +40,12 @@ def test_windows_by_hand() -> None:
     assert asynchronous.asynchronous_window([1.0] * 4) == 4
     assert asynchronous.asynchronous_window([1 / 3, 0.5]) == 5
     assert asynchronous.asynchronous_window([0.2, 0.6, 1.0]) == 23  # 1, 3, 5 fifths: lcm 15: 15 + 5 + 3
+    for unit in (1e-300, 4e-5, 1e5):  # only ratios matter
+        assert asynchronous.asynchronous_window([2 * unit, 3 * unit]) == 5
+    assert asynchronous.asynchronous_window([4e-5, 1.0]) == 25_001
+    assert (
+        asynchronous.asynchronous_window([1.6e-4, 1.0]) == 6_251
+    )  # 6,250 and 1: with 1/10,000 for it 10,001
     assert asynchronous.fedfix_window([1, 2, 3]) == 6
     with pytest.raises(
         AssumptionError, match=r"Fraboni et al\. 2023, eq\. 35: task times must be above 0, one is 0"

@@ -214,3 +214,7 @@ def test_every_problem_has_the_same_face(logistic: Logistic) -> None:
         assert problem.gradient(w)[0] == pytest.approx(slope, abs=1e-7)
         assert np.linalg.norm(problem.gradient(problem.minimiser())) <= 1e-12
         assert estimates.gamma(problem) >= 0
+        w = problem.minimiser() + 0.1
+        for i in range(problem.num_clients):
+            assert problem.client_value(i, w) == problem.values(w)[i]
+            assert (problem.client_gradient(i, w) == problem.gradients(w)[i]).all()

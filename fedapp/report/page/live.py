@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedapp.report.page.content import page_content
 from fedapp.report.page.html import as_json, make_page
+from fedapp.report.summary import read_summary
 
 HOST = "127.0.0.1"
 
@@ -58,6 +59,8 @@ class LivePage:
 
     def content(self) -> str:
         """Return the content as JSON, made anew when a file of a run has changed."""
+        for run in self.runs:
+            read_summary(run)  # one whose process is gone is put down as failed, and so has changed
         stamp = [
             (str(path), status.st_mtime_ns, status.st_size)
             for run in self.runs

@@ -29,7 +29,8 @@
     const at = content.runs.indexOf(run);
     return { color: COLORS[at % 8], dash: DASHES[Math.floor(at / 8) % 8] };
   };
-  const number = (value) => typeof value === "number" ? Number(value.toPrecision(5)).toString() : String(value ?? "–");
+  const number = (value) => typeof value !== "number" ? String(value ?? "–")
+    : Number.isInteger(value) ? String(value) : Number(value.toPrecision(5)).toString();
 
   function layout(x, y, more = {}) {
     const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true };
@@ -395,7 +396,8 @@
         tag = answer.headers.get("ETag") || "";
         content = await answer.json();
         draw();
-      } else if (answer.status !== 304) throw new Error(String(answer.status));
+      } else if (answer.status === 304) notes(); // after a poll that failed: it is followed again
+      else throw new Error(String(answer.status));
     } catch (error) {
       document.getElementById("standing").textContent = `not followed any more: ${error.message}`;
     }

@@ -48,6 +48,10 @@ class Problem(ABC):
         """C."""
         return len(self.weights)
 
+    def client_value(self, i: int, w: Array) -> float:
+        """f_i(w) of one client."""
+        return float(self.values(w)[i])
+
     def client_gradient(self, i: int, w: Array) -> Array:
         """∇f_i(w) of one client, shape (D,)."""
         gradient: Array = self.gradients(w)[i]

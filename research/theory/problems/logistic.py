@@ -50,7 +50,7 @@ class Logistic(Problem):
 
     def values(self, w: Array) -> Array:
         """f_i(w), shape (C,)."""
-        return np.array([self._client_value(i, w) for i in range(self.num_clients)])
+        return np.array([self.client_value(i, w) for i in range(self.num_clients)])
 
     def gradients(self, w: Array) -> Array:
         """∇f_i(w), shape (C, D)."""
@@ -174,7 +174,7 @@ class Logistic(Problem):
         self._check_minimum()
         found = [
             newton(
-                partial(self._client_value, i),
+                partial(self.client_value, i),
                 partial(self.client_gradient, i),
                 partial(self._client_hessian, i),
                 np.zeros(self.num_parameters),
@@ -187,7 +187,8 @@ class Logistic(Problem):
         if self.l2 == 0:
             raise AssumptionError("l2 = 0: without a regulariser the losses have no unique minimum, or none")
 
-    def _client_value(self, i: int, w: Array) -> float:
+    def client_value(self, i: int, w: Array) -> float:
+        """f_i(w) of one client."""
         logits = self._logits(i, w)
         top = logits.max(axis=1)
         labels = self.clients[i].y

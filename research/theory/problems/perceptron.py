@@ -1,6 +1,7 @@
 """The perceptron of the synthetic problem of Dhasade et al.: one parameter, so that minima are roots."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,16 +40,21 @@ class FrozenSlope(Problem):
 
     def values(self, w: Array) -> Array:
         """f_i(b), shape (C,)."""
-        logits = [offset + w[0] for offset in self.offsets]
-        losses = [np.mean(np.logaddexp(0, z) - y * z) for z, y in zip(logits, self.labels, strict=True)]
-        values: Array = np.array(losses) + self.l2 / 2 * w[0] ** 2
-        return values
+        return np.array([self.client_value(i, w) for i in range(self.num_clients)])
 
     def gradients(self, w: Array) -> Array:
         """f_i'(b), shape (C, 1)."""
-        slopes = [np.mean(_sigmoid(o + w[0]) - y) for o, y in zip(self.offsets, self.labels, strict=True)]
-        gradients: Array = np.array(slopes)[:, None] + self.l2 * w[0]
-        return gradients
+        return np.stack([self.client_gradient(i, w) for i in range(self.num_clients)])
+
+    def client_value(self, i: int, w: Array) -> float:
+        """f_i(b)."""
+        z, y = self.offsets[i] + w[0], self.labels[i]
+        return float(np.mean(np.logaddexp(0, z) - y * z) + self.l2 / 2 * w[0] ** 2)
+
+    def client_gradient(self, i: int, w: Array) -> Array:
+        """f_i'(b), shape (1,)."""
+        slope = np.mean(_sigmoid(self.offsets[i] + w[0]) - self.labels[i])
+        return np.array([slope + self.l2 * w[0]])
 
     def sampling_variances(self, w: Array, batch_size: int) -> Array:
         """E‖g_i − ∇f_i‖² for batches without replacement, shape (C,); see ``Logistic.sampling_variances``."""
@@ -62,19 +68,25 @@ class FrozenSlope(Problem):
 
     def minimisers(self) -> Array:
         """b_i*, shape (C, 1)."""
-        return np.array([[self._root(np.eye(self.num_clients)[i])] for i in range(self.num_clients)])
+        return np.array(
+            [[self._root(partial(self._slope_of, i), held)] for i, held in enumerate(self.labels)]
+        )
 
     def minimiser(self) -> Array:
         """b*, shape (1,)."""
-        return np.array([self._root(self.weights)])
+        held = [y for p, y in zip(self.weights, self.labels, strict=True) if p > 0]
+        return np.array([self._root(self._slope, np.concatenate(held))])
 
-    def _root(self, weights: Array) -> float:
+    def _slope(self, b: float) -> float:
+        return float(self.weights @ self.gradients(np.array([b]))[:, 0])
+
+    def _slope_of(self, i: int, b: float) -> float:
+        return float(self.client_gradient(i, np.array([b]))[0])
+
+    def _root(self, slope: Callable[[float], float], held: Array) -> float:
+        """Return where a loss of these labels is least, by its derivative."""
         from scipy.optimize import brentq
 
-        def slope(b: float) -> float:
-            return float(weights @ self.gradients(np.array([b]))[:, 0])
-
-        held = np.concatenate([y for p, y in zip(weights, self.labels, strict=True) if p > 0])
         if self.l2 == 0 and len(np.unique(held)) < 2:
             raise AssumptionError("l2 = 0: without a regulariser, data of one class have no minimum")
         bound = 1.0
