@@ -6,6 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, federation, server
+from fedapp.client.device import torch_as_it_was
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.in_process import IN_PROCESS, make_grid
 from fedapp.engine.ray import SimulationConfig, simulate
@@ -30,6 +31,7 @@ def check_engine(engine: str) -> None:
         raise ConfigError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
 
 
+@torch_as_it_was()
 def run_on(
     engine: str,
     config: RunConfig,

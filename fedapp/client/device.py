@@ -2,6 +2,8 @@
 
 import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,12 +21,26 @@ def device_of(config: RunConfig) -> torch.device:
     return torch.device("cuda")
 
 
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Give torch back as it was found: clients' threads, and cuDNN whose results repeat, are for a run alone."""
+    threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.deterministic = deterministic
+
+
 @functools.cache
 def _limit_gpu_share() -> None:
     """Keep to the fraction of the GPU's memory that Ray gave this worker."""
     if "ray" in sys.modules:
         import ray
 
+        # Clients on Ray are actors; asked in another process, Ray starts a cluster, and says no.
+        if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+            return
         share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
         if 0 < share < 1:
             torch.cuda.set_per_process_memory_fraction(share)

@@ -12,7 +12,7 @@ from fedapp.client.device import device_of
 from fedapp.client.kept import kept_model
 from fedapp.client.local_data import local_data
 from fedapp.client.request import read_config, sent_model
-from fedapp.client.training import StateOf, TestsOf, model_of, own_tensors, tested_tensors
+from fedapp.client.training import StateOf, TensorsOf, TestsOf, model_of, own_tensors, tested_tensors
 from fedapp.training.evaluation import Score
 from fedapp.training.evaluation import evaluate as score
 from fedapp.training.losses import loss_of
@@ -26,6 +26,7 @@ def scored_reply(
     tuned: Mapping[str, np.ndarray] | None = None,
     state_of: StateOf = federation.to_state,
     tests_of: TestsOf = tested_tensors,
+    tensors: TensorsOf = own_tensors,
 ) -> Message:
     """Score the model in a request on this client's test rows, or on all its rows where it has none apart.
 
@@ -35,7 +36,8 @@ def scored_reply(
     record, config = read_config(message)
     data, device = local_data(config, record, context), device_of(config)
     if data.test_rows is None:
-        x, y, _ = own_tensors(config, data, device)
+        x, y, begin = tensors(config, data, device)
+        x, y = x[begin : begin + len(data.rows)], y[begin : begin + len(data.rows)]
     else:
         x, y = tests_of(config, data, device)
     model, loss = model_of(record, config, data.dataset, device), loss_of(config.loss)

@@ -62,7 +62,13 @@ class RunKeys(Keys):
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
     client_device: Annotated[DeviceChoice, key("what clients train on")]
-    client_threads: Annotated[Threads, key("threads of a client's training; 0: as many as PyTorch takes")]
+    client_threads: Annotated[
+        Threads,
+        key(
+            "threads of a client's training; on the vectorized engine, which trains on a thread for each core, of "
+            "evaluation alone; 0: as many as PyTorch takes"
+        ),
+    ]
     results_dir: Annotated[Text, key("where the run's folder goes")]
     tracker: Annotated[Literal["none", "tensorboard", "wandb"], key("where else metrics are logged")]
     log_format: Annotated[Literal["text", "json"], key("how the app's own log lines are written")]

@@ -6,6 +6,7 @@ Each answers to a message with the same (``fedapp.client.handlers.describe``), a
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord
 
 from fedapp import federation
@@ -17,15 +18,20 @@ from fedapp.engine.nodes import Nodes
 from strategies.description import Description
 
 
-def descriptions(node_ids: Sequence[int], record: ConfigRecord, nodes: Nodes) -> Mapping[int, Description]:
-    """Return the descriptions of those that have rows of the common data; the others have reasons to tell."""
+def descriptions(
+    node_ids: Sequence[int], record: ConfigRecord, nodes: Nodes, device: torch.device | None = None
+) -> Mapping[int, Description]:
+    """Return the descriptions of those that have rows of the common data; the others have reasons to tell.
+
+    They train on ``device``; by default on this process's.
+    """
     if not nodes.untouched:
         return {}
     try:
         config, number = config_of(record), len(nodes)
         expected_data(config, record, number)
         sizes = np.diff(federation.partition_of(config, number).client_offsets).tolist()
-        device = device_of(config)
+        device = device or device_of(config)
         use_threads(config)
     except USER_ERRORS:
         return {}

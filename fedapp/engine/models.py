@@ -57,25 +57,26 @@ def _flat(values: Tensor) -> Tensor:
 
 
 class ModelsOnHost(Models):
-    """Their arrays (G, ...), by where they begin; parameters are those of ``models_of``."""
+    """Their arrays (G, d), each with where it begins; parameters are those of ``models_of``."""
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
-        self.arrays: dict[int, NDArray[np.float32]] = {}
+        # Pairs, not keys: an array of no values begins where the next one does.
+        self.arrays: list[tuple[int, NDArray[np.float32]]] = []
         for name in stacks[0]:
             found = [_flat(stack[name]).numpy() for stack in stacks]
-            self.arrays[starts[name]] = np.concatenate(found) if len(found) > 1 else found[0]
+            self.arrays.append((starts[name], np.concatenate(found) if len(found) > 1 else found[0]))
 
     @cached_property
     def harmless(self) -> bool:
         """Look at all at once."""
-        flat = [values.reshape(-1) for values in self.arrays.values()]
+        flat = [values.reshape(-1) for _, values in self.arrays]
         with np.errstate(over="ignore", invalid="ignore"):
             return all(float(np.dot(values, values)) < HARMLESS for values in flat)
 
     def model(self, row: int, base: Vector) -> Vector:
         """Put its arrays in their places."""
         model = base.copy()
-        for start, values in self.arrays.items():
+        for start, values in self.arrays:
             model[start : start + values.shape[1]] = values[row]
         return model
 
@@ -84,7 +85,7 @@ class ModelsOnHost(Models):
         total, factors = np.zeros(len(base)), np.array(weights)[:, None]
         step = max(AT_ONCE // max(len(rows), 1), 1)
         in_order = list(rows) == list(range(len(rows)))
-        for start, values in self.arrays.items():
+        for start, values in self.arrays:
             for begin in range(0, values.shape[1], step):
                 some = values[:, begin : begin + step]
                 place = slice(start + begin, start + begin + some.shape[1])
@@ -99,30 +100,30 @@ class ModelsOnGPU(Models):
     """The same where they were trained: what goes to the host is their sum."""
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
-        self.arrays: dict[int, Tensor] = {
-            starts[name]: torch.cat([_flat(stack[name]) for stack in stacks]) for name in stacks[0]
-        }
+        self.arrays: list[tuple[int, Tensor]] = [
+            (starts[name], torch.cat([_flat(stack[name]) for stack in stacks])) for name in stacks[0]
+        ]
 
     @cached_property
     def harmless(self) -> bool:
         """Look at all at once."""
-        squares = [values.square().sum() for values in self.arrays.values()]
+        squares = [values.square().sum() for _, values in self.arrays]
         return bool((torch.stack(squares) < HARMLESS).all())
 
     def model(self, row: int, base: Vector) -> Vector:
         """Bring its arrays to the host."""
         model = base.copy()
-        for start, values in self.arrays.items():
+        for start, values in self.arrays:
             model[start : start + values.shape[1]] = values[row].cpu().numpy()
         return model
 
     def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
         """Take so many values at once as make a piece of the GPU's memory, of all clients."""
-        total, device = np.zeros(len(base)), next(iter(self.arrays.values())).device
+        total, device = np.zeros(len(base)), self.arrays[0][1].device
         places = torch.tensor(rows, device=device)
         factors = torch.tensor(weights, dtype=torch.float64, device=device).unsqueeze(1)
         step = max(AT_ONCE_ON_GPU // max(len(rows), 1), 1)
-        for start, values in self.arrays.items():
+        for start, values in self.arrays:
             for begin in range(0, values.shape[1], step):
                 some = values[:, begin : begin + step].index_select(0, places).double()
                 place = slice(start + begin, start + begin + some.shape[1])

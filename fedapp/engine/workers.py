@@ -13,18 +13,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
 import ray
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from ray.exceptions import RayError, RayTaskError
 
-from fedapp import client_app
+from fedapp import client_app, federation
 from fedapp.config import ConfigError
+from fedapp.engine.describing import descriptions
 from fedapp.engine.ray import SimulationConfig, sigterm_kept, without_announcements
 from fedapp.engine.summing import SharedTerms, divided
 from fedapp.engine.vectorized import VectorizedGrid
@@ -32,6 +33,7 @@ from fedapp.federation.rows import rows_as_needed
 from fedapp.training.choose import Way
 from fedapp.training.trainer import Trainer
 from strategies import messages
+from strategies.description import Description
 from strategies.direct import WorkRequest
 from strategies.errors import RunError
 from strategies.sums import BlockSum, SumRequest, SumTasks
@@ -209,11 +211,16 @@ class Workers:
 
 
 class WorkersGrid(VectorizedGrid):
-    """The vectorized engine, whose training and evaluation is done by workers."""
+    """The vectorized engine, whose training and evaluation is done by workers, with GPUs or without."""
 
-    def __init__(self, num_supernodes: int, workers: Workers) -> None:
+    def __init__(self, num_supernodes: int, workers: Workers, *, gpus: bool = False) -> None:
         super().__init__(client_app.app, num_supernodes, Trainer(workers=1))
         self.workers = workers
+        self.gpus = gpus
+
+    def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
+        """Return what nodes say of themselves: a GPU of this process is no worker's that was given no part of one."""
+        return descriptions(node_ids, config, self.contexts, None if self.gpus else federation.CPU)
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of a round's blocks of clients."""
@@ -272,7 +279,7 @@ def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Ite
             at_once=max(cpus + 1, AT_ONCE),
         )
         try:
-            yield WorkersGrid(simulation.num_supernodes, workers)
+            yield WorkersGrid(simulation.num_supernodes, workers, gpus=gpus > 0)
         finally:
             workers.close()
     finally:

@@ -32,6 +32,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedapp.client.device import torch_as_it_was
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.engine.ray import SimulationConfig
 from fedapp.own import PARTS, changed_since, in_process_names
@@ -196,11 +197,14 @@ def _cut_off(path: Path) -> RunDirectory | None:
 def _made_here(
     missing: Mapping[str, PlannedRun], folder: Path, engine: str, end: float
 ) -> Iterator[tuple[str, str]]:
-    """Make runs in this process, and yield as `_outcomes` does."""
+    """Make runs in this process, on one thread as in a worker's, and yield as `_outcomes` does."""
+    import torch
+
     for name, planned in missing.items():
         if time.monotonic() >= end:
             return
-        with silent(logging.ERROR):
+        with silent(logging.ERROR), torch_as_it_was():
+            torch.set_num_threads(1)
             reason = perform(planned, folder, engine)
         yield name, reason
 

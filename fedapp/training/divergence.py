@@ -6,6 +6,7 @@ w̄ the mean of their models (Dhasade, Kremer and Renard, EPFL student report, e
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class DivergenceMeter:
     ) -> None:
         self.model, self.x, self.y, self.offsets, self.loss = model, x, y, offsets, loss
         self._names = names_of(model)
+        self._recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
         self._start()
 
     def _start(self) -> None:
@@ -71,8 +73,12 @@ class DivergenceMeter:
         total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves.values()]
         chunks = (torch.split(values, CHUNK) for values in (self.x, self.y, weights))
         for x, y, weight in zip(*chunks, strict=True):
-            outputs = torch.func.functional_call(self.model, {**self._names.own(state), **leaves}, (x,))
+            # In evaluation mode recurrent layers have no gradient by cuDNN.
+            with torch.backends.cudnn.flags(enabled=False) if self._recurrent else nullcontext():
+                outputs = torch.func.functional_call(self.model, {**self._names.own(state), **leaves}, (x,))
             losses = self.loss.rows(outputs, y)
-            gradients = torch.autograd.grad((losses * weight).sum(), list(leaves.values()))
+            gradients = torch.autograd.grad(
+                (losses * weight).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
             total = [sum_ + gradient for sum_, gradient in zip(total, gradients, strict=True)]
         return float(torch.sqrt(torch.stack([gradient.square().sum() for gradient in total]).sum()))

@@ -86,7 +86,10 @@ def _f1_macro(outputs: Tensor, targets: Tensor) -> float:
 
 
 def _auroc(outputs: Tensor, targets: Tensor) -> float:
-    """Area under the ROC curve; of several classes or labels the mean of each against the rest, where it has both."""
+    """Area under the ROC curve; of several classes or labels the mean of each against the rest, where it has both.
+
+    NaN where a score is none, as in a run that diverges.
+    """
     from sklearn.metrics import roc_auc_score
 
     if targets.is_floating_point():
@@ -95,6 +98,8 @@ def _auroc(outputs: Tensor, targets: Tensor) -> float:
         p = torch.softmax(outputs.double(), dim=1).numpy()
         truth = targets.numpy()[:, None] == np.arange(p.shape[1])
         truth, scores = (truth[:, 1:], p[:, 1:]) if p.shape[1] == 2 else (truth, p)
+    if not np.isfinite(scores).all():
+        return float("nan")
     both = truth.any(axis=0) & ~truth.all(axis=0)
     areas = [roc_auc_score(truth[:, k], scores[:, k]) for k in np.flatnonzero(both)]
     return float(np.mean(areas)) if areas else float("nan")

@@ -45,6 +45,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _take_one_thread() -> None:
+    """Let torch use no thread but this one."""
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # settles it: else this thread's first product takes what was set last in any thread
+
+
 def train_one(task: LocalTask) -> Trained:
     """Train one client; the result is detached from ``task.start``."""
     way = way_of(task)
@@ -66,7 +72,7 @@ class Trainer:
         self.way = way
         self.workers = workers or _cores()
         # A task's sums must not depend on how many cores there are.
-        self._threads = ThreadPoolExecutor(self.workers, "fedapp-training", torch.set_num_threads, (1,))
+        self._threads = ThreadPoolExecutor(self.workers, "fedapp-training", _take_one_thread)
 
     def close(self) -> None:
         """End the threads."""
@@ -228,8 +234,10 @@ def _to_host(w: Parameters, loss: Tensor) -> Trained:
 def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
     """Bring a stack to the host in one piece and take it apart."""
     arrays = {name: value.cpu().numpy() for name, value in w.items()}
+    # An array also where a client's is one number.
     return [
-        ({name: array[k] for name, array in arrays.items()}, loss) for k, loss in enumerate(losses.tolist())
+        ({name: np.asarray(array[k]) for name, array in arrays.items()}, loss)
+        for k, loss in enumerate(losses.tolist())
     ]
 
 

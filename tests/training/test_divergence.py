@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
+from torch import Tensor, nn
 
 from fedapp.models import build_model
 from fedapp.training.divergence import DivergenceMeter
@@ -59,6 +60,34 @@ def test_each_aggregation_is_measured_by_itself(meter: DivergenceMeter) -> None:
     meter.take(0, state(10), {0: 1.0})
     assert meter.metrics() == {"divergence": pytest.approx(0, abs=1e-6), "drift": 0.0}  # f is f_0
     assert meter.metrics() == {}
+
+
+class Spare(nn.Module):
+    """Has a layer that no output depends on, and notes whether cuDNN may be used."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.used, self.spare, self.seen = nn.Linear(4, 3), layer, set[bool]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(torch.backends.cudnn.enabled)
+        outputs: Tensor = self.used(x)
+        return outputs
+
+
+@pytest.mark.parametrize(("layer", "cudnn"), [(nn.Linear(2, 2), True), (nn.LSTM(2, 2), False)])
+def test_of_what_the_loss_does_not_depend_on_the_gradient_is_zero(
+    layer: nn.Module, cudnn: bool, meter: DivergenceMeter
+) -> None:
+    model = Spare(layer)
+    with_spare = DivergenceMeter(model, meter.x, meter.y, OFFSETS)
+    importance, own = {0: 0.5, 1: 0.2, 2: 0.3}, state(10)
+    named = {"used.weight": own["1.weight"], "used.bias": own["1.bias"]}
+    with_spare.take(0, {**model.state_dict(), **named}, importance)
+    meter.take(0, own, importance)
+    assert with_spare.metrics()["divergence"] == pytest.approx(meter.metrics()["divergence"], rel=1e-6)
+    assert model.seen == {cudnn}  # an LSTM in evaluation mode has no gradient by cuDNN
+    assert torch.backends.cudnn.enabled
 
 
 def test_drift_keeps_its_digits_far_from_zero(meter: DivergenceMeter) -> None:

@@ -63,6 +63,16 @@ def test_an_undefined_area_is_no_number() -> None:
     assert math.isnan(METRICS["auroc"].whole(torch.rand(4, 2), torch.zeros(4, dtype=torch.int64)))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_area_under_scores_that_are_none_is_none(value: float) -> None:
+    labels, several = torch.tensor([0, 1, 2, 0]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    for targets in (labels, labels.clamp(max=1), several):
+        outputs = torch.rand(len(targets), 3 if targets is labels else 2)
+        assert 0 <= METRICS["auroc"].whole(outputs, targets) <= 1
+        outputs[0] = value
+        assert math.isnan(METRICS["auroc"].whole(outputs, targets))
+
+
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.rows is not None])
 def test_the_mean_over_rows_is_the_metric(name: str) -> None:
     classes = METRICS[name].targets != "numbers"

@@ -349,3 +349,10 @@ def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest
         steps, width = max(len(b) for b in batches), max(b.indices.shape[1] for b in batches)
         if len(chunk) > 1:
             assert steps * width * len(chunk) <= 1.5 * sum(int(b.sizes.sum()) for b in batches)
+
+
+def test_a_thread_of_training_takes_no_other_to_help(trainer: Callable[..., Trainer]) -> None:
+    made = trainer(workers=1)
+    made._threads.submit(int).result()  # it is there
+    torch.set_num_threads(3)  # as a run with client-threads = 3 does
+    assert made._threads.submit(torch.get_num_threads).result() == 1

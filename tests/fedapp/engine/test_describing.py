@@ -1,16 +1,19 @@
 """What nodes say of themselves without messages is what they answer to one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from flwr.app import ConfigRecord
 
 from fedapp import client_app, server
+from fedapp.client.device import torch_as_it_was
 from fedapp.config import RunConfig
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.engine.workers import WorkersGrid
 from strategies import messages
 from strategies.description import DescribingGrid, Description
 from strategies.roster import Client, Roster
@@ -65,6 +68,17 @@ def test_a_node_that_says_more_of_itself_is_asked(configure: Configure) -> None:
     clients = described(grid, configure())
     assert [client.name for client in clients if client.name] == ["kitchen"]
     assert grid.asked == CLIENTS
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_clients_of_workers_have_a_gpu_where_these_have(
+    gpus: bool, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = server.task_config(server.prepare(configure(server_device="cpu"), CLIENTS))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    grid = WorkersGrid(CLIENTS, cast(Any, None), gpus=gpus)
+    with torch_as_it_was():
+        assert grid.descriptions([3], record)[3]["gpu"] == gpus
 
 
 def test_what_does_not_fit_is_for_the_nodes_to_say(configure: Configure) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from fedapp.engine import models
 from fedapp.engine.models import Models, ModelsOnGPU, ModelsOnHost, models_of
 
-# Arrays of 6 and 2 values, and one number, in a model of 10; the value 7 isn't trained.
-STARTS, SIZE = {"weight": 0, "scale": 6, "bias": 8}, 10
-SHAPES: dict[str, tuple[int, ...]] = {"weight": (2, 3), "scale": (), "bias": (2,)}
+# Arrays of 6 and 2 values, one number, and nothing, in a model of 10; the value 7 isn't trained. Buffers come last.
+STARTS, SIZE = {"empty": 0, "weight": 0, "scale": 6, "bias": 8}, 10
+SHAPES: dict[str, tuple[int, ...]] = {"weight": (2, 3), "scale": (), "bias": (2,), "empty": (0, 3)}
 KINDS = (ModelsOnHost, ModelsOnGPU)
 
 

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Message
 
 from fedapp import client_app, federation, server
 from fedapp.client.handlers import CANNOT_TAKE_PART
+from fedapp.client.training import own_tensors
 from fedapp.config import RunConfig
 from fedapp.engine import vectorized
 from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
@@ -161,9 +162,19 @@ def test_every_way_of_training_equals_the_sequential_engine(
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fedbuff"])
 def test_a_parameter_may_be_one_number(strategy: str, way: str | None, small: Configure) -> None:
     own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Scaled"}
+    if strategy != "fedbuff":
+        own |= {"client_evaluation": True, "fine_tune_epochs": 1, "test_on": "own"}
     path, reference = (run(grid, small(**own)) for grid in (vectorized_grid(way=way), sequential_grid()))
     assert_equal_runs(path, reference)
     assert safetensors.numpy.load_file(path / "model.safetensors")["scale"].shape == ()
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fedbuff"])
+def test_a_buffer_may_have_no_values(strategy: str, small: Configure) -> None:
+    own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Empty"}
+    path, reference = (run(grid, small(**own)) for grid in (vectorized_grid(), sequential_grid()))
+    assert_equal_runs(path, reference)
+    assert events(path)[-1]["loss"] < 0.9 * events(path)[0]["loss"]
 
 
 @pytest.mark.parametrize("way", ["stacked", "dual", "vmapped", "single"])
@@ -218,6 +229,20 @@ def test_every_kind_of_local_work_equals_the_sequential_engine(
         assert np.linalg.norm(model_of(path) - model_of(reference)) <= 1e-5 * np.linalg.norm(model_of(path))
     else:
         assert_equal_runs(path, reference)
+
+
+def test_clients_evaluate_on_copies_of_their_rows_and_to_the_same_bits(
+    small: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"client_evaluation": True, "dataset": "synthetic", "partitioner": "natural", "l2": 0.0}
+    path = run(vectorized_grid(), small(**values, model="logistic"))
+
+    def own(_: Any, *arguments: Any) -> Any:
+        return own_tensors(*arguments)
+
+    monkeypatch.setattr(vectorized._Known, "copied", own)
+    other = run(vectorized_grid(), small(**values, model="logistic"))
+    assert (path / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
 
 
 def test_clients_evaluate_too(small: Configure) -> None:

@@ -12,6 +12,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 from fedapp import federation
+from fedapp.client import device
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine import workers
 from fedapp.engine.ray import SimulationConfig
@@ -150,6 +151,17 @@ def test_parts_of_gpus_are_given_to_workers(run: Run) -> None:
         ConfigError, match=r"workers = 4: .*num-gpus = 0.75 for each, they need 3 GPUs; Ray has 2"
     ):
         run(4, {**parts, "client-resources-num-gpus": 0.75})
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("on_ray")
+def test_a_gpu_of_the_process_that_asks_is_no_trouble(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = run()
+    device._limit_gpu_share.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # here; not where workers are
+    parts = {"client-resources-num-gpus": 0.5}
+    assert_same(run(1, parts, server_device="cpu"), alone)
+    assert device._limit_gpu_share.cache_info().misses == 1  # it was asked for, and Ray is there
 
 
 @pytest.mark.thorough

@@ -1,0 +1,88 @@
+"""What a client, or the engine that it is in, sets in its process: a share of a GPU, and torch's own switches."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from fedapp.client import device
+from fedapp.client.device import device_of, torch_as_it_was
+from fedapp.config import RunConfig
+from fedapp.engine.in_process import IN_PROCESS
+from fedapp.engine.ray import SimulationConfig
+from fedapp.running import run_on
+
+
+class OnRay:
+    """Ray's context of a process: an actor's, or another's, which has no resources."""
+
+    def __init__(self, actor: str | None) -> None:
+        self.actor = actor
+
+    def get_actor_id(self) -> str | None:
+        return self.actor
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        assert self.actor, "This method is only available when the process is a worker"
+        return {"CPU": 1.0, "GPU": 0.25}
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Collect the shares of a GPU that a process keeps to, as if it had one."""
+    taken: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", taken.append)
+    device._limit_gpu_share.cache_clear()
+    with torch_as_it_was():
+        yield taken
+    device._limit_gpu_share.cache_clear()
+
+
+@pytest.mark.parametrize(("actor", "share"), [("a1", [0.25]), (None, [])])
+def test_a_worker_of_ray_keeps_to_its_share_and_others_have_none(
+    actor: str | None,
+    share: list[float],
+    shares: list[float],
+    configure: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: OnRay(actor))
+    assert device_of(configure()) == torch.device("cuda")
+    assert shares == share
+
+
+def test_ray_that_is_imported_alone_is_not_started(
+    shares: list[float], configure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: pytest.fail("Ray would start a cluster"))
+    assert device_of(configure()) == torch.device("cuda")
+    assert shares == []
+
+
+def test_what_a_run_sets_in_torch_is_set_back() -> None:
+    threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
+
+    def run() -> None:
+        torch.set_num_threads(threads + 1)
+        torch.backends.cudnn.deterministic = not deterministic
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        torch_as_it_was()(run)()
+    assert (torch.get_num_threads(), torch.backends.cudnn.deterministic) == (threads, deterministic)
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("engine", IN_PROCESS)
+def test_a_run_leaves_torch_its_threads(
+    engine: str, configure: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    torch.set_num_threads(3)
+    config = configure(num_server_rounds=1, model="logistic", results_dir=str(tmp_path))
+    run_on(engine, config, SimulationConfig.read({"num-supernodes": 3}))
+    assert torch.get_num_threads() == 3
