@@ -92,6 +92,11 @@ class _Found:
                 return f"{case}: {missing}"
         return ""
 
+    def at_end(self, case: str) -> bool:
+        """Tell whether a case's step size is the first or the last that was tried."""
+        tried = self.results.runs.where(seed=self.plan.setting("tuning-seed"), case=case).labels("lr")
+        return self.rates[case] in (min(tried), max(tried))
+
 
 def _score(run: Run) -> float:
     """Test accuracy, mean over a run's evaluations; one that isn't finite is no use."""
@@ -145,16 +150,34 @@ def _draw(path: Path, judged: dict[str, Runs]) -> Path:
     return save(figure, path)
 
 
-def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found) -> list[float]:
-    """Return by seed how many times more the other method spends; one that never gets there, at least all it had.
+@dataclass(frozen=True)
+class _Ratios:
+    """How many times more another method spends, by seed; ``at_least``: on some seed it never gets there.
 
-    NaN where FedBuff itself doesn't get there.
+    It counts with all that it had then. NaN where FedBuff itself doesn't get there.
     """
+
+    values: list[float]
+    at_least: bool = False
+    remark: str = ""
+
+    def __str__(self) -> str:
+        by_seed = ", ".join(f"{ratio:.2f}" for ratio in self.values)
+        return f"{'≥ ' if self.at_least else ''}{geometric_mean(self.values):.2f} ({by_seed}){self.remark}"
+
+
+def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found) -> _Ratios:
+    """Return what the other method spends over what FedBuff does."""
     target = found.plan.threshold(claim, "target")
     ours, theirs = (found.judged[case_of(concurrency, method)] for method in (BUFFERED, other))
     spent = [(cost_to(run, target, cost), _whole(run, cost)) for run in theirs]
     least = [reached if math.isfinite(reached) else whole for reached, whole in spent]
-    return [a / cost_to(run, target, cost) for a, run in zip(least, ours, strict=True)]
+    case = case_of(concurrency, other)
+    return _Ratios(
+        [a / cost_to(run, target, cost) for a, run in zip(least, ours, strict=True)],
+        not all(math.isfinite(reached) for reached, _ in spent),
+        f" [γ = {found.rates[case]:g}, an end of those tried]" if found.at_end(case) else "",
+    )
 
 
 def _whole(run: Run, cost: Cost) -> float:
@@ -168,11 +191,8 @@ def _cases(concurrency: list[str], others: list[str]) -> list[str]:
     return [case_of(at, method) for at in concurrency for method in (*others, BUFFERED)]
 
 
-def _shown(cells: dict[str, list[float]]) -> str:
-    return "; ".join(
-        f"{name}: {geometric_mean(cell):.2f} ({', '.join(f'{ratio:.2f}' for ratio in cell)})"
-        for name, cell in cells.items()
-    )
+def _shown(cells: dict[str, _Ratios]) -> str:
+    return "; ".join(f"{name}: {cell}" for name, cell in cells.items())
 
 
 def _cheaper(claim: str, cost: Cost, found: _Found) -> Verdict:
@@ -183,7 +203,8 @@ def _cheaper(claim: str, cost: Cost, found: _Found) -> Verdict:
     cells = {
         f"{at}, {other}": _ratios(claim, at, cost, other, found) for at in concurrency for other in others
     }
-    holds = decide(cells.values(), lambda ratio: ratio > 1, lambda ratio: not ratio >= 1)
+    by_seed = [cell.values for cell in cells.values()]
+    holds = decide(by_seed, lambda ratio: ratio > 1, lambda ratio: not ratio >= 1)
     return judge(claim, holds, f"the other's over FedBuff's, by seed in brackets, {_shown(cells)}")
 
 
@@ -195,10 +216,10 @@ def _magnitude(found: _Found) -> Verdict:
     if missing := found.missing(_cases([at], [other])):
         return not_run(claim, missing)
     ratios = _ratios(claim, at, updates, other, found)
-    if low <= geometric_mean(ratios) <= high:
+    if low <= geometric_mean(ratios.values) <= high:
         holds: bool | None = True
     else:
-        holds = None if any(low <= ratio <= high for ratio in ratios) else False
+        holds = None if any(low <= ratio <= high for ratio in ratios.values) else False
     return judge(claim, holds, _shown({f"{at}, {other}": ratios}))
 
 
@@ -210,6 +231,6 @@ def _grows(found: _Found) -> Verdict:
     if missing := found.missing(_cases([few, many], [other])):
         return not_run(claim, missing)
     least, most = (_ratios(claim, at, updates, other, found) for at in (few, many))
-    growth = [b / a for a, b in zip(least, most, strict=True)]
+    growth = [b / a for a, b in zip(least.values, most.values, strict=True)]
     holds = decide([growth], lambda ratio: ratio > 1, lambda ratio: ratio < 1)
-    return judge(claim, holds, _shown({few: least, many: most, "growth": growth}))
+    return judge(claim, holds, _shown({few: least, many: most, "growth": _Ratios(growth)}))
