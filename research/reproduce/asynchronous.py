@@ -1,6 +1,5 @@
-"""Asynchronous FedAvg and FedFix: figures 2 to 4 and table 2 of Fraboni et al. 2023."""
+"""Asynchronous FedAvg, its weights and its local work: figures 2 and 3 of Fraboni et al. 2023."""
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,10 @@ from research.reproduce.experiment import ABSENT, Numbers, Results, data_key
 from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Runs, in_all, is_lower, mean
-from research.theory.asynchronous import asynchronous_window, fedfix_window
 from research.theory.constants import AssumptionError
-from strategies import async_fedavg, fedfix
-from strategies.time_scenario import TimeScenario
 
 # The surrogate problem of both schemes is that of identical weights: how often a client answers (eq. 10).
 FEDERATED, SURROGATE = "federated-loss", "hardware-loss"
-# The federated loss of figure 4, whose methods call it by different names.
-LOSS = "objective"
 LABELS = {
     FEDERATED: "federated loss",
     f"{FEDERATED}-std": "std. over clients",
@@ -31,11 +25,6 @@ LABELS = {
     f"{SURROGATE}-std": "std. over clients",
 }
 SCHEMES = ("identical", "time-based")
-
-# A panel of the figure: problem, clients, time scenario; and in it, each method's runs at its best learning rate.
-Cell = tuple[str, int, str]
-Cells = dict[Cell, dict[str, Runs]]
-Ends = set[tuple[Cell, str]]
 
 
 def measure_figure_2(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
@@ -90,8 +79,9 @@ def figure_2(results: Results, plan: Plan, folder: Path) -> Report:
                 values = own.where(aggregation_weights=scheme).tails(key)
                 report.rows.append(Row(f"{problem}, {scheme}: {name}, last 5 %", values))
     report.rows += _optima_rows(results)
+    at_end = _tuned_to_an_end(results.runs, plan, tuned)
     for claim in plan.parts("002-1"):
-        report.verdicts.append(_comparison(claim, results, plan, tuned))
+        report.verdicts.append(_comparison(claim, results, plan, tuned, at_end))
     report.verdicts += [_suboptimum(results, plan), _ratio(results, plan)]
     report.extra += _by_rate(results.runs, plan)
     return report
@@ -111,7 +101,22 @@ def _by_rate(runs: Runs, plan: Plan) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _comparison(claim: str, results: Results, plan: Plan, tuned: dict[str, Runs]) -> Verdict:
+def _tuned_to_an_end(runs: Runs, plan: Plan, tuned: dict[str, Runs]) -> set[str]:
+    """Return the problems whose learning rate is the first or the last that was tried."""
+    if not plan.tuning:
+        return set()
+    tries = plan.tuning.tries(runs)
+    found = set()
+    for problem, own in tuned.items():
+        rates = tries.where(problem=problem).labels("lr")
+        if own[0]["lr"] in (min(rates), max(rates)):
+            found.add(problem)
+    return found
+
+
+def _comparison(
+    claim: str, results: Results, plan: Plan, tuned: dict[str, Runs], at_end: set[str]
+) -> Verdict:
     """Judge one problem: the metrics of which time-based weights have the lower value, and the higher."""
     problem = plan.threshold(claim, "problem")
     if missing := results.missing(problem=problem):
@@ -130,7 +135,8 @@ def _comparison(claim: str, results: Results, plan: Plan, tuned: dict[str, Runs]
                 f"{name} {mean(identical):.4f} → {mean(time_based):.4f} ({direction} in {count} of {len(identical)} "
                 "seeds)"
             )
-    return judge(claim, in_all(facts), f"identical → time-based: {', '.join(evidence)}")
+    remark = f"; γ = {tuned[problem][0]['lr']:g} is an end of those tried" if problem in at_end else ""
+    return judge(claim, in_all(facts), f"identical → time-based: {', '.join(evidence)}{remark}")
 
 
 def _optima_rows(results: Results) -> list[Row]:
@@ -271,130 +277,3 @@ def _is_sensitive(claim: str, steps: list[int], curves: dict[str, ByK], plan: Pl
 
 
 _LOCAL_WORK = {"002-3-mean": _turns, "002-3-variance": _grows, "002-3-sensitive": _is_sensitive}
-
-
-def figure_4(results: Results, plan: Plan, folder: Path) -> Report:
-    """Figure 4: federated loss over time of every method at its best learning rate; table 2 evaluated."""
-    report, runs = Report(), results.runs.where(seed=plan.labels("seed"))
-    tries = plan.tuning.tries(results.runs) if plan.tuning else runs
-    cells = _cells(runs)
-    for problem in runs.labels("problem"):
-        grid = [
-            [
-                (f"{scenario}, {clients} clients", cells[problem, clients, scenario], LOSS)
-                for scenario in runs.labels("time-scenario")
-                if (problem, clients, scenario) in cells
-            ]
-            for clients in runs.labels("num-clients")
-        ]
-        path = folder / f"figure-4-{problem.lower()}.png"
-        title = f"{problem}, K = 10, each method at its best learning rate"
-        report.figures.append(panels(path, title, grid, y_label={LOSS: "federated loss"}, height=2.6))
-        report.figures.append(_draw_rates(folder, problem, tries.where(problem=problem)))
-    for (problem, clients, scenario), best in cells.items():
-        for method, cell in best.items():
-            name = f"{problem}, {clients} clients, {scenario}, {method} (γ = {cell[0]['lr']:g})"
-            report.rows.append(Row(f"{name}: federated loss, last 5 %", cell.tails(LOSS)))
-    ends = _at_ends(cells, tries)
-    report.verdicts += [_order(claim, results, plan, cells, ends) for claim in plan.parts("002-4")]
-    scenarios = list(dict.fromkeys((clients, scenario) for _, clients, scenario in cells))
-    if runs:
-        report.extra.append(_table_2(scenarios, runs))
-    return report
-
-
-def _draw_rates(folder: Path, problem: str, runs: Runs) -> Path:
-    """Draw figures 5 to 7: where each method ends, by learning rate; lines from the lowest to the highest seed."""
-    clients, scenarios = runs.labels("num-clients"), runs.labels("time-scenario")
-    figure = new_figure(1.0 + 2.4 * len(clients), f"{problem}, K = 10, by learning rate")
-    panes = figure.subplots(len(clients), len(scenarios), squeeze=False, sharey=True)
-    for (C, scenario), axes in zip(itertools.product(clients, scenarios), panes.flat, strict=True):
-        own = runs.where(num_clients=C, time_scenario=scenario)
-        for method, color in zip(own.labels("method"), COLORS, strict=False):
-            rates = sorted(own.where(method=method).labels("lr"))
-            ends = [own.where(method=method, lr=rate).tails(LOSS) for rate in rates]
-            axes.plot(rates, [mean(values) for values in ends], "o-", color=color, lw=1.5, ms=4, label=method)
-            axes.vlines(
-                rates, [min(values) for values in ends], [max(values) for values in ends], color=color
-            )
-        style_axes(axes)
-        axes.set(xscale="log", xlabel="learning rate γ", ylabel="federated loss, last 5 %")
-        axes.set_title(f"{scenario}, {C} clients", fontsize=10)
-    panes[0][0].legend(frameon=False, fontsize=9)
-    return save(figure, folder / f"figures-5-7-{problem.lower()}.png")
-
-
-def _cells(runs: Runs) -> Cells:
-    cells: Cells = {}
-    axes = ("problem", "num-clients", "time-scenario")
-    for cell in itertools.product(*(runs.labels(axis) for axis in axes)):
-        own = runs.where(**dict(zip(axes, cell, strict=True)))
-        if own:
-            cells[cell] = {method: own.where(method=method) for method in own.labels("method")}
-    return cells
-
-
-def _at_ends(cells: Cells, tries: Runs) -> Ends:
-    """Return which methods are best at the first or last learning rate that was tried, by panel."""
-    rates = sorted(tries.labels("lr"))
-    return {
-        (cell, method) for cell, best in cells.items() for method, runs in best.items()
-        if runs[0]["lr"] in (rates[0], rates[-1])
-    }  # fmt: skip
-
-
-def _order(claim: str, results: Results, plan: Plan, cells: Cells, ends: Ends) -> Verdict:
-    """Judge whether one method is ahead of another in every panel."""
-    low, high = plan.threshold(claim, "lower"), plan.threshold(claim, "higher")
-    problems, scenarios = plan.threshold(claim, "problems"), plan.threshold(claim, "scenarios")
-    if missing := results.missing(problem=problems, time_scenario=scenarios, method=[low, high]):
-        return not_run(claim, missing)
-    facts, evidence = [], []
-    for (problem, clients, scenario), best in cells.items():
-        if problem in problems and scenario in scenarios:
-            losses = best[low].tails(LOSS), best[high].tails(LOSS)
-            at_end = [method for method in (low, high) if ((problem, clients, scenario), method) in ends]
-            facts.append(None if at_end else is_lower(*losses))
-            remark = f" ({' and '.join(at_end)} at an end of the learning rates)" if at_end else ""
-            evidence.append(
-                f"{problem}, {clients}, {scenario}: {mean(losses[0]):.3f}, {mean(losses[1]):.3f}{remark}"
-            )
-    return judge(claim, in_all(facts), f"loss of {low} and of {high}, {'; '.join(evidence)}")
-
-
-def _table_2(scenarios: list[tuple[int, str]], runs: Runs) -> str:
-    """Table 2 with numbers: p_i = 1/C; the delay is the largest staleness seen in our runs."""
-    interval, budget = runs[0].config.fedfix_interval, runs[0].config.time_budget
-    lines = [
-        f"## Table 2, evaluated for these scenarios (T = {budget:g}, Δt = {interval:g} for FedFix)",
-        "",
-        "| clients, scenario | method | d_i | N | Δt | α | β | delay τ | window W |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for clients, scenario in scenarios:
-        times = TimeScenario(scenario, clients, 0).means
-        own = runs.where(num_clients=clients, time_scenario=scenario)
-        slowest = times.max()
-        arrivals = float((budget / times).sum())
-        by_arrival = async_fedavg.periods(times) / clients
-        periods = fedfix.periods(times, interval)
-        rows = [
-            ("sync", np.full(clients, 1 / clients), budget / slowest, slowest, 1, "0", 1),
-            ("async", by_arrival, arrivals, budget / arrivals, 0, f"{by_arrival.max():.3g}",
-             asynchronous_window([float(time) for time in times])),
-            ("FedFix-0.5", periods / clients, budget / interval, interval, 1, "0",
-             fedfix_window([int(period) for period in periods])),
-        ]  # fmt: skip
-        for method, d, number, step, alpha, beta, window in rows:
-            stale = [run.column("staleness-max") for run in own.where(method=method)]
-            seen = [float(np.nanmax(column)) for column in stale if np.isfinite(column).any()]
-            delay = "0" if method == "sync" else f"{max(seen):.0f}" if seen else "–"
-            lines.append(
-                f"| {clients}, {scenario} | {method} | {d.min():.3g} to {d.max():.3g} | {number:.0f} | {step:.3g} "
-                f"| {alpha} | {beta} | {delay} | {_count(window)} |"
-            )
-    return "\n".join(lines)
-
-
-def _count(number: int) -> str:
-    return str(number) if number < 1e6 else f"{number:.1e}" if number < 1e300 else "> 1e300"

@@ -55,6 +55,7 @@ def test_figure_2_judges_each_problem_over_seeds(tmp_path, time_based, expected)
     assert outcome(report, "002-1-mnist") == outcome(report, "002-1-mnist-shard") == expected
     if expected == "not decided":
         assert "federated loss 1.0000 → 0.9500 (lower in 1 of 2 seeds)" in evidence(report, "002-1-mnist")
+    assert evidence(report, "002-1-mnist").endswith("; γ = 0.01 is an end of those tried")
     assert report.rows[0].ours == [1.0, 1.0]  # the seeds that are judged
     assert "| MNIST | 0.01 | 1.1000 | 1 |\n| MNIST | 0.1 | 2.0000 | 1 |" in report.extra[0]
     assert outcome(report, "002-2-ratio") == outcome(report, "002-2-suboptimum") == "not run"
@@ -159,43 +160,3 @@ def test_figure_3_has_a_verdict_for_each_part(tmp_path, last, scale, mean, varia
     assert outcome(report, "002-3-variance") == variance
     report = asynchronous.figure_3(results_of(runs[1:], lack=runs[:1]), plan_with("002-figure-3"), tmp_path)
     assert outcome(report, "002-3-variance") == "not run"
-
-
-@pytest.mark.parametrize(
-    ("fedfix", "expected"), [([0.5, 0.6], "holds"), ([1.5, 1.6], "doesn't hold"), ([0.5, 1.5], "not decided")]
-)
-def test_figure_4_compares_methods_at_their_best_rates(tmp_path, fedfix, expected):
-    losses = {"sync": [1.0, 1.0], "async": [2.0, 2.0], "FedFix-0.5": fedfix}
-
-    def run(method, seed, rate, loss):
-        labels = {
-            "problem": "X", "seed": seed, "num-clients": 4, "time-scenario": "F0", "method": method, "lr": rate,
-        }  # fmt: skip
-        metrics = {"federated-loss": [3.0, loss * (1 + rate)]}
-        return make_run(labels, metrics, time_budget=10.0, lr=rate, seed=seed)
-
-    runs = [
-        run(method, seed, 0.1, loss)
-        for method, by_seed in losses.items()
-        for seed, loss in enumerate(by_seed)
-    ]
-    tries = [run(method, 3, rate, 9.0) for method in losses for rate in (0.01, 0.1, 0.5)]
-    parts = ("002-4-fedfix-sync", "002-4-fedfix-async", "002-4-sync-async")
-    changed = {"problems": ["X"], "scenarios": ["F0"]}
-    plan = plan_with("002-figure-4", dict.fromkeys(parts, changed))
-    report = asynchronous.figure_4(results_of([*tries, *runs]), plan, tmp_path)
-    assert outcome(report, "002-4-fedfix-sync") == expected
-    assert outcome(report, "002-4-sync-async") == "holds"
-    assert [row.ours for row in report.rows][:2] == [pytest.approx([1.1, 1.1]), pytest.approx([2.2, 2.2])]
-    # F0, C = 4, p = 1/4: async d = (4 · 1) · 1 · 1/4 = 1, N = 4 · 10; FedFix d = ⌈1/0.5⌉/4 = 0.5, N = 10/0.5.
-    assert "| 4, F0 | sync | 0.25 to 0.25 | 10 | 1 | 1 | 0 | 0 | 1 |" in report.extra[0]
-    assert "| 4, F0 | async | 1 to 1 | 40 | 0.25 | 0 | 1 | – | 4 |" in report.extra[0]
-    assert "| 4, F0 | FedFix-0.5 | 0.5 to 0.5 | 20 | 0.5 | 1 | 0 | – | 2 |" in report.extra[0]
-    check_figures(report.figures)
-    report = asynchronous.figure_4(results_of([*tries, *runs[1:]], lack=runs[:1]), plan, tmp_path)
-    assert outcome(report, "002-4-fedfix-sync") == "not run"
-    # At an end of the rates nobody knows which would have been best.
-    ends = [each for each in tries if each["lr"] > 0.01]
-    report = asynchronous.figure_4(results_of([*ends, *runs]), plan, tmp_path)
-    assert outcome(report, "002-4-sync-async") == "not decided"
-    assert "(sync and async at an end of the learning rates)" in evidence(report, "002-4-sync-async")
