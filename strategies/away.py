@@ -45,7 +45,7 @@ class CountsAway(SynchronousStrategy):
 
     def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
         clients = super()._take_part(grid, config, wait=wait)
-        if clients:  # else the run is stopped
+        if clients and self.graph is None:  # with no client the run is stopped
             self._look_who_is_away(clients)
         return clients
 

@@ -143,6 +143,12 @@ def test_one_that_was_never_of_use_does_not_count_when_it_is_away(go: Go, federa
     assert list(strategy.importance()) == [1, 2, 3]
 
 
+def test_by_a_graph_those_count_that_are_there(go: Go) -> None:
+    models, strategy = go(Mifa, 5, every_third_round, client_weights="adjacency")
+    assert np.isfinite(models).all()
+    assert list(strategy.importance()) == [0, 1, 3]
+
+
 @EACH
 def test_a_run_that_goes_on_knows_who_is_away_and_for_how_long(
     go: Go, federation: Make, kind: Any, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
