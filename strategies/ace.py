@@ -1,8 +1,9 @@
 """ACE, all-client engagement: every arrival is a step by the last updates of all clients.
 
 X. Gu, K. Huang, J. Zhang and L. Huang, "Fast federated learning in the presence of arbitrary device unavailability"
-(MIFA), NeurIPS 2021, algorithm 1, taken from rounds to arrivals as ACE (2025) does. The server keeps each client's
-last update h_i. At every arrival
+(MIFA), NeurIPS 2021, algorithm 1, taken from rounds to arrivals as X. Chang et al. do, "Mitigating participation
+imbalance bias in asynchronous federated learning", arXiv 2511.19066, 2025. Its delay-aware variant, ACED, isn't
+here. The server keeps each client's last update h_i. At every arrival
 
     h_i ← Δ_i,   W ← W + η_g Σ_j p_j h_j
 
@@ -11,6 +12,7 @@ one who is never there any more, or never for as long as its task takes. A clien
 first answer on: until then its h_i is 0. All count p_i, however fast they are; a contribution moves the model by p_i
 in each aggregation until the next comes, in all by p_i P_i, the time-based d_i that the run reports. Each step is as
 long as a round's, so η_g is 1/C by default (``server_lr = 0``). With C = 1 it is local training.
+Where steps shrink by a schedule, h_i counts by the steps of its own time, which are longer than today's.
 
 A client is sent the model and sends one; the server keeps C vectors of float32, 4 C D bytes, and their sum
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
@@ -37,7 +39,7 @@ class ACEConfig(EventsConfig):
 
 
 class ACE(EveryArrival):
-    """ACE (Gu et al. 2021, algorithm 1, at every arrival).
+    """ACE (Chang et al. 2025; Gu et al. 2021, algorithm 1, at every arrival).
 
     New model: at every arrival, once all have answered.
     Rule: the model moves by Σ p_j h_j, h_j the last update of each client.

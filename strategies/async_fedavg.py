@@ -23,9 +23,9 @@ class AsyncFedAvgConfig(AsynchronousConfig):
 class AsyncFedAvg(EveryArrival):
     """Asynchronous FedAvg (Fraboni et al. 2023, eq. 36).
 
-    While every client works once, the d_i add up to C or more, so that with η_g = 1, the paper's reading, all but
-    short steps diverge. By default (``server_lr = 0``) η_g is 1/C: as many arrivals as there are clients then move
-    the model about as far as a synchronous round.
+    The time-based d_i of all clients add up to C or more where p_i are equal (else to less, if the slow have little
+    data), so that with η_g = 1, the paper's reading, all but short steps diverge. By default (``server_lr = 0``) η_g
+    is 1/C: as many arrivals as there are clients then move the model about as far as a synchronous round.
 
     Rule: the model moves by d_i Δ_i; time-based d_i are p_i times the arrivals while client i works once.
     Helps: where the slowest are far slower than the others, and all must count by their data.

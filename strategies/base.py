@@ -171,7 +171,7 @@ class FederatedStrategy(Lifecycle):
         return self._moved(model, self.direction(total.total), total.squares)
 
     def own_lr(self) -> float:
-        """Return η_g where the config leaves it to the method."""
+        """Return η_g where config and server optimizer leave it to the method."""
         return 1.0
 
     def vectors(self, name: str) -> ClientVectors:
@@ -199,10 +199,9 @@ class FederatedStrategy(Lifecycle):
 
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        if not self.clients:
+        if not (clients := self._counting):
             return {}
-        weights = self._importances(self.clients).tolist()
-        return {client.index: p for client, p in zip(self.clients, weights, strict=True)}
+        return dict(zip((c.index for c in clients), self._importances(clients).tolist(), strict=True))
 
     def shares_of_clients(self) -> dict[str, list[float]]:
         """Return what is known of each client, by index: how often it counted, and how much it ought to and did.
@@ -367,7 +366,8 @@ class FederatedStrategy(Lifecycle):
 
         ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
         """
-        self.optimizer.lr, self.optimizer.squares = self.config.server_lr or self.own_lr(), squares
+        lr = self.config.server_lr or self.optimizer.usual_lr or self.own_lr()
+        self.optimizer.lr, self.optimizer.squares = lr, squares
         moved = self.optimizer.step(model, update)
         if self.aggregations == 0 and not self._any_moved and np.isfinite(update).all():
             log.warning(

@@ -8,7 +8,8 @@ h = Σ p_i h_i (the paper's p_i are 1/C). When m contributions have arrived
 
 Where every client has its update in the cache, all count p_i, however fast they are. A contribution moves the model
 by 1/m when it comes, by p_i in each aggregation until the next comes, and back by 1/m: in all by p_i P_i, the
-time-based d_i that the run reports.
+time-based d_i that the run reports. Where steps shrink by a schedule, h_i counts by the steps of its own time, which
+are longer than today's.
 
 A client is sent the model and sends one; the server keeps C vectors of float32, 4 C D bytes, and h
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.

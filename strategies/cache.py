@@ -109,7 +109,7 @@ class ClientVectors:
     def weighted_sum(self, weights: Mapping[int, float]) -> Vector:
         """Return Σ weight_i × vector_i (D,), over clients by index and in that order."""
         total = np.zeros(len(self.initial))
-        for client in sorted(weights):
+        for client in sorted(weights if self.initial.any() else weights.keys() & self._rows.keys()):
             total += weights[client] * self.get(client)
         return total
 

@@ -46,7 +46,8 @@ class StrategyConfig(SafeguardsConfig):
         than S; 0: no bound.
     server_optimizer, server_lr : str, float
         How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.server_optimizer``. 0: the method's own,
-        which is 1; 1/C for asynchronous FedAvg, delay-adaptive SGD, Ringmaster and ACE; 0.01 for FADAS.
+        which is 1; 1/C for asynchronous FedAvg, delay-adaptive SGD, Ringmaster and ACE; 0.01 where the optimizer is
+        adaptive (Adagrad, Adam, AMSGrad, Yogi).
     compression : str
         How clients that can are to compress their updates: see ``strategies.codes``.
     message_floor, neighbours : float, int

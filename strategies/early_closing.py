@@ -202,7 +202,8 @@ class EarlyClosing(RoundScheme):
         expected = super()._expected_weights(p)
         if not self.closes_early or self.counts_again or expected is None:
             return expected
-        return self._foreseen_shares()
+        foreseen = self._foreseen_shares()  # of those that are there
+        return foreseen if foreseen is not None and len(foreseen) == len(p) else None
 
     def _foreseen_shares(self) -> Weights | None:
         """Return q_i (C,); None where nobody can know, or so many clients are that it would take too long."""

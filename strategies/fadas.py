@@ -1,14 +1,19 @@
 """FADAS: FedBuff with an adaptive step of the server, shorter where the oldest of the buffer is late.
 
 Y. Wang, S. Wang, S. Lu and J. Chen, "FADAS: towards federated adaptive asynchronous optimization", ICML 2024,
-with its delay-adaptive steps. When m contributions have arrived, Δ = (1/m) Σ Δ_i and
+with steps that delays make shorter. When m contributions have arrived, Δ = (1/m) Σ Δ_i and
 
     m ← β₁ m + (1 − β₁) Δ,   v ← β₂ v + (1 − β₂) Δ²,   v̂ ← max(v̂, v)
     W ← W + η_g / max(1, δ_max / τ_c) · m / (√v̂ + τ)
 
 with δ_max the staleness of the oldest contribution of the buffer and τ_c the concurrency: how many clients are at
-work. The step is that of the server optimizer ``amsgrad``; another one may be asked for, and ``sgd``, with which it
-would be FedBuff, stands for it. Contributions count the same, so that the fast count more often.
+work. This is our reading of its delay-adaptive steps: the paper's are η_g where δ_max ≤ τ_c, and otherwise
+min(η_g, 1/δ_max), with a threshold τ_c to be chosen, and 1/δ_max hardly ever shortens a step as small as these.
+Delays are counted in aggregations, each of m contributions, so that with the usual m none is later than τ_c (of 100
+clients with F80 and m = 10, δ_max is at most 19): practically the step is η_g. With m = 1 the slowest are later.
+
+The step is that of the server optimizer ``amsgrad``; another one may be asked for, and ``sgd``, with which it would
+be FedBuff, stands for it. Contributions count the same, so that the fast count more often.
 
 A client is sent the model and sends one; the server keeps three vectors beside it, 24 D bytes.
 """
@@ -45,14 +50,6 @@ class FADAS(Buffered):
     def _adapt(self, config: StrategyConfig) -> StrategyConfig:
         """The plain step is no method of its own here."""
         return replace(config, server_optimizer="amsgrad") if config.server_optimizer == "sgd" else config
-
-    def own_lr(self) -> float:
-        """0.01: an adaptive step moves every parameter by about η_g."""
-        return 0.01
-
-    def untrained_lr(self) -> float:
-        """1: what isn't trained is averaged, as in FedBuff."""
-        return 1.0
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]

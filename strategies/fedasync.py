@@ -7,7 +7,8 @@ C. Xie, S. Koyejo and I. Gupta, "Asynchronous federated optimization", 2019, alg
 with the whole model w_i of the client, not its update, and δ the aggregations since it was sent one. It is the step
 η_g α_t (w_i − W) with η_g = 1, so that a server optimizer and ``server_lr`` mean what they mean elsewhere. All
 clients count the same, whatever their importance, and the fast ones more often. With C = 1 and α = 1 it is local
-training.
+training. This is the paper's option I; of option II, whose local steps are pulled to the model that was sent,
+by ρ (w − W), there is nothing here.
 
 A client is sent the model and sends one; the server keeps nothing beside it.
 """

@@ -5,14 +5,17 @@ dynamic regularization", ICLR 2021, algorithm 1:
 
     client i, from w ← W:  w ← w − γ (g_i(w) − h_i + α (w − W))
     server:                h_i ← h_i − α Δ_i                        for the participants
-                           H ← H − α Σ_S p_i Δ_i
+                           H = Σ_i p_i h_i over all                 the paper's H ← H − α Σ_S p_i Δ_i, while p stays
                            W ← step(W, Σ_S d_i Δ_i − H/α)           the paper's step: Σ_S d_i w_i − H/α, for Σ d_i = 1
 
 All h_i and H are 0 at first. With exact local minima h_i is client i's gradient at its last model. The server holds
 every h_i, since Δ_i tells what it becomes: clients keep nothing and are sent the one vector −h_i. −H/α is the sum of
 all updates there ever were, so the method's own step is larger than FedAvg's, the more so while clients do little
-local work: as α → 0 it goes to W ← W + Δ + v, v ← v + Δ, with Δ = Σ p_i Δ_i and all clients. Where a participation
-scheme minimises another objective by design (paired, fixed), p_i is that objective's.
+local work: as α → 0 it goes to v ← v + Δ, W ← W + Δ + v, with Δ = Σ p_i Δ_i and all clients. p_i change where
+clients come and go, or tell their sizes with their replies: H is then summed anew, as a run rests where it is 0, and
+that is the minimum of Σ p_i f_i for the same p_i alone. Who is away on devices counts for a while
+(strategies/away.py). Where a participation scheme minimises another objective by design (paired, fixed), p_i is that
+objective's.
 
 Sent: two vectors of the model's size to each participant, one back. Kept: the h_i, 4 C D bytes, beyond 4 GiB in a
 temporary file; a round's updates until all are there, 8 D bytes of each participant.
@@ -26,13 +29,14 @@ import numpy as np
 
 from strategies import messages
 from strategies.arrays import Vector
+from strategies.away import CountsAway
 from strategies.chain import Contribution
 from strategies.config import StrategyConfig, SynchronousConfig
+from strategies.latest import LatestUpdates
 from strategies.roster import Client
-from strategies.rounds import SynchronousStrategy
 from strategies.weights import Weights
 
-GRADIENTS, DRIFT = "gradients", "drift"  # the h_i, and H
+GRADIENTS = "gradients"  # the h_i
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class FedDynConfig(SynchronousConfig):
             raise ValueError(f"feddyn_alpha = {self.feddyn_alpha}: must be a number > 0")
 
 
-class FedDyn(SynchronousStrategy):
+class FedDyn(CountsAway):
     """FedDyn (Acar et al. 2021, algorithm 1).
 
     Rule: each local step goes along g_i − h_i + α (w − W), and the model by the sum of all updates so far, too.
@@ -81,18 +85,19 @@ class FedDyn(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Note h_i and H, and return step(W, Σ d_i Δ_i − H/α), (D,)."""
-        alpha, p = self.config.feddyn_alpha, self.minimised()
-        gradients, drift = self.vectors(GRADIENTS), self.memory.get(DRIFT, np.zeros(len(model)))
+        gradients = self._gradients
         for c in contributions:
-            i = c.client.index
-            gradients.put(i, gradients.get(i) - alpha * c.update)
-            drift = drift - alpha * p.get(i, 0.0) * c.update
-        self.memory[DRIFT] = drift
+            gradients.add(c.client.index, -self.config.feddyn_alpha, c.update)
         return super().aggregate(model, contributions, weights)
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ d_i Δ_i − H/α, (D,)."""
-        return np.asarray(total - self.memory[DRIFT] / self.config.feddyn_alpha)
+        return np.asarray(total - self._gradients.mean / self.config.feddyn_alpha)
+
+    @property
+    def _gradients(self) -> LatestUpdates:
+        """h_i and H."""
+        return LatestUpdates(self.memory, self.vectors(GRADIENTS), self.minimised())
 
     def _expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) where no round closes early: who takes part changes h_i, not whose minimum it is."""

@@ -26,14 +26,14 @@ class FedFixConfig(AsynchronousConfig):
     Parameters
     ----------
     fedfix_interval : float
-        Δt > 0, seconds.
+        Δt > 0, seconds, not infinite.
     """
 
     fedfix_interval: float = 0.5
 
     def __post_init__(self) -> None:
-        if not self.fedfix_interval > 0:
-            raise ValueError(f"fedfix_interval = {self.fedfix_interval}: must be above 0")
+        if not 0 < self.fedfix_interval < float("inf"):
+            raise ValueError(f"fedfix_interval = {self.fedfix_interval}: must be a number > 0")
         if self.aggregation_weights not in ("time-based", OBSERVED):
             raise ValueError(
                 f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights, or observed ones"

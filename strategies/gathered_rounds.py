@@ -38,9 +38,6 @@ class GatheredRounds(TimedRounds):
     #: changes what later rounds rest on, as a cache does: a round that is cut off must leave no trace.
     streams: ClassVar[bool] = True
 
-    #: Whether the last ``aggregate`` left the model as it is, for now: a method that waits says so.
-    stays: bool = False
-
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
         config = self.config

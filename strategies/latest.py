@@ -1,4 +1,4 @@
-"""The last update of every client, which methods with a cache step by: h_i, 0 at first, and h = Σ p_i h_i."""
+"""A vector of every client, such as its last update, and their mean: h_i, 0 at first, and h = Σ p_i h_i."""
 
 from collections.abc import Mapping
 
@@ -48,3 +48,8 @@ class LatestUpdates:
         self.vectors.put(client, update)
         moved = self.get(client) - before  # as it is kept, in float32
         self.memory[_MEAN] = self.mean + self.importance.get(client, 0.0) * moved
+
+    def add(self, client: int, factor: float, vector: Vector) -> None:
+        """Add factor × vector (D,) to h_i; h has it in float64."""
+        self.vectors.put(client, self.get(client) + factor * vector)
+        self.memory[_MEAN] = self.mean + factor * self.importance.get(client, 0.0) * vector

@@ -60,6 +60,8 @@ class Lifecycle(Reporting):
     run_id: int
     #: How clients' work counts beside or past a round's weighted sum, unseen by a wrapper; "" if it doesn't.
     past_the_sum: ClassVar[str] = ""
+    #: Whether the last ``aggregate`` left the model as it is, for now: a method that waits says so.
+    stays: bool = False
 
     def __init__(
         self, clock: Clock | None, observer: Observer | None, stopped: Callable[[], bool] = never
@@ -326,8 +328,11 @@ class Lifecycle(Reporting):
         self.model = model
 
     def _check_worked(self, initial_arrays: ArrayRecord) -> None:
-        """Raise RunError if no client's work was ever accepted."""
+        """Raise RunError if no client's work was ever accepted; say so if all of it still waits for others'."""
         tried = self.aggregations or self._any_missed
+        if self.stays and tried and not self.stopped():
+            log.warning("%d aggregations were too few for %s, which waits until all clients that count have answered "
+                        "once: the model is the initial one", self.aggregations, type(self).__name__)  # fmt: skip
         if tried and self._result.arrays is initial_arrays and not self.stopped():
             raise self.given_up(
                 f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"

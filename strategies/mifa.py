@@ -8,8 +8,11 @@ NeurIPS 2021, algorithm 1:
 
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
 updates are gathered, and the model stays; nobody waits for one who is never there any more, or never for as long as
-its task takes. One that joins later counts from its first answer on, one that has left no longer, and the others
-have their weight. With all clients in every round it is FedAvg, up to the cache's float32.
+its task takes, or whose first ``MAX_MISSES`` tasks have come to nothing. One that joins later counts from its first
+answer on, one that is away on devices for a while (strategies/away.py), and then the others have its weight. With
+all clients in every round it is FedAvg, up to the cache's float32. The paper keeps Δ_i / γ of the round that it comes
+from, and steps by today's γ: the server isn't told γ, and keeps Δ_i. It is the same while γ stays; with a schedule
+of steps that shrink, updates count by the steps of their own rounds, and old ones for more.
 Where a participation scheme minimises another objective by design (paired, fixed), p_i is that objective's, and
 those count whom it ever draws.
 
@@ -23,19 +26,21 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.arrays import Layout, Vector
+from strategies.away import CountsAway
 from strategies.chain import Contribution
+from strategies.events import MAX_MISSES
+from strategies.latest import LatestUpdates
 from strategies.pace import NEVER
-from strategies.rounds import SynchronousStrategy
 from strategies.weights import Weights
 
 UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a first model
 
 
-class Mifa(SynchronousStrategy):
+class Mifa(CountsAway):
     """MIFA (Gu et al. 2021, algorithm 1).
 
     New model: when all participants have answered; the first when all clients have, once.
-    Rule: the last updates of all clients count, also of those that are away.
+    Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds).
     Kept: the last update of each client.
     Helps: where who takes part isn't drawn evenly.
     """
@@ -52,12 +57,13 @@ class Mifa(SynchronousStrategy):
     ) -> Vector:
         """Note h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,); W itself until all have answered."""
         updates, self._worth = self.vectors(UPDATES), {}
-        for contribution in contributions:
-            updates.put(contribution.client.index, contribution.update)
-        answered, p = set(updates.clients), self._waited_for(set(updates.clients))
+        answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
+        p = self._waited_for(answered)
         here = {i: share for i, share in p.items() if i in answered}
         self.stays = not self.memory.get(BEGUN) and len(here) < len(p)
         if self.stays:
+            for contribution in contributions:
+                updates.put(contribution.client.index, contribution.update)
             self._say_once(
                 "the model stays as it is until all %d clients that count have answered once", len(p)
             )
@@ -65,30 +71,37 @@ class Mifa(SynchronousStrategy):
         self.memory[BEGUN] = True
         total = sum(here.values())
         self._shares = here if abs(total - 1) < 1e-9 else {i: share / total for i, share in here.items()}
+        latest = LatestUpdates(self.memory, updates, self._shares)
+        for contribution in contributions:
+            latest.put(contribution.client.index, contribution.update)
         for i, share in self._shares.items():
             self.accounts[i].weight += share
         return super().aggregate(model, contributions, weights)
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Forget who was never done in an earlier run."""
-        self._never = (), set()
+        self._never, self.stays = ((), set()), False
 
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
         """Return p_i of the clients that count, by index: all but those who won't answer any more and never have."""
         now, shares, never = self.pace.now(), self.minimised(), self._never_done()
-        for client in self.clients:
+        missed = {i: a.late + a.failed + a.refused for i, a in self.accounts.items() if i not in answered}
+        for client in self._counting:
             i = client.index
             if i not in answered and (i in never or self.pace.comes(client, now) == NEVER):
                 shares.pop(i, None)
+            elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
+                self._say_once(f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
+                               "waits for it, and it counts from its first answer on")  # fmt: skip
         return {i: share for i, share in shares.items() if share}
 
     def _never_done(self) -> set[int]:
         """Return the clients that never stay until their task is done, as far as that can be known."""
         if self.pace.always:
             return set()
-        indices = tuple(client.index for client in self.clients)
+        indices = tuple(client.index for client in self._counting)
         if self._never[0] != indices:
-            expected = super()._expected_weights(self._importances(self.clients))
+            expected = super()._expected_weights(self._importances(self._counting))
             never = () if expected is None else np.flatnonzero(expected == 0).tolist()
             self._never = indices, {indices[place] for place in never}
         return self._never[1]
@@ -96,9 +109,9 @@ class Mifa(SynchronousStrategy):
     def _expected_weights(self, p: Weights) -> Weights:
         """Return p_i (n,) of those that count: who takes part changes h_i, not how much it counts."""
         counting = self._waited_for(set(self.vectors(UPDATES).clients))
-        shares = np.array([counting.get(client.index, 0.0) for client in self.clients])
+        shares = np.array([counting.get(client.index, 0.0) for client in self._counting])
         return shares if self.pace.always else shares / (shares.sum() or 1.0)
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ p_i h_i over all, (D,), in place of the round's sum."""
-        return self.vectors(UPDATES).weighted_sum(self._shares)
+        return LatestUpdates(self.memory, self.vectors(UPDATES), self._shares).mean

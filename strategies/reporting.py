@@ -59,6 +59,11 @@ class Reporting(Strategy):
     _watch: Clock
     _quiet_until: float
 
+    @property
+    def _counting(self) -> Sequence[Client]:
+        """The clients that count now: those that are there."""
+        return self.clients
+
     @abstractmethod
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""

@@ -159,7 +159,7 @@ class RoundScheme(FederatedStrategy):
             return None
         if not self._shares_among(range(len(p)), p).any():
             return None
-        return self.pace.expected(self.clients, lambda places: self._shares_among(places, p))
+        return self.pace.expected(self._counting, lambda places: self._shares_among(places, p))
 
     def _corrected_weights(self, p: Weights) -> Weights | None:
         """Return E[d_i] (n,) over all that are ever done: shares where it is corrected who takes part more often."""
@@ -171,8 +171,8 @@ class RoundScheme(FederatedStrategy):
 
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
         """Return E[d_i] (m,) by the scheme, of the clients at some places; zeros if it wants none of them."""
-        fixed = self.participation.fixed
-        here = tuple(at for at, place in enumerate(places) if self.clients[place].index in fixed)
+        fixed, counting = self.participation.fixed, self._counting
+        here = tuple(at for at, place in enumerate(places) if counting[place].index in fixed)
         if self.participation.scheme == "fixed" and not here:
             return np.zeros(len(places))
         some = p[list(places)] / p[list(places)].sum() if len(places) < len(p) else p

@@ -11,8 +11,8 @@ All c_i are 0 at first, so that the first round is FedAvg's; with one step each 
 rounding. The server holds every c_i, since Δ_i and the path K_i γ_i that a client tells (strategies/local_path.py)
 say what it becomes: clients keep nothing and are sent the one vector c − c_i. With momentum the path is that of J.
 Wang et al. 2020, and c_i still a mean of the client's gradients on the way. Of a client that doesn't tell its path
-no c_i is learnt, and the log says so. Where a participation scheme minimises another objective by design (paired,
-fixed), p_i is that objective's.
+no c_i is learnt, and the log says so. Who is away on devices counts for a while (strategies/away.py). Where a
+participation scheme minimises another objective by design (paired, fixed), p_i is that objective's.
 
 Sent: two vectors of the model's size to each participant, one back. Kept: the c_i, 4 C D bytes, beyond 4 GiB in a
 temporary file; a round's updates until all are there, 8 D bytes of each participant.
@@ -25,16 +25,17 @@ import numpy as np
 
 from strategies import messages
 from strategies.arrays import Vector
+from strategies.away import CountsAway
 from strategies.chain import Contribution
+from strategies.latest import LatestUpdates
 from strategies.local_path import paths_of
 from strategies.roster import Client
-from strategies.rounds import SynchronousStrategy
 from strategies.weights import Weights
 
 VARIATES = "variates"
 
 
-class Scaffold(SynchronousStrategy):
+class Scaffold(CountsAway):
     """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II).
 
     Rule: each local step goes along g_i + c − c_i, c_i a mean of the client's last gradients.
@@ -56,8 +57,8 @@ class Scaffold(SynchronousStrategy):
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield c − c_i of each participant."""
-        variates = self.vectors(VARIATES)
-        self._common = variates.weighted_sum(self.minimised())
+        variates = self._variates
+        self._common = variates.mean
         for client in clients:
             yield {messages.CONSTANT: self._common - variates.get(client.index)}
 
@@ -65,12 +66,17 @@ class Scaffold(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Note c_i ← c_i − c − Δ_i / s_i, and return step(W, Σ d_i Δ_i), (D,)."""
-        variates = self.vectors(VARIATES)
+        variates = self._variates
         for c, path in zip(contributions, paths_of(contributions, self.path_bound), strict=True):
             if not np.isnan(path):
                 i = c.client.index
                 variates.put(i, variates.get(i) - self._common - c.update / path)
         return super().aggregate(model, contributions, weights)
+
+    @property
+    def _variates(self) -> LatestUpdates:
+        """c_i and c."""
+        return LatestUpdates(self.memory, self.vectors(VARIATES), self.minimised())
 
     def _expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) where no round closes early: who takes part changes c_i, not whose minimum it is."""

@@ -33,6 +33,8 @@ class ServerOptimizer(ABC):
     reads_squares: ClassVar[bool] = False
     #: Whether what a run comes to is another model than the one that is moved on.
     averages: ClassVar[bool] = False
+    #: η_g where the config leaves it open; 0: the method says.
+    usual_lr: ClassVar[float] = 0.0
     squares: float = 0.0
 
     def __init__(self, lr: float) -> None:
@@ -84,6 +86,8 @@ class Adaptive(ServerOptimizer):
     """m ← β₁ m + (1−β₁) Δ, θ + η_g m / (√v + τ) without bias correction; v₀ = τ², and each method has its own v."""
 
     memory: ClassVar[tuple[str, ...]] = ("first", "second")
+    # A step moves every parameter by about η_g, whatever the lengths of updates: with 1 the first three by 2 or so.
+    usual_lr = 0.01
 
     def __init__(self, lr: float) -> None:
         super().__init__(lr)

@@ -125,7 +125,7 @@ class StrategyKeys(Keys):
         ZeroOrModerate,
         key(
             "η_g, step size of the server's optimizer; 0: 1, for async-fedavg, delay-adaptive, ringmaster and ace "
-            "1/C, without which they diverge, and for fadas 0.01"
+            "1/C, without which they diverge; with adagrad, adam, amsgrad or yogi 0.01, for every strategy"
         ),
     ]
     server_optimizer: Annotated[

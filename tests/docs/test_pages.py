@@ -74,6 +74,15 @@ def test_every_method_says_its_rule_and_where_it_helps():
         assert about.helps
 
 
+def test_every_paper_that_a_method_names_is_in_the_references():
+    rows = [line for line in text_of("docs/references.md").splitlines() if line.startswith("|")]
+    for kind in REGISTRY.values():
+        cited = re.findall(r"([^\W\d_]+)(?: et al\.| and [^\W\d_]+)? (\d{4})", About.of(kind).source)
+        assert cited
+        for author, year in cited:
+            assert any(author in row and year in row for row in rows), f"{author} {year}"
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
 def test_every_strategy_is_named(page):
     text = text_of(page)

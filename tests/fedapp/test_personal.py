@@ -71,6 +71,19 @@ def test_the_global_model_of_ditto_is_fedavgs_bit_for_bit(
     assert model(go(engine, "ditto", strategy="ditto", **others)) == model(go(engine, "fedavg", **plain))
 
 
+def test_without_a_pull_dittos_own_models_are_trained_alone_bit_for_bit(go: Go) -> None:
+    # Whatever becomes of the global model: here it moves a tenth as far.
+    def own(pull: float, server_lr: float) -> tuple[list[float], list[float]]:
+        given = {"model": "mlp", "ditto_lambda": pull, "server_lr": server_lr}
+        last = last_clients(go(name=f"{pull}-{server_lr}", strategy="ditto", **given))
+        return last["personal-loss"], last["loss"]
+
+    (alone, loss), (same, other) = own(0.0, 1.0), own(0.0, 0.1)
+    assert alone == same
+    assert loss != other
+    assert own(0.5, 1.0)[0] != own(0.5, 0.1)[0]
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "spectral", "fedbuff"])
 def test_fine_tuning_leaves_no_trace_in_the_model(go: Go, strategy: str) -> None:
     without, tuned = (

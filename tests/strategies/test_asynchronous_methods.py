@@ -207,6 +207,22 @@ def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go: Make) -> None:
     )
 
 
+@pytest.mark.parametrize("weights", ["identical", "observed"])
+def test_a_buffer_of_one_is_asynchronous_fedavg_bit_for_bit(go: Make, weights: str) -> None:
+    common = {"aggregation_weights": weights, "server_lr": 0.3}
+    assert go("fedbuff", 14, buffer_size=1, **common).bits == go("async-fedavg", 14, **common).bits
+
+
+def test_rennala_of_one_piece_of_work_is_ringmaster_without_delays_bit_for_bit(go: Make) -> None:
+    one = go("rennala", 14, buffer_size=1, server_lr=0.3)
+    assert one.bits == go("ringmaster", 14, delay_threshold=1, server_lr=0.3).bits
+
+
+def test_fedasync_goes_by_the_product_of_its_two_steps_bit_for_bit(go: Make) -> None:
+    one = go("fedasync", 14, mixing_alpha=0.3, server_lr=1.0)
+    assert one.bits == go("fedasync", 14, mixing_alpha=0.6, server_lr=0.5).bits
+
+
 def test_fadas_where_nobody_is_late_is_fedbuff_with_its_optimizer_bit_for_bit(go: Make) -> None:
     common = {"buffer_size": 4, "server_lr": 0.1}
     one = go("fadas", 10, server_optimizer="sgd", **common)  # which stands for it

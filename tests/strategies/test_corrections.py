@@ -176,7 +176,7 @@ def test_with_all_clients_a_cache_is_fedavg(run: Callable[..., Any]) -> None:
 
 
 def test_without_a_regularizer_feddyn_adds_all_updates_there_were(run: Callable[..., Any]) -> None:
-    # α → 0: W ← W + Δ + v, v ← v + Δ, which is 2 Δ in the first round.
+    # α → 0: v ← v + Δ, W ← W + Δ + v, which is 2 Δ in the first round.
     models, W, v = run(FedDyn, feddyn_alpha=1e-6, rounds=6)[1], START.copy(), np.zeros(2)
     for found in models[1:]:
         delta = P @ np.array([local(i, W) - W for i in range(C)])
@@ -426,3 +426,43 @@ def test_mifa_does_not_wait_for_one_who_never_answers(
     for _ in range(3):
         W = W + share @ np.array([-LR * A[i] * (W - CENTRES[i]) for i in range(1, C)])
     assert models[-1] == pytest.approx(W, rel=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "drop"])  # failed, refused, late
+def test_mifa_does_not_wait_for_one_whose_first_tasks_come_to_nothing(
+    fault: str, federation: Make, model: Make, train_config: Make, values_of: Make, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    grid, seen = federation(CENTRES[:3], (1, 1, 2)), []
+    grid.lose(2) if fault == "drop" else grid.spoil(2, fault)
+
+    def observe(progress: Any) -> None:
+        seen.append((values_of(progress.arrays)[0], progress.clients.get("expected-share")))
+        if progress.aggregation == 4:  # it is well again
+            grid.node(2).transport.clear()
+            grid.spoil(2, None)
+
+    Mifa(observer=observe, fraction_evaluate=0.0).start(
+        grid, model(1.0), num_rounds=5, timeout=0.05, train_config=train_config()
+    )
+    # Half the way to (3 + 2)/2, twice; then half the way to (3 + 2 − 2 · 1)/4.
+    expected = [1.0, 1.0, 1.0, 1.75, 2.125, (2.125 + 3 / 4) / 2]
+    assert [value for value, _ in seen] == pytest.approx(expected)
+    shares = [share for _, share in seen[1:]]
+    assert shares[2:4] == [[0.25, 0.25, 0.0]] * 2
+    assert shares[-1] == [0.25, 0.25, 0.5]
+    said = [r.getMessage() for r in caplog.records if "has never answered" in r.getMessage()]
+    assert said == [
+        "client 2 has never answered, 3 tasks of its came to nothing: nobody waits for it, and it counts from its "
+        "first answer on"
+    ]
+
+
+@pytest.mark.parametrize("rounds", [1, 12])
+def test_a_run_that_was_too_short_for_a_first_model_says_so(
+    rounds: int, federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = Mifa(participation="uniform", fraction_train=0.3, seed=1)
+    strategy.start(federation(), model(1.0), num_rounds=rounds, train_config=train_config())
+    said = [r.getMessage() for r in caplog.records if "the model is the initial one" in r.getMessage()]
+    too_few = "were too few for Mifa, which waits until all clients that count have answered once"
+    assert said == [f"1 aggregations {too_few}: the model is the initial one"] * (rounds == 1)

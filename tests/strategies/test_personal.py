@@ -155,6 +155,15 @@ def test_of_those_that_take_part_alone_models_change() -> None:
     assert [models.get(i)[0] for i in range(C)] == [1.5, 0.0, -0.5, 0.0]
 
 
+def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit() -> None:
+    on, strategy = grid(), FedAMP(fedamp_alpha=0.0, proximal_mu=0.0)
+    start(strategy, on, rounds=5)
+    alone = np.zeros(C, np.float32)
+    for _ in range(5):
+        alone = (alone - 0.5 * (alone.astype(float) - MIDDLES)).astype(np.float32)
+    assert [strategy.vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
+
+
 def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("client,seconds\n0,1\n1,1\n2,1\n3,2.5\n")
     options: dict[str, Any] = {

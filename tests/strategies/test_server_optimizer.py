@@ -151,6 +151,24 @@ def test_every_strategy_refuses_a_rate_that_is_none(name: str, lr: float) -> Non
         REGISTRY[name](REGISTRY[name].Config(server_lr=lr))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "async-fedavg", "fedasync", "fadas"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_adaptive_step_is_short_where_nobody_says_how_long_it_is(
+    name: str, optimizer: str, federation: Make, model: Make, train_config: Make
+) -> None:
+    if optimizer == FEDEXP and name not in SUMS:
+        return
+    own, adaptive = (
+        {"buffer_size": 2} if name == "fadas" else {},
+        optimizer in ("adagrad", "adam", "amsgrad", "yogi"),
+    )
+    strategy = REGISTRY[name](server_optimizer=optimizer, **own)
+    strategy.start(federation(), model(1.0), num_rounds=2, train_config=train_config())
+    of_the_method = 1 / 3 if name == "async-fedavg" else 1.0
+    sgd_of_fadas = name == "fadas" and optimizer == "sgd"  # is amsgrad
+    assert strategy.optimizer.lr == (0.01 if adaptive or sgd_of_fadas else of_the_method)
+
+
 # ---- In the loops; for the event loop also events/test_objective.py ----------------------------------------
 
 
