@@ -32,9 +32,8 @@ class CountsAway(SynchronousStrategy):
     Not where clients are weighed by a graph (``adjacency``), which is one of those that are there.
     """
 
-    _away: dict[
-        int, tuple[Client, int]
-    ]  # by index: of the clients that count, and their first round without them
+    # By index: who counts and isn't there, and since which round.
+    _away: dict[int, tuple[Client, int]]
 
     @property
     def _counting(self) -> Sequence[Client]:
