@@ -1,5 +1,5 @@
 # make run      set up .venv and run the main job on the embedded data; ENGINE=ray: as flwr run does, on Ray
-# make test     set up .venv and run the tests, on two cores within 6 minutes
+# make test     set up .venv and run the tests, some 20 minutes on two cores
 # make test-all set up .venv and run every test: those of real deployments' faults, too, minutes each
 # make docs     set up .venv and make the documentation, site/; python3 -m http.server -d site shows it, search and all
 # make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
