@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 from flwr.app import Message
 
 from strategies.exchange import LONGEST_POLL, SHORTEST_POLL, Mail
-from strategies.pace import patience
+from strategies.pace import NEVER, patience
 
 
 class EvaluationUnderWay:
     """Asks clients to evaluate a model, and tells when all have answered or the time for it is over.
 
-    An answer is waited for as long as a task's is, by what this client's usually take, before its first by what
-    those of the slowest do; before anybody's first, as long as the timeout says. One that comes later doesn't count,
-    but says how long this client takes.
+    An answer is waited for as long as a task's is, by what this client's usually take. Before its first it is by what
+    those of the slowest do, so that one that never answers doesn't keep the next evaluation; at the end, after which
+    none comes, and before anybody's first, as long as the timeout says. One that comes later doesn't count, but says
+    how long this client takes.
 
     Parameters
     ----------
@@ -30,6 +31,7 @@ class EvaluationUnderWay:
         self._waiting: set[str] = set()
         self._replies: list[Message] = []
         self._began = 0.0
+        self._at_the_end = False
         self._asked: dict[str, tuple[int, float]] = {}  # by message without an answer: which node, and when
         self._took: dict[int, tuple[float, int]] = {}  # by node: Σ seconds of its answers, and their number
 
@@ -39,8 +41,8 @@ class EvaluationUnderWay:
         if not self._took:
             return self._began + self.mail.timeout
         usual = {node: seconds / number for node, (seconds, number) in self._took.items()}
-        slowest = max(usual.values())
-        missing = (usual.get(self._asked[name][0], slowest) for name in self._waiting)
+        unknown = NEVER if self._at_the_end else max(usual.values())
+        missing = (usual.get(self._asked[name][0], unknown) for name in self._waiting)
         return self._began + patience(max(missing, default=0.0), self.mail.timeout)
 
     def begin(self, number: int, requests: Iterable[Message]) -> None:
@@ -64,7 +66,7 @@ class EvaluationUnderWay:
 
     def wait(self, asked: dict[int, int]) -> None:
         """Wait for the answers; out of ``asked``, which is by node, goes whoever has answered, in the end all."""
-        clock = self.mail.clock
+        clock, self._at_the_end = self.mail.clock, True
         while self._waiting and not self.mail.stopped():
             over = clock.now() >= self.due  # what came since the last look still counts
             self.mail.poll(())
@@ -73,8 +75,9 @@ class EvaluationUnderWay:
             missing = {self._asked[name][0] for name in self._waiting}
             for node in asked.keys() - missing:
                 del asked[node]
-            pause = min(max(0.1 * (clock.now() - self._began), SHORTEST_POLL), LONGEST_POLL)
-            clock.wait_until(min(clock.now() + pause, self.due) if self._waiting else 0.0)
+            if self._waiting:
+                pause = min(max(0.1 * (clock.now() - self._began), SHORTEST_POLL), LONGEST_POLL)
+                clock.wait_until(min(clock.now() + pause, self.due))
         asked.clear()
         self.end()
 
@@ -82,7 +85,7 @@ class EvaluationUnderWay:
         """Make do with the answers that are there."""
         overdue = self._waiting and self.mail.clock.now() >= self.due
         late = [self._asked[name][0] for name in self._waiting] if overdue else []
-        self._waiting, replies, self._replies = set(), self._replies, []
+        self._waiting, replies, self._replies, self._at_the_end = set(), self._replies, [], False
         if replies or late:
             self.done(self.number, replies, late)
 

@@ -148,7 +148,7 @@ class AsynchronousStrategy(HandingOut):
         if any(not task.member.dropped for task in ledger.tasks.values()):
             return
         goes_on = (pace.budget or self._may_come()) if len(ledger.agenda) else not pace.always
-        if not pace.waits and goes_on:  # to an end that the pace knows
+        if (self.works_on or not ledger.counting) if pace.waits else goes_on:  # more comes, or an end
             return
         waiting = len(ledger.buffer)
         values = waiting, waiting, len(ledger.counting), len(ledger.members), type(self).__name__
@@ -213,10 +213,8 @@ class AsynchronousStrategy(HandingOut):
             log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             ledger.changed()
         member.count_again(self.aggregations)
-        member.latest = self.pace.now() - task.sent
-        member.seconds += member.latest
-        member.answers += 1
         now = self.pace.now()
+        member.took(now - task.sent)
         if (
             self.safeguards.learns_norms
             and not self.safeguards.norms.knows_enough(len(ledger.counting))
@@ -260,8 +258,9 @@ class AsynchronousStrategy(HandingOut):
         contribution = Contribution.of(local, reply, task.version, staleness, self.flower.arrayrecord_key)
         if isinstance(reply, Message):
             self._check_applied(contribution, task.companions)
-        if member.client.num_examples is None:
-            member.client = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
+        told = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
+        if told.num_examples != member.client.num_examples:
+            member.client = told
             ledger.resized()
         accepted = self.accept(contribution)
         outcome = ACCEPTED if accepted else messages.TOO_OLD
@@ -341,14 +340,16 @@ class AsynchronousStrategy(HandingOut):
             self._offer([])
 
     def _hopeless(self) -> bool:
-        """Tell whether nobody's work was ever of use, and all who are connected were asked again in vain.
+        """Tell whether nobody's work was ever of use, and all who are connected answered in vain when asked again.
 
-        They answer, so that it isn't the network: an app or a model that fails everywhere won't be well by itself.
+        An app or a model that fails everywhere won't be well by itself. Whoever is at work may do better, but that
+        is waited for a while only: of many clients, one always is.
         """
-        members = self.ledger.members
+        busy, members = self.ledger.busy, self.ledger.members
         if not self.clients or any(member.answers for member in members.values()):
             return False
-        return all(members[client.index].unfit > MAX_MISSES for client in self.clients)
+        connected = (members[client.index] for client in self.clients)
+        return all(m.unfit > (2 * MAX_MISSES if busy(m) else MAX_MISSES) for m in connected)
 
     # ---- Aggregation -------------------------------------------------------------------------------------------
 

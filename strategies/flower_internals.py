@@ -39,6 +39,7 @@ __all__ = [
     "APP_RAISED",
     "MESSAGE_UNAVAILABLE",
     "MOD_FAILED",
+    "NOBODY_ANSWERED",
     "SERVER",
     "UNKNOWN",
     "Run",
@@ -59,9 +60,11 @@ __all__ = [
     "with_error",
 ]
 
-#: Error codes of replies, which have no public names: its time to live is over; what a simulation says of an app
-#: that raised something, what a device does, and that a mod in front of the app refuses.
+#: Error codes of replies, which have no public names: its time to live is over; all that the SuperLink says by itself
+#: where nobody answered; what a simulation says of an app that raised something, what a device does, and that a mod
+#: in front of the app refuses.
 MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
+NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
 

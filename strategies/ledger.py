@@ -52,6 +52,12 @@ class Member:
         """Let it count no longer."""
         self.dropped, self.gone = True, aggregations
 
+    def took(self, seconds: float) -> None:
+        """Take note of how long a task of its took."""
+        self.latest = seconds
+        self.seconds += seconds
+        self.answers += 1
+
     def count_again(self, aggregations: int) -> None:
         """Forget its misses; what came while it was away isn't held against it."""
         if self.dropped:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from strategies import direction
-from strategies.flower_internals import MESSAGE_UNAVAILABLE
+from strategies.flower_internals import MESSAGE_UNAVAILABLE, NOBODY_ANSWERED
 
 # Records of a message.
 ARRAYS: Final = "arrays"
@@ -175,7 +175,7 @@ def last_line(reason: str) -> str:
 
 def fault_of(reply: Message | None) -> str:
     """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
-    if reply is None or (reply.has_error() and reply.error.code == MESSAGE_UNAVAILABLE):
+    if reply is None or (reply.has_error() and reply.error.code in NOBODY_ANSWERED):
         return LATE
     return FAILED if reply.has_error() else REFUSED
 

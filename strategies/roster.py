@@ -51,8 +51,8 @@ NOT_ASKED = "it wasn't asked"
 class Client:
     """A client that takes part: its node, its index in the federation and what it said of itself.
 
-    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells; in rounds
-    it is then what the last one told. ``name`` is what its operator calls the device: for the eye alone.
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells; it is then
+    what the last one told. ``name`` is what its operator calls the device: for the eye alone.
     """
 
     node_id: int
@@ -312,6 +312,13 @@ class Roster:
     def names(self) -> dict[int, str]:
         """The devices' names, by the clients' index; a client that has changed its name has the last one."""
         return {index: name for name, index in list(self._owners.items())}
+
+    def named(self, node_ids: Collection[int]) -> str:
+        """Write which clients nodes are, or were, for the log: ten of them, and how many more."""
+        known = [self._by_node[node_id] for node_id in node_ids if node_id in self._by_node]
+        names = list(map(str, sorted(known, key=lambda client: client.index)))
+        names += [f"node {node_id}" for node_id in node_ids if node_id not in self._by_node]
+        return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
     def _partition_of(self, metrics: Description) -> int | None:
         """Return the place that a description claims, if it may."""

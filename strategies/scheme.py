@@ -342,9 +342,8 @@ class Scheme(FederatedStrategy):
 
     def _take_evaluation(self, number: int, replies: list[Message], late: Sequence[int]) -> None:
         if late:
-            names = [str(client) for client in self.clients if client.node_id in late]
             log.warning("evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s",
-                        number, len(late), len(late) + len(replies), ", ".join(names[:10]))  # fmt: skip
+                        number, len(late), len(late) + len(replies), self.roster.named(late))  # fmt: skip
         if (averages := self.aggregate_evaluate(number, replies)) is not None:
             self._result.evaluate_metrics_clientapp[number] = averages
             self._told = {of_clients(key): value for key, value in averages.items()} | {

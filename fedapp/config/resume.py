@@ -1,5 +1,6 @@
 """The config of an earlier run: read from its folder, and what may change when it goes on."""
 
+import logging
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +9,8 @@ from fedapp.config.run_keys import scaled
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.values import ConfigError, Value, path_of
 from fedapp.data.loading import PREFIX, folder_of
+
+log = logging.getLogger("flwr.fedapp")
 
 # A resumed run may differ in these from what it was: they don't change what is computed.
 FREE = (
@@ -78,8 +81,11 @@ def _as_recorded(given: Mapping[str, Value], before: Mapping[str, Value]) -> dic
         values["dataset"] = PREFIX + str(path_of("dataset", name.removeprefix(PREFIX)))
     if "eval-every" in values and "num-server-rounds" not in values:
         has_rounds = strategy_class(str(before["strategy"])).has_rounds
-        every = int(values["eval-every"])
-        if not has_rounds and scaled(every, int(before["num-server-rounds"])) == before["eval-every"]:
+        every, has = int(values["eval-every"]), int(before["eval-every"])
+        if not has_rounds and scaled(every, int(before["num-server-rounds"])) == has:
+            if every != has:
+                log.info("eval-every = %d: taken for what the run was given with num-server-rounds = 0, which is "
+                         "%d aggregations; it goes on with these", every, has)  # fmt: skip
             del values["eval-every"]
     return values
 

@@ -1,6 +1,6 @@
 """What a run on devices is given: pairs and files, a simulation's config.toml among them."""
 
-from fedapp.config import Value, defaults, own_keys, strategy_class
+from fedapp.config import ConfigError, Value, defaults, own_keys, read_run, strategy_class
 from fedapp.config.options import read_run_options
 from fedapp.config.own_keys import folded
 
@@ -40,7 +40,29 @@ def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, l
 
 def _with_own_keys_in_one(values: dict[str, Value]) -> dict[str, Value]:
     """Flower refuses every key that doesn't stand in pyproject.toml."""
-    name = values.get("strategy")
-    if not isinstance(name, str) or values.keys() <= defaults().keys():
+    if values.keys() <= defaults().keys():
+        return values
+    name = values["strategy"] if "strategy" in values else _strategy_before(values)
+    if not isinstance(name, str):
         return values
     return folded(values, own_keys(strategy_class(name)).key_names(), defaults())
+
+
+def _strategy_before(values: dict[str, Value]) -> Value | None:
+    """Return the strategy of the run to go on with; None if there is no such run.
+
+    Raises
+    ------
+    ConfigError
+        If its folder isn't on this machine, so that nobody knows whose keys those are.
+    """
+    if not (path := values.get("resume")):
+        return None
+    try:
+        return read_run(str(path))[0].get("strategy")
+    except ConfigError:
+        key = min(values.keys() - defaults().keys())
+        raise ConfigError(
+            f"{key} = {values[key]!r}: no key of every run, and resume = {path!r}, whose strategy may have it, isn't "
+            "here: give strategy=… too, or strategy-config"
+        ) from None

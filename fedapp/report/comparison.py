@@ -69,9 +69,12 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What can't be compared, and why."""
         notes = []
-        if len({run.clock for run in self.runs}) > 1:
+        shown = [run for cell in self.cells for run in cell.runs]
+        if not shown:
+            notes.append("no run came to its end: nothing is compared")
+        elif len({run.clock for run in shown}) > 1:
             notes.append("times are of two clocks, virtual and real: not compared")
-        elif self.cells and "time" not in self.axes:
+        elif "time" not in self.axes:
             notes.append("a run has no times: not compared at equal time")
         ends = [
             f"{run.path.name}: {run.standing}" for run in self.runs if run.standing not in ("finished", "?")

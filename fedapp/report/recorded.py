@@ -22,6 +22,8 @@ AXES = {
     "bytes": ("MB sent, up and down", ("bytes-up", "bytes-down")),
 }
 
+UNREADABLE = "unreadable"
+
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
@@ -57,7 +59,7 @@ class RecordedRun:
     @property
     def standing(self) -> str:
         """Its status; or ``unreadable`` where its evaluations can't be read, so that none is shown."""
-        return "unreadable" if self._read[1] else self.status
+        return UNREADABLE if self._read[1] else self.status
 
     @property
     def columns(self) -> Mapping[str, Array]:

@@ -10,7 +10,8 @@ import torch
 def machine() -> str:
     """Return the processor, its cores and the GPU, in words.
 
-    A GPU that this process hasn't used isn't named: to ask it for its name takes a part of its memory.
+    A GPU that this process hasn't used, but maybe its clients' have, isn't named: to ask it for its name takes a part
+    of its memory.
     """
     return f"{_processor()}, {os.cpu_count()} cores, {_gpu()}"
 
@@ -19,7 +20,7 @@ def _gpu() -> str:
     if not torch.cuda.is_available():
         return "no GPU"
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_device_name(0) if used else "GPU not used"
+    return torch.cuda.get_device_name(0) if used else "a GPU"
 
 
 def _processor() -> str:

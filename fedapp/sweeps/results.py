@@ -71,7 +71,7 @@ def tuning_frame(outcome: Outcome) -> pd.DataFrame:
             {
                 "run": run.path.name,
                 **outcome.labelled(each.labels),
-                "status": run.status,
+                "status": run.standing,
                 "picked": is_picked,
                 **finals,
             }

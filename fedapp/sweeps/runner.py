@@ -22,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -198,8 +199,6 @@ def _made_here(
     missing: Mapping[str, PlannedRun], folder: Path, engine: str, end: float
 ) -> Iterator[tuple[str, str]]:
     """Make runs in this process, on one thread as in a worker's, and yield as `_outcomes` does."""
-    import torch
-
     for name, planned in missing.items():
         if time.monotonic() >= end:
             return
@@ -271,8 +270,6 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def _begin_worker() -> None:
-    import torch
-
     torch.set_num_threads(1)
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders
 from fedapp.report.cells import Cell
 from fedapp.report.differences import DATA_PATH, described, has_own_data
-from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.report.scores import LOSS
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
 from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of
@@ -59,8 +59,10 @@ class Outcome:
         return RecordedRun(folder_of(planned, self.path / RUNS))
 
     def status_of(self, planned: PlannedRun) -> tuple[str, str]:
-        """Return how a planned run ended, and why, if it failed or diverged."""
+        """Return how a planned run ended, and why, if it failed or diverged, or is damaged."""
         run = self.run_of(planned)
+        if run.standing == UNREADABLE:
+            return UNREADABLE, run.reason
         if run.status == FINISHED:
             return FINISHED, ""
         told = self.failures.get(planned.name, "")

@@ -98,6 +98,25 @@ def test_keys_of_a_strategy_alone_go_into_one_text() -> None:
     )  # what isn't its own is refused by its name
 
 
+def test_a_run_that_goes_on_has_the_keys_of_its_own_strategy(tmp_path: Path) -> None:
+    earlier = tmp_path / "run"
+    earlier.mkdir()
+    (earlier / "config.toml").write_text(f'strategy = "{HALF_LIFE}"\nhalf-life = 2.5\nnum-clients = 2\n')
+    values, *_ = read_given([f"resume='{earlier}' half-life=2.5"])
+    assert values == {"resume": str(earlier), "strategy-config": "half-life=2.5"}
+    fuse_dicts(defaults(), values)
+    assert RunConfig.recorded(values).strategy_config == "half-life=2.5"
+    assert read_given([f"resume='{earlier}' half-lief=2.5"])[0]["half-lief"] == 2.5  # is refused by its name
+    with pytest.raises(ConfigError) as caught:
+        read_given(["resume='/no/such' half-life=2.5"])
+    assert str(caught.value) == (
+        "half-life = 2.5: no key of every run, and resume = '/no/such', whose strategy may have it, isn't here: give "
+        "strategy=… too, or strategy-config"
+    )
+    elsewhere, *_ = read_given([f"resume='/no/such' strategy={HALF_LIFE} half-life=2.5"])
+    assert elsewhere["strategy-config"] == "half-life=2.5"
+
+
 class OneKey(Keys):
     key: Any = None
 

@@ -59,13 +59,20 @@ def test_what_does_not_may_have_more(keys: dict[str, Any], recorded: Recorded) -
     assert again(recorded(num_server_rounds=6, **keys), num_server_rounds=12).num_server_rounds == 12
 
 
-def test_what_was_given_is_the_same_as_what_became_of_it(recorded: Recorded) -> None:
+def test_what_was_given_is_the_same_as_what_became_of_it(
+    recorded: Recorded, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flwr.fedapp")
     given = {"strategy": "async-fedavg", "clock": "auto", "num_server_rounds": 0, "eval_every": 5}
     path = recorded(**given)
     was = again(path)
     # F80, three clients: 1, 0.6 and 0.2 s, so in 40 s 40 + 66.7 + 200 arrivals, rounded up; 5/40 of them
     assert (was.clock, was.num_server_rounds, was.eval_every) == ("virtual", 307, 38)
     assert again(path, **given) == again(path, eval_every=5) == again(path, eval_every=38) == was
+    assert [r.getMessage() for r in caplog.records if "eval-every" in r.getMessage()] == [
+        "eval-every = 5: taken for what the run was given with num-server-rounds = 0, which is 38 aggregations; it "
+        "goes on with these"
+    ] * 2
     with pytest.raises(ConfigError, match=r"another config than eval-every = 6 \(it has 38\)"):
         again(path, eval_every=6)
     with pytest.raises(ConfigError, match=r"another config than eval-every = 5 \(it has 38\)"):

@@ -120,6 +120,25 @@ def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(
     assert comparison.remarks == [f"ended: {status}"]
 
 
+def test_where_none_came_to_its_end_that_is_said(tmp_path: Path) -> None:
+    ended = [
+        write_run(tmp_path / name, [0, 1], [0.1, 0.2], status="interrupted", lr=lr)
+        for name, lr in (("a", 0.1), ("b", 0.2))
+    ]
+    comparison = Comparison([RecordedRun(path) for path in ended])
+    assert [row[1:] for row in comparison.rows("accuracy")] == [["0 of 1: 1 interrupted", "-"]] * 2
+    assert comparison.remarks == [
+        "no run came to its end: nothing is compared", "a: interrupted", "b: interrupted"
+    ]  # fmt: skip
+
+
+def test_clocks_of_runs_that_are_not_shown_do_not_matter(runs: list[Path], tmp_path: Path) -> None:
+    real = write_run(tmp_path / "real", [0, 100], [0.1, 0.9], status="failed", clock="wall")
+    comparison = Comparison([RecordedRun(path) for path in [*runs, real]])
+    assert comparison.axes["time"] == 12.0
+    assert comparison.remarks == ["real: failed"]
+
+
 def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs: list[Path], tmp_path: Path) -> None:
     young = write_run(tmp_path / "young", [0, 5], [0.1, 0.2], seed=2, lr=0.1)
     summary = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from strategies import FedAvg, RunError, messages
+from strategies import AsyncFedAvg, FedAvg, RunError, messages
 from strategies.nodes import wait_for_nodes
 from strategies.roster import Client, Roster
 
@@ -174,6 +174,23 @@ def test_a_node_that_does_not_say_its_partition_takes_no_other_clients_place(
     assert [(c.index, c.node_id) for c in clients] == [(0, 10), (2, 30), (3, 20)]
 
 
+def test_who_has_not_answered_an_evaluation_is_named_also_when_gone(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = AsyncFedAvg()
+    grid = federation(range(12), [1] * 12, node_ids=[100 - i for i in range(12)])
+    strategy.clients = refresh(strategy.roster, grid)
+    grid.node(1).present = False
+    strategy.clients = strategy.roster.look(grid, ConfigRecord())
+    with caplog.at_level(logging.WARNING, LOGGER):
+        strategy._take_evaluation(40, [], [99])
+        strategy._take_evaluation(41, [], [7, 98, 99])
+        strategy._take_evaluation(42, [], list(grid.nodes))
+    without = [r.getMessage().rpartition("it is without ")[2] for r in caplog.records]
+    ten = ", ".join(f"client {i}" for i in range(10))
+    assert without == ["client 1", "client 1, client 2, node 7", f"{ten} and 2 more"]
+
+
 def test_a_second_node_of_a_partition_is_refused_and_named(
     federation: Callable[..., Any], add_node: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,3 +343,11 @@ def test_the_reason_is_the_last_line_of_a_traceback() -> None:
     assert messages.reason_of(_reply(Error(code=2))) == "error code 2"
     assert messages.reason_of(_reply(Error(code=3, reason="Message Unavailable"))) == messages.NO_REPLY
     assert len(messages.reason_of(_reply(Error(code=2, reason="x" * 10_000)))) == 500
+
+
+def test_what_the_superlink_says_by_itself_is_no_fault_of_the_devices() -> None:
+    codes = {code: messages.fault_of(_reply(Error(code))) for code in range(9)}
+    assert [code for code, fault in codes.items() if fault == messages.LATE] == [3, 4, 5]
+    assert {codes[code] for code in (0, 1, 2, 6, 7, 8)} == {messages.FAILED}
+    assert messages.fault_of(None) == messages.LATE
+    assert messages.fault_of(_reply(RecordDict())) == messages.REFUSED

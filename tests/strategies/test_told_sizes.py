@@ -100,6 +100,18 @@ def test_a_client_counts_by_what_it_said_last_as_with_flower() -> None:
     assert strategy.importance() == {0: 0.25, 1: 0.75}
 
 
+def test_without_rounds_too() -> None:
+    clients = Clients((1.0, 3.0), (1, 1))  # of which 0 is the fast one
+    clients.after = lambda number: clients.sizes.__setitem__(0, 3 if number >= 6 else 1)
+    _, strategy = clients.run(AsyncFedAvg, 6)
+    assert strategy.importance() == {0: 0.5, 1: 0.5}
+    clients.sizes[0] = 1
+    _, strategy = clients.run(AsyncFedAvg, 12)
+    assert strategy.importance() == {0: 0.75, 1: 0.25}
+    _, strategy = Clients((1.0, 3.0), (3, 1)).run(AsyncFedAvg, 13, state=clients.states[-1])
+    assert strategy.importance() == {0: 0.75, 1: 0.25}
+
+
 def test_who_is_away_counts_by_what_it_said_before() -> None:
     # Updates 0 and 1, then client 0's alone: −0.375, while client 1's 1 counts as it did.
     clients = Clients((1.0, 3.0), (100, 300))

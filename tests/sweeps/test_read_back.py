@@ -12,6 +12,7 @@ import pytest
 
 import fedapp
 from fedapp.config import ConfigError
+from fedapp.report.cells import axes_of
 from fedapp.sweeps.looking import recorded
 from fedapp.sweeps.plan import SweepPlan, checked, read_file
 from fedapp.sweeps.sweep import _from_anywhere
@@ -73,6 +74,38 @@ def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path: Path, monk
     assert len(list((tmp_path / "out" / "runs").glob("lr-*"))) == 2
     (tmp_path / "out" / "keys.json").unlink()  # of an earlier version
     assert fedapp.load(tmp_path / "out").runs["status"].tolist() == ["finished"] * 2
+
+
+def test_a_damaged_run_counts_as_one_that_lacks(tmp_path: Path):
+    keys = {**SMALL, "lr": [0.1, 0.5], "seed": [0, 1], "out": tmp_path / "out"}
+    made = fedapp.sweep(**keys)
+    broken = made.results[0].path / "metrics.jsonl"
+    lines = broken.read_text().splitlines()
+    broken.write_text("\n".join([lines[0][:9], *lines[1:]]) + "\n")
+    for back in (fedapp.load(tmp_path / "out"), fedapp.sweep(**keys)):
+        assert back.table["runs"].tolist() == [1, 2]
+        assert back.table["lacking"].tolist() == [1, 0]
+        assert (
+            back.table["accuracy"][0]
+            == made.runs.query("run == @made.results[1].path.name")["accuracy"].iloc[-1]
+        )
+        assert back.runs.groupby("status")["run"].nunique().to_dict() == {"finished": 3, "unreadable": 1}
+        (remark,) = back.remarks
+        assert remark.startswith(f"lr=0.1, seed 0: {broken}, line 1: not JSON")
+        assert axes_of(back._outcome.cells).keys() == {"time", "aggregation", "bytes"}
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "1 of 2: 1 unreadable" in report
+
+
+def test_what_was_damaged_is_not_picked(tmp_path: Path):
+    made = fedapp.sweep(**SMALL, lr=[0.1, 0.5], tune="lr", out=tmp_path / "out")
+    (best,) = made.tuning.query("picked")["run"]
+    broken = tmp_path / "out" / "tuning" / best / "metrics.jsonl"
+    broken.write_text("{\n" + broken.read_text())
+    tuning = fedapp.load(tmp_path / "out").tuning.set_index("run")
+    assert tuning["status"].value_counts().to_dict() == {"finished": len(tuning) - 1, "unreadable": 1}
+    assert tuning["status"][best] == "unreadable"
+    assert not tuning["picked"][best]
 
 
 def test_a_run_whose_name_has_brackets_can_be_compared(tmp_path: Path):

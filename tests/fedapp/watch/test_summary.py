@@ -16,6 +16,7 @@ from fedapp.config import RunConfig
 from fedapp.report.clients import by_evaluation, last_clients
 from fedapp.report.summary import GONE, read_summary, this_process
 from fedapp.server import prepare, run
+from fedapp.server.machine import machine
 from fedapp.server.run_directory import RunDirectory
 from tests.fedapp.watch.conftest import Devices
 
@@ -163,3 +164,13 @@ def test_devices_are_in_the_record_and_a_simulation_has_none(go: Any) -> None:
     simulated = clients(go(("", "", ""), grid=grid, run_name="simulated"))
     assert len(simulated) == 4
     assert not any({"name", "tasks", "failed"} & known.keys() for known in simulated)
+
+
+@pytest.mark.parametrize(("used", "named"), [(True, "NVIDIA H200"), (False, "a GPU")])
+def test_of_a_gpu_that_only_clients_may_have_used_no_more_is_said(
+    used: bool, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: used)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "NVIDIA H200")
+    assert machine().endswith(f" cores, {named}")

@@ -157,12 +157,34 @@ def test_a_lost_evaluation_is_given_up_by_what_others_take() -> None:
     assert bench.evaluation.due == pytest.approx(161.5 + 60.0)  # the others are quick
 
 
-def test_who_has_never_answered_has_as_long_as_the_slowest() -> None:
+def test_who_has_never_answered_has_as_long_as_the_slowest_while_others_are_to_come() -> None:
     bench = Bench()
     bench.begin(1)
     bench.after(1.0, 1)
     bench.after(99.0, 2)
     assert bench.evaluation.due == 500.0
+
+
+@pytest.mark.parametrize(("takes", "told"), [(90.0, (3, [])), (3599.5, (3, [])), (1e9, (2, [3]))])
+def test_at_the_end_who_has_never_answered_has_the_whole_timeout(
+    takes: float, told: tuple[int, list[int]]
+) -> None:
+    """A slow device is in the final evaluation; one that never answers doesn't hold it up for ever."""
+    bench = Bench()
+    bench.begin(1)
+    bench.after(1.0, 1, 2)
+    assert bench.evaluation.due == 60.0
+    pull = bench.post.pull_messages
+
+    def pulled(names: Iterable[str]) -> list[Message]:
+        if bench.clock.now() >= takes and len(bench.post.answered) == 2:
+            bench.post.answer(3)
+        return pull(names)
+
+    bench.post.pull_messages = pulled  # type: ignore[method-assign]
+    bench.evaluation.wait({})
+    assert bench.told == [(1, *told)]
+    assert bench.clock.now() == pytest.approx(min(takes, 3600.0), abs=1.0)
 
 
 def test_at_the_end_it_is_waited_for_no_longer() -> None:
@@ -235,6 +257,81 @@ def test_so_do_models_that_are_never_finite(federation: Make, start: Start, quic
         grid.spoil(client, "nan")
     with pytest.raises(DivergedError, match="no client is left"):
         start("async", grid, 5, clock=WallClock(), limit=60)
+
+
+def test_who_is_at_work_may_do_better(
+    federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 1 fails for the fourth time while client 0, which did so before, is at work: that comes of use."""
+    monkeypatch.setattr("strategies.events.RETRY_AFTER", 0.1)
+    grid = federation((3.0, 2.0), (1, 2))
+    grid.spoil(0, "raise")
+    grid.spoil(1, "raise")
+    pull = grid.pull_messages
+
+    def pulled(message_ids: Iterable[str]) -> Iterable[Message]:
+        times = [grid.asked().count(client) for client in range(2)]
+        if times[0] == 4:
+            grid.spoil(0, None)
+        tasks = {m.metadata.message_id: m.content["config"] for m in grid.requests()}
+        waits = {(0, 5): times[1] < 5, (1, 4): times[0] < 5}  # by client and task
+        held = {
+            name
+            for name, config in tasks.items()
+            if waits.get((config[messages.CLIENT], config[messages.TASK]))
+        }
+        return pull([name for name in message_ids if name not in held])
+
+    grid.pull_messages = pulled
+    run = start("async", grid, 3, clock=WallClock(), limit=60)
+    assert run.strategy.aggregations == 3
+    assert run.strategy.ledger.members[1].unfit > 3
+
+
+def test_of_many_that_fail_one_is_always_at_work(
+    federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two has failed, the other has a task under way: the run ends all the same."""
+    monkeypatch.setattr("strategies.events.RETRY_AFTER", 0.01)
+    grid = federation((3.0, 2.0), (1, 2))
+    grid.spoil(0, "raise")
+    grid.spoil(1, "raise")
+    pull = grid.pull_messages
+
+    def pulled(message_ids: Iterable[str]) -> Iterable[Message]:
+        under_way = {m.metadata.message_id: m.content["config"] for m in grid.requests()}
+        names = [name for name in message_ids if name in grid._replies]
+        if len(names) < 2 and grid.asked().count(0) + grid.asked().count(1) > 2:
+            return pull([name for name in message_ids if name not in under_way])
+        return pull([*(name for name in message_ids if name not in under_way), *names[:1]])
+
+    grid.pull_messages = pulled
+    with pytest.raises(RunError, match="no client is left"):
+        start("async", grid, 5, clock=WallClock(), limit=60)
+    assert max(grid.asked().count(client) for client in range(2)) < 12
+
+
+def test_an_outage_before_the_first_answer_ends_no_run(
+    federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink answers for devices that are offline; nobody has failed."""
+    monkeypatch.setattr("strategies.events.RETRY_AFTER", 0.05)
+    grid = federation()
+    pull = grid.pull_messages
+
+    def pulled(message_ids: Iterable[str]) -> Iterable[Message]:
+        if min(grid.asked().count(client) for client in range(3)) == 7:
+            for client in range(3):
+                grid.lose(client, "not at all")
+        return pull(message_ids)
+
+    grid.pull_messages = pulled
+    for client in range(3):
+        grid.lose(client, "unavailable")
+    run = start("async", grid, 3, clock=WallClock(), limit=120, timeout=60.0)
+    assert run.strategy.aggregations == 3
+    assert sum(account.late for _, account in run.strategy.accounts.items()) >= 18
+    assert not any(account.failed for _, account in run.strategy.accounts.items())
 
 
 @pytest.mark.parametrize("how", ["silent", "worked"])

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from examples.own_scheme.own_scheme.scheme import Every
-from strategies import AsynchronousConfig, AsynchronousStrategy, FedFix, RunError, VirtualClock, WallClock
+from strategies import (
+    AsynchronousConfig,
+    AsynchronousStrategy,
+    FedFix,
+    Rennala,
+    RunError,
+    VirtualClock,
+    WallClock,
+)
 from strategies.clock import Clock
 from tests.strategies.events.runs import Make, text_of
 
@@ -112,6 +120,33 @@ def test_in_real_time_it_is_said_once_and_another_client_helps(
     assert go(Many, grid, WallClock(), many=4).aggregations == 3
     assert text_of(caplog).count("3 of 3 clients count; Many must be content with") == 1
     assert text_of(caplog).count("The run waits for another client") == 1
+
+
+def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(
+    go: Go, federation: Make, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three of Rennala's five contributions are there when all clients go; those who come back bring the others."""
+    grid = federation()
+    pull, state = grid.pull_messages, {"there": True, "gone": False}
+
+    def switch(*, there: bool) -> None:
+        state["there"] = there
+        for node in grid.nodes.values():
+            node.present, node.transport = there, {} if there else {"train": "unavailable"}
+
+    def pulled(ids: Any) -> Any:
+        if not state["gone"] and len(grid.asked()) == 3:
+            state["gone"] = True
+            switch(there=False)
+        text = text_of(caplog)
+        if not state["there"] and text.count("is dropped after 3") == 3 and "the run waits for one" in text:
+            switch(there=True)
+        return pull(ids)
+
+    grid.pull_messages = pulled
+    strategy = go(Rennala, grid, WallClock(), buffer_size=5, min_clients=3, seconds=50.0)
+    assert strategy.aggregations == 3
+    assert "nobody is at work" not in text_of(caplog)
 
 
 @pytest.mark.parametrize("clock", [VirtualClock, WallClock])
