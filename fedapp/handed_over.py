@@ -120,12 +120,14 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise ConfigError(f"dataset: {name} is no array ({error})") from None
     if found.dtype == object and found.size and all(isinstance(each, str) for each in found.flat):
         found = found.astype(str)  # a table's column of texts
-    is_group = name.startswith("group")
-    if found.dtype.kind not in ("iuU" if is_group else "biuf"):
+    kinds, needed = {
+        "x": ("biuf", "numbers"),
+        "y": ("biufU", "numbers or texts"),
+        "g": ("iuU", "whole numbers or texts"),
+    }[name[0]]
+    if found.dtype.kind not in kinds:
         holds = {"U": "texts", "O": "objects"}.get(found.dtype.kind, f"{found.dtype} values")
-        raise ConfigError(
-            f"dataset: {name} holds {holds}; {'whole numbers or texts' if is_group else 'numbers'} are needed"
-        )
+        raise ConfigError(f"dataset: {name} holds {holds}; {needed} are needed")
     return found.astype(np.float32) if found.dtype == np.float64 else found
 
 

@@ -33,6 +33,8 @@ RETURNS = (
     "or DatasetDict of Hugging Face, or a pair of datasets for training and testing"
 )
 
+_READ_AGAIN = 8  # rows of a torch Dataset, at least, that are read twice
+
 _COLUMN_KEYS = {"inputs": "input-column", "label": "label-column", "group": "group-column"}
 
 
@@ -215,7 +217,23 @@ def _rows(rows: Any, problem: Problem) -> tuple[Array, Array]:
             raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
         x, y = _wide_enough(x, inputs, problem), _wide_enough(y, target, problem)
         x[row], y[row] = inputs, target
+    for row in range(0, len(rows), max(1, len(rows) // _READ_AGAIN)):
+        for first, value in zip((x, y), rows[row], strict=True):
+            if not _is_same(first[row], _pixels_or_array(value, problem)):
+                raise problem(
+                    f"has a row {row} that is another one when it is read again; rows are read once, so what their "
+                    "transforms draw would be drawn once for the whole run: leave that out (augment changes images "
+                    "in training)"
+                )
     return x, y
+
+
+def _is_same(first: Array, again: Array) -> bool:
+    """Tell whether a row is what it was; a NaN, which is refused later, is like another."""
+    if first.shape != again.shape:
+        return False
+    again = again.astype(first.dtype)
+    return bool(np.all((first == again) | ((first != first) & (again != again))))
 
 
 def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
@@ -241,6 +259,8 @@ def _array(value: Any, key: str, problem: Problem) -> Array:
     try:
         tensor = value.detach().cpu() if hasattr(value, "detach") else value
         found = np.asarray(tensor)
+        if found.dtype == object and found.size and all(isinstance(each, str) for each in found.flat):
+            found = found.astype(str)  # a table's column of texts
     except (TypeError, ValueError, RuntimeError):
         found = np.empty(0, object)
     if found.dtype.kind not in "biufUcM":

@@ -75,6 +75,12 @@ def test_arrays_are_a_dataset_wherever_the_run_goes_on(digits, tmp_path):
     assert longer.metrics["aggregation"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_labels_may_be_a_column_of_texts(tmp_path):
+    x, y = np.arange(80.0).reshape(40, 2) / 80, pd.Series(["well", "ill"] * 20, dtype=object)
+    made = fedapp.run(**SMALL, dataset=(x, y), results_dir=tmp_path)
+    assert 0 <= made.summary["accuracy"] <= 1
+
+
 def test_natural_clients_may_be_a_column_of_texts(tmp_path):
     x, y = np.arange(80.0).reshape(40, 2) / 80, np.arange(40) % 2
     given = {"x_train": x, "y_train": y, "group_train": pd.Series(["a", "b"] * 20, dtype=object)}
@@ -136,14 +142,14 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
         ({"dataset": [1, 2]}, ConfigError, "dataset: is a list; must be a name, "),
         ({"dataset": {"x": 1}}, ConfigError, "dataset: 'x' is none of its arrays"),
         (
-            {"dataset": (np.zeros((2, 1)), pd.Series(["cat", "dog"], dtype=object))},
+            {"dataset": (pd.Series(["cat", "dog"], dtype=object), np.zeros(2))},
             ConfigError,
-            "dataset: y_train holds texts; numbers are needed",
+            "dataset: x_train holds texts; numbers are needed",
         ),
         (
             {"dataset": (np.zeros((2, 1)), [None, 1])},
             ConfigError,
-            "dataset: y_train holds objects; numbers are needed",
+            "dataset: y_train holds objects; numbers or texts are needed",
         ),
         ({"dataset": ([[1], [1, 2]], [0, 1])}, ConfigError, "dataset: x_train is no array (setting an array"),
         ({"engine": "rya"}, ConfigError, "engine = 'rya': allowed are sequential, vectorized, ray"),

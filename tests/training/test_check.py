@@ -262,6 +262,12 @@ def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> N
     assert model[0].first is None
 
 
+def test_an_embedding_without_long_is_told_of_it() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 3)).eval()
+    with pytest.raises(OwnPartError, match=r"; inputs are float32: begin with x\.long\(\)\)$"):
+        check_parts("m:m", model, CROSS_ENTROPY, (), X.abs(), Y)
+
+
 def test_a_hook_of_a_frozen_parameter_does_nothing() -> None:
     model = nn.Sequential(hooked(), nn.Linear(3, 3))
     model[0].requires_grad_(False)
