@@ -135,9 +135,9 @@ def function_data(
         digest_of(function, name)  # what it has imported only now is known as it is now
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
-        elif not _is_hub_form(found):
+        elif not is_hugging_face_form(found):
             _no_columns(name, columns)
-            found = _arrays(found, problem)
+            found = named_arrays(found, problem)
     except DataError:
         raise
     except Exception as error:
@@ -147,15 +147,27 @@ def function_data(
             f"dataset = {name!r}: the function raised {type(error).__name__} ({Path(place.filename).name}, line "
             f"{place.lineno}); the log says more where it ran"
         ) from error
-    if _is_hub_form(found):
+    if is_hugging_face_form(found):
         return hugging_face_data(found, columns, targets, problem)
     return array_data(array_splits(found, targets, problem), problem)
 
 
-def _is_hub_form(found: Any) -> bool:
+def is_hugging_face_form(found: Any) -> bool:
+    """Tell whether this is a Dataset or DatasetDict of Hugging Face, or a dict of Datasets."""
     if isinstance(found, dict) and found:  # a DatasetDict is a dict too
         return all(map(is_hugging_face, found.values()))
     return is_hugging_face(found)
+
+
+def is_of_rows(found: Any) -> bool:
+    """Tell whether this is a torch Dataset, or what else has a length and numbered rows, or a pair of them."""
+    pair = found if _is_pair_of_datasets(found) else (found,)
+    return all(
+        hasattr(each, "__getitem__")
+        and hasattr(each, "__len__")
+        and not (isinstance(each, str | Mapping) or _is_array(each))
+        for each in pair
+    )
 
 
 def _is_pair_of_datasets(found: Any) -> bool:
@@ -173,7 +185,7 @@ def _no_columns(name: str, columns: DataColumns) -> None:
             raise DataError(f"{key} = {value!r}: {name} returned no data with columns")
 
 
-def _arrays(found: Any, problem: Problem) -> dict[str, Array]:
+def named_arrays(found: Any, problem: Problem) -> dict[str, Array]:
     """Return arrays by their names in an npz."""
     if isinstance(found, Mapping):
         if unknown := [key for key in found if key not in NAMES]:

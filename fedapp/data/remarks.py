@@ -73,6 +73,10 @@ def _of_classes(dataset: Dataset, partition: Partition) -> list[str]:
     found = []
     if len(trained) == 1:
         found.append(f"all training rows are of one class, {_named(dataset, trained)}: any model is right")
+    if len(tested) == 1 < min(len(trained), len(partition.test_indices)):
+        found.append(
+            f"all test rows are of one class, {_named(dataset, tested)}: accuracy says little, and there is no auroc"
+        )
     absent = np.setdiff1d(np.arange(dataset.num_classes), np.union1d(trained, tested))
     if len(absent):
         found.append(f"of {dataset.num_classes} classes no row has {_named(dataset, absent)}")
