@@ -3,16 +3,25 @@
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
 from fedapp.config import ConfigError, RunConfig, Value
-from fedapp.data.cache import default_cache_dir
+from fedapp.config.values import CLIENTS_BY
+from fedapp.data import DataError
+from fedapp.data.cache import handed_over_dir
+from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
 from fedapp.own import register
 
+_CLIENTS = "num-supernodes"
+_CALLED = (
+    "loss",
+    "metrics",
+    "dataset",
+)  # what objects may be that can be called; one of a model is no maker of it
 _PAIR = ("x_train", "y_train")
 _ARRAYS = (*_PAIR, "x_test", "y_test", "group_train", "group_test")
 
@@ -33,11 +42,14 @@ def load_config(keys: Mapping[str, Any]) -> RunConfig:
         raise told(error) from None
 
 
-def told(error: ConfigError) -> Exception:
-    """Return the error as Python's users are told: an unknown key is a TypeError, with a name as Python has it."""
-    if not str(error).startswith("unknown key"):
-        return error
-    return TypeError(re.sub(r"'[a-z0-9-]+'", lambda name: name[0].replace("-", "_"), str(error)))
+def told(error: ValueError) -> Exception:
+    """Return the error as Python's users are told: an unknown key is a TypeError, with names as Python has them."""
+    text = str(error)
+    if not text.startswith("unknown key"):
+        of_clients = text.startswith(_CLIENTS)
+        return type(error)(text.replace(_CLIENTS, "num_clients", 1)) if of_clients else error
+    text = text.replace(CLIENTS_BY, "num_clients=N")
+    return TypeError(re.sub(r"'[a-z0-9-]+'", lambda name: name[0].replace("-", "_"), text))
 
 
 def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
@@ -50,8 +62,11 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
     """
     values: dict[str, Value] = {}
     for name, given in keys.items():
-        key = name.replace("_", "-")
-        if key == "dataset" and not isinstance(given, str) and not callable(given):
+        key = _key(name)
+        pair = given if isinstance(given, tuple) and len(given) == 2 else (given,)
+        if key == "dataset" and all(map(is_hugging_face_form, pair)):
+            values[key] = register(_returning(given))
+        elif key == "dataset" and not isinstance(given, str) and not callable(given):
             values |= _data(given, keys)
         else:
             values[key] = as_value(key, given)
@@ -59,7 +74,7 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def as_value(key: str, given: Any) -> Value:
-    """Return one value as the run config has it: a class or a function by its name.
+    """Return one value as the run config has it: a class or a function by its name, several metrics as a list.
 
     Raises
     ------
@@ -72,7 +87,11 @@ def as_value(key: str, given: Any) -> Value:
         given = os.fspath(given)
     if isinstance(given, str | bool | int | float):
         return given
-    if isinstance(given, type) or (callable(given) and hasattr(given, "__qualname__")):
+    if _key(key) == "metrics" and isinstance(given, list | tuple):
+        return ",".join(str(as_value(key, each)) for each in given)
+    if _key(key) == "optimizer-options" and isinstance(given, Mapping):
+        return " ".join(f"{option}={_in_toml(option, value)}" for option, value in given.items())
+    if isinstance(given, type) or (callable(given) and (hasattr(given, "__qualname__") or key in _CALLED)):
         return register(given)
     what = (
         "a class, or a function that returns a new one, not"
@@ -82,11 +101,37 @@ def as_value(key: str, given: Any) -> Value:
     raise ConfigError(f"{key} = {str(given)[:60]}: must be {what} a {type(given).__name__}")
 
 
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _in_toml(option: str, value: Any) -> str:
+    """Return an option of an optimizer as it stands in a text of the run config."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_in_toml(option, each) for each in value)}]"
+    if not isinstance(value, bool | int | float):
+        raise ConfigError(
+            f"optimizer-options: {option} is a {type(value).__name__}; must be a number or a flag"
+        )
+    return str(value).lower()
+
+
+def _returning(given: Any) -> Callable[[], Any]:
+    """Return a function of data that returns what is given."""
+
+    def dataset() -> Any:
+        return given
+
+    return dataset
+
+
 def _data(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     """Put arrays into a file of the cache, named by what is in them: other processes, and later ones, find it."""
     if "data_path" in keys or "data-path" in keys:
         raise ConfigError("data-path: isn't read where dataset is arrays")
-    path = default_cache_dir() / "arrays" / f"{_digest(arrays := _arrays(given))}.npz"
+    path = handed_over_dir() / f"{_digest(arrays := _arrays(given))}.npz"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{uuid4().hex}.npz")
@@ -102,12 +147,15 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
                 f"dataset: {unknown[0]!r} is none of its arrays; allowed are {', '.join(_ARRAYS)}"
             )
         named = dict(given)
+    elif is_of_rows(given):
+        named = named_arrays(given, lambda reason: DataError(f"dataset: what is given {reason}"))
     elif isinstance(given, tuple) and len(given) in (2, 4):
         named = dict(zip(_ARRAYS, given, strict=False))
     else:
         raise ConfigError(
             f"dataset: is a {type(given).__name__}; must be a name, (x, y), (x, y, x_test, y_test), a mapping with "
-            f"{' and '.join(_PAIR)}, or a function that returns one of these"
+            f"{' and '.join(_PAIR)}, a torch Dataset, a Dataset or DatasetDict of Hugging Face, or a function that "
+            "returns one of these"
         )
     return {name: _array(name, value) for name, value in named.items()}
 
@@ -120,13 +168,16 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise ConfigError(f"dataset: {name} is no array ({error})") from None
     if found.dtype == object and found.size and all(isinstance(each, str) for each in found.flat):
         found = found.astype(str)  # a table's column of texts
-    is_group = name.startswith("group")
-    if found.dtype.kind not in ("iuU" if is_group else "biuf"):
+    kinds, needed = {
+        "x": ("biuf", "numbers"),
+        "y": ("biufU", "numbers or texts"),
+        "g": ("iuU", "whole numbers or texts"),
+    }[name[0]]
+    if found.dtype.kind not in kinds:
         holds = {"U": "texts", "O": "objects"}.get(found.dtype.kind, f"{found.dtype} values")
-        raise ConfigError(
-            f"dataset: {name} holds {holds}; {'whole numbers or texts' if is_group else 'numbers'} are needed"
-        )
-    return found.astype(np.float32) if found.dtype == np.float64 else found
+        raise ConfigError(f"dataset: {name} holds {holds}; {needed} are needed")
+    with np.errstate(over="ignore"):  # what isn't finite is refused where it is read
+        return found.astype(np.float32) if found.dtype == np.float64 else found
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:

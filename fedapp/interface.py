@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value, read_run
+from fedapp.data import DataError
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
 from fedapp.handed_over import as_value, as_values, load_config, told
@@ -57,8 +58,9 @@ def run(
     quiet : bool
         Show warnings alone.
     **keys
-        Keys of the run config (docs/config.md) with underscores. ``dataset`` may also be arrays: (x, y), (x, y,
-        x_test, y_test) or a mapping of them; ``model``, ``loss`` and ``strategy`` a class or a function.
+        Keys of the run config (docs/config.md) with underscores, whose values may be objects (docs/python.md):
+        ``dataset`` arrays (x, y), (x, y, x_test, y_test), a mapping of them, or a Dataset; ``model``, ``loss`` and
+        ``strategy`` a class or a function; ``metrics`` several of these; ``optimizer_options`` a mapping.
 
     Raises
     ------
@@ -70,19 +72,13 @@ def run(
         If the run fails, diverges or is interrupted; its folder, which is named, stays.
     """
     config = load_config(keys)
-    simulation = _simulation(config, num_clients, engine, way, federation_config or {})
     made: list[RunDirectory] = []
-    with silent(logging.WARNING) if quiet else contextlib.nullcontext(), _stopping() as stopped:
+    with silent(logging.WARNING) if quiet else contextlib.nullcontext(), _told(), _stopping() as stopped:
+        simulation = _simulation(config, num_clients, engine, way, federation_config or {})
         try:
             directory = run_on(
-                engine,
-                config,
-                simulation,
-                way=way,
-                stopped=stopped,
-                observers=observers,
-                on_directory=made.append,
-            )
+                engine, config, simulation, way=way, stopped=stopped, observers=observers, on_directory=made.append
+            )  # fmt: skip
         except Exception as error:
             if made:
                 error.add_note(f"What the run has recorded is in {made[0].path}")
@@ -90,6 +86,17 @@ def run(
     if stopped():
         raise KeyboardInterrupt(f"what the run has recorded is in {directory.path}")
     return RunResult(directory.path)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Say what is wrong in the names of Python."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if (other := told(error)) is error:
+            raise
+        raise other from None
 
 
 def _simulation(

@@ -92,7 +92,11 @@ def register(part: Any) -> str:
 
 def in_process_names(values: Mapping[str, Any]) -> dict[str, str]:
     """Return those of a config's values that name parts known in this process alone."""
-    return {k: v for k, v in values.items() if isinstance(v, str) and v.startswith(f"{HERE}:")}
+    here = {
+        key: [name for name in names if name.startswith(f"{HERE}:")]
+        for key, names in own_parts(values).items()
+    }
+    return {key: names[0] for key, names in here.items() if names}
 
 
 def own_parts(values: Mapping[str, Any]) -> dict[str, list[str]]:

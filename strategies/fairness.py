@@ -42,7 +42,8 @@ def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
     if np.isnan(column).any():  # nobody can say who is worst
         column[:] = np.nan
     worst = column[-math.ceil(column.size / 10) :]
-    numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
+    with np.errstate(invalid="ignore", over="ignore"):  # of a loss that is infinite there is no spread
+        numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
     if not less_is_better(metric) and (column >= 0).all() and (squares := float(column @ column)) > 0:
         numbers["jain"] = column.sum() ** 2 / (column.size * squares)
     return {f"{of_clients(metric)}-{name}": float(number) for name, number in numbers.items()}

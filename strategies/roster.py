@@ -45,6 +45,7 @@ MOST_PARTITIONS = 100_000
 # Error codes of replies where the app raised something: it has no handler, or a mod in front of it fails.
 APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
 NOT_ASKED = "it wasn't asked"
+NO_HANDLER = "the app has no handler of it, which may be left out"
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class Roster:
                 _refuse(node_id, reason)
                 continue
             if reply.has_error():
-                silent[node_id] = messages.reason_of(reply)
+                silent[node_id] = NO_HANDLER if _has_no_handler(reply) else messages.reason_of(reply)
                 continue
             metrics = messages.metrics_of(reply)
             try:

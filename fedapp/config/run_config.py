@@ -78,6 +78,10 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
         """Return the config as Flower has it: one level, kebab-case keys."""
         return self.model_dump(by_alias=True)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # No module holds the schema of a strategy with keys of its own: another process makes it again.
+        return _again, (self.strategy, self.__getstate__())
+
     def _check_combinations(self) -> None:
         if (self.local_epochs == 0) == (self.local_steps == 0):
             raise ConfigError(
@@ -138,6 +142,13 @@ def schema_with(strategy: type[FederatedStrategy]) -> type[RunConfig]:
     if not added:
         return RunConfig
     return create_model("RunConfig", __base__=RunConfig, **added)  # type: ignore[call-overload, no-any-return]
+
+
+def _again(strategy: str, state: dict[Any, Any]) -> RunConfig:
+    """Return the config that was pickled."""
+    config = schema_with(strategy_class(strategy)).model_construct()
+    config.__setstate__(state)
+    return config
 
 
 _OF_ANOTHER = Key("of a strategy of your own", if_("another strategy", lambda _: False))

@@ -15,6 +15,14 @@ Value = str | int | float | bool
 LARGEST = 2**63 - 1
 
 
+# What nobody reads who wants one of them, if there are more.
+_FEW = 20
+
+# What the number of clients is called: in plans and from Python, and of a federation.
+_CLIENTS = ("num-clients", "num-supernodes")
+CLIENTS_BY = "--federation-config num-supernodes=N"
+
+
 class ConfigError(ValueError):
     """The run config, or what it asks for, isn't possible; the text is the message for the user."""
 
@@ -132,5 +140,17 @@ class Keys(BaseModel):
 def unknown_key(key: str, keys: Sequence[str]) -> str:
     """Say that there is no such key, and what may have been meant."""
     close = difflib.get_close_matches(key, keys, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"allowed are {', '.join(keys)}"
+    if key in _CLIENTS:  # which looks like other keys
+        hint = (
+            f"did you mean {_CLIENTS[1]!r}?"
+            if _CLIENTS[1] in keys
+            else f"clients are counted by {CLIENTS_BY}"
+        )
+    elif close:
+        hint = f"did you mean {close[0]!r}?"
+    elif len(keys) > _FEW:
+        near = difflib.get_close_matches(key, keys, n=3, cutoff=0.4)
+        hint = "; ".join([*([f"near are {', '.join(near)}"] if near else []), "`fedapp keys` lists all"])
+    else:
+        hint = f"allowed are {', '.join(keys)}"
     return f"unknown key {key!r}: {hint}"

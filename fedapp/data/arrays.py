@@ -11,13 +11,15 @@ from fedapp.data.targets import Problem, number_of_classes, read_targets
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "writer_train", "writer_test")
 
+_WHOLE = 2**24  # up to which float32 has every whole number
+
 log = logging.getLogger("fedapp.data")
 
 
 def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Problem) -> list[Split]:
     """Check the training split and, where there is one, the test split.
 
-    Inputs come back as uint8 or float32, axes as they are; labels as `read_targets` says.
+    Inputs come back as uint8 or float32, axes as they are; labels as `read_targets` says, names as their ranks.
 
     Parameters
     ----------
@@ -45,6 +47,9 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
     labels = {f"y_{part}": arrays[f"y_{part}"] for part in parts}
     for part, x in zip(parts, inputs, strict=True):
         _check_length(f"y_{part}", labels[f"y_{part}"], f"x_{part}", len(x), problem)
+    classes: tuple[str, ...] = ()
+    if targets != "numbers" and all(y.dtype.kind == "U" for y in labels.values()):
+        labels, classes = _ranked(labels, problem)
     found_targets = read_targets(labels, targets, problem)
     groups = [_groups(arrays, part, len(x), problem) for part, x in zip(parts, inputs, strict=True)]
     first, last = inputs[0], inputs[-1]
@@ -53,14 +58,14 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
         raise problem(f"x_train has {described[0]}, x_test {described[1]}; they must match")
     if len({ids is None for ids in groups}) > 1:
         raise problem("natural ids are given for only one of train and test; give both or neither")
-    return [Split(*parts) for parts in zip(inputs, found_targets, _numbered(groups), strict=True)]
+    return [Split(*parts, classes) for parts in zip(inputs, found_targets, _numbered(groups), strict=True)]
 
 
 def array_data(splits: list[Split], problem: Problem) -> RawData:
-    """Return data of one's own: uint8 inputs are scaled by 1/255, others are kept as float32.
+    """Return data of one's own: uint8 inputs are scaled by 1/255, others are kept, as float32.
 
     (N, D) inputs are vectors; (N, H, W) and (N, C, H, W) are images, and so is (N, H, W, C) where the last
-    axis, but not the second, has size 1 or 3. Labels are 0 … num_classes - 1, the largest one found.
+    axis, but not the second, has size 1 or 3. Labels are 0 … num_classes - 1, the largest one found, or have names.
 
     Raises
     ------
@@ -79,9 +84,18 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
             shape[1:],
             *shape[1:],
         )
+    if len(shape) == 3 and splits[0].x.dtype != np.uint8:
+        log.warning(
+            "data: x_train has rows of shape %s, taken for grey images (1, %d, %d), which normalize = 'standardize' "
+            "moves by a single mean; (N, D) has one for each value",
+            shape[1:],
+            *shape[1:],
+        )
     blocks = [split.x if kind == "vector" else channels_first(split.x) for split in splits]
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0
-    return RawData(blocks, y, groups, num_train, number_of_classes(y, problem), kind, scale)
+    classes = splits[0].classes
+    count = len(classes) or number_of_classes(y, problem)
+    return RawData(blocks, y, groups, num_train, count, kind, scale, classes)
 
 
 def join_rows(splits: list[Split]) -> tuple[Array, IntArray | None, int]:
@@ -111,11 +125,33 @@ def _as_inputs(key: str, x: Array, problem: Problem) -> Array:
         return x
     if x.dtype.kind not in "biuf":
         raise problem(f"{key} has type {x.dtype}; uint8, another integer type or floats are allowed")
+    check_whole(key, x, problem)
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise problem(f"{key} has values that are not finite in float32; all must be finite")
     return x
+
+
+def check_whole(key: str, x: Array, problem: Problem) -> None:
+    """Refuse whole numbers that float32, which inputs become, would round to others: ids are no measurements."""
+    if x.dtype.kind in "iu" and x.size and (x.max() > _WHOLE or x.min() < -_WHOLE):
+        raise problem(
+            f"{key} has whole numbers beyond {_WHOLE}, which float32, the type of inputs, doesn't tell apart; "
+            "smaller ones, or floats, are needed"
+        )
+
+
+def _ranked(labels: Mapping[str, Array], problem: Problem) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """Return the ranks of names among those of all parts, (N,) each, and the names, sorted."""
+    for name, values in labels.items():
+        if values.ndim != 1:
+            raise problem(f"{name} has shape {values.shape}; one name per row, shape (N,), is needed")
+        if empty := int((values == "").sum()):
+            raise problem(f"{name} has {empty} empty names; all must be filled")
+    classes, ranks = np.unique(np.concatenate(list(labels.values())), return_inverse=True)
+    ends = np.cumsum([len(values) for values in labels.values()])[:-1]
+    return dict(zip(labels, np.split(ranks, ends), strict=True)), tuple(classes.tolist())
 
 
 def _groups(arrays: Mapping[str, Any], part: str, num_rows: int, problem: Problem) -> Array | None:

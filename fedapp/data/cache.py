@@ -33,6 +33,11 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedapp"
 
 
+def handed_over_dir() -> Path:
+    """Return the folder of arrays that were handed over in Python."""
+    return default_cache_dir() / "arrays"
+
+
 def cached_dataset(
     name: str, key: Mapping[str, Any], read: Callable[[], RawData], cache_dir: Path | None = None
 ) -> Dataset:

@@ -58,11 +58,15 @@ PUBLISHED: dict[str, Published] = {
 
 
 class Split(NamedTuple):
-    """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, M), natural ids (N,) or None."""
+    """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, M), natural ids (N,) or None.
+
+    `classes` are the names of labels that were names, the same in all parts of the data.
+    """
 
     x: Array
     y: Array
     groups: Array | None = None
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ class DataError(ValueError):
 
 def path_error(path: str | Path, problem: str) -> DataError:
     """Return the error for a problem with the file or folder at `data-path`."""
-    return DataError(f"data-path = {str(path)!r}: {problem}")
+    return DataError(f"{data_at(path)}: {problem}")
+
+
+def data_at(path: str | Path) -> str:
+    """Return what data at `data-path` are called in an error: arrays from Python, which are put there, `dataset`."""
+    from fedapp.data.cache import handed_over_dir
+
+    return "dataset" if Path(path).parent == handed_over_dir() else f"data-path = {str(path)!r}"
 
 
 def expanded(path: str) -> Path:

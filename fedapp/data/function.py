@@ -33,6 +33,8 @@ RETURNS = (
     "or DatasetDict of Hugging Face, or a pair of datasets for training and testing"
 )
 
+_READ_AGAIN = 8  # rows of a torch Dataset, at least, that are read twice
+
 _COLUMN_KEYS = {"inputs": "input-column", "label": "label-column", "group": "group-column"}
 
 
@@ -133,9 +135,9 @@ def function_data(
         digest_of(function, name)  # what it has imported only now is known as it is now
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
-        elif not _is_hub_form(found):
+        elif not is_hugging_face_form(found):
             _no_columns(name, columns)
-            found = _arrays(found, problem)
+            found = named_arrays(found, problem)
     except DataError:
         raise
     except Exception as error:
@@ -145,15 +147,27 @@ def function_data(
             f"dataset = {name!r}: the function raised {type(error).__name__} ({Path(place.filename).name}, line "
             f"{place.lineno}); the log says more where it ran"
         ) from error
-    if _is_hub_form(found):
+    if is_hugging_face_form(found):
         return hugging_face_data(found, columns, targets, problem)
     return array_data(array_splits(found, targets, problem), problem)
 
 
-def _is_hub_form(found: Any) -> bool:
+def is_hugging_face_form(found: Any) -> bool:
+    """Tell whether this is a Dataset or DatasetDict of Hugging Face, or a dict of Datasets."""
     if isinstance(found, dict) and found:  # a DatasetDict is a dict too
         return all(map(is_hugging_face, found.values()))
     return is_hugging_face(found)
+
+
+def is_of_rows(found: Any) -> bool:
+    """Tell whether this is a torch Dataset, or what else has a length and numbered rows, or a pair of them."""
+    pair = found if _is_pair_of_datasets(found) else (found,)
+    return all(
+        hasattr(each, "__getitem__")
+        and hasattr(each, "__len__")
+        and not (isinstance(each, str | Mapping) or _is_array(each))
+        for each in pair
+    )
 
 
 def _is_pair_of_datasets(found: Any) -> bool:
@@ -171,7 +185,7 @@ def _no_columns(name: str, columns: DataColumns) -> None:
             raise DataError(f"{key} = {value!r}: {name} returned no data with columns")
 
 
-def _arrays(found: Any, problem: Problem) -> dict[str, Array]:
+def named_arrays(found: Any, problem: Problem) -> dict[str, Array]:
     """Return arrays by their names in an npz."""
     if isinstance(found, Mapping):
         if unknown := [key for key in found if key not in NAMES]:
@@ -215,7 +229,23 @@ def _rows(rows: Any, problem: Problem) -> tuple[Array, Array]:
             raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
         x, y = _wide_enough(x, inputs, problem), _wide_enough(y, target, problem)
         x[row], y[row] = inputs, target
+    for row in range(0, len(rows), max(1, len(rows) // _READ_AGAIN)):
+        for first, value in zip((x, y), rows[row], strict=True):
+            if not _is_same(first[row], _pixels_or_array(value, problem)):
+                raise problem(
+                    f"has a row {row} that is another one when it is read again; rows are read once, so what their "
+                    "transforms draw would be drawn once for the whole run: leave that out (augment changes images "
+                    "in training)"
+                )
     return x, y
+
+
+def _is_same(first: Array, again: Array) -> bool:
+    """Tell whether a row is what it was; a NaN, which is refused later, is like another."""
+    if first.shape != again.shape:
+        return False
+    again = again.astype(first.dtype)
+    return bool(np.all((first == again) | ((first != first) & (again != again))))
 
 
 def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
@@ -241,6 +271,8 @@ def _array(value: Any, key: str, problem: Problem) -> Array:
     try:
         tensor = value.detach().cpu() if hasattr(value, "detach") else value
         found = np.asarray(tensor)
+        if found.dtype == object and found.size and all(isinstance(each, str) for each in found.flat):
+            found = found.astype(str)  # a table's column of texts
     except (TypeError, ValueError, RuntimeError):
         found = np.empty(0, object)
     if found.dtype.kind not in "biufUcM":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedapp.data.arrays import array_data, join_rows
+from fedapp.data.arrays import array_data, check_whole, join_rows
 from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
 from fedapp.data.errors import DataError, one_line
 from fedapp.data.loading import PREFIX
@@ -154,6 +154,8 @@ def _inputs(split: "HFDataset", names: list[str], problem: Problem) -> Array:
         return _images(split, names[0], problem)
     if len(names) == 1:
         x = _column(split, names[0], problem)
+        if x.ndim > 1:  # such as the ids of words
+            check_whole(f"column {names[0]!r}", x, problem)
         return x[:, None].astype(np.float32) if x.ndim == 1 else x
     columns = [_column(split, name, problem) for name in names]
     if any(column.ndim != 1 for column in columns):

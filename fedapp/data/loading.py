@@ -13,7 +13,7 @@ from typing import Any
 
 from fedapp.data.cache import cached_dataset
 from fedapp.data.dataset import DataColumns, Dataset, RawData, Targets
-from fedapp.data.errors import DataError, expanded, path_error
+from fedapp.data.errors import DataError, data_at, expanded, path_error
 from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import forced
 
@@ -117,7 +117,7 @@ def load_dataset(
     key = source.key | ({"targets": targets} if targets == "numbers" else {})
     dataset = cached_dataset(name, key, lambda: forced(source.read(), targets, name), cache_dir)
     if targets == "classes" and dataset.targets == "numbers":
-        where = f"data-path = {data_path!r}" if data_path else f"dataset = {name!r}"
+        where = data_at(data_path) if data_path else f"dataset = {name!r}"
         raise DataError(
             f"{where}: its targets are numbers; whole numbers from 0, or names, are needed for classes"
         )

@@ -123,7 +123,10 @@ def read_leaf(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
 
 def named_npz_data(name: str, path: Path) -> RawData:
     """Read a named image dataset from an npz file with uint8 images."""
-    return image_data(name, read_npz(path), partial(path_error, path))
+    splits = read_npz(path)
+    if splits[0].classes:
+        raise path_error(path, f"y_train has names; the numbers of the classes of {name} are needed")
+    return image_data(name, splits, partial(path_error, path))
 
 
 def torchvision_data(name: str, root: Path) -> RawData:

@@ -15,8 +15,8 @@ _LARGE = 100.0
 def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False) -> list[str]:
     """Return a line for each thing that is probably not meant.
 
-    Classes without rows, one class or one target alone, one test row, inputs that are so large that no usual step
-    size suits them.
+    Classes without rows, one class or one target alone, one test row, numbers that are scaled as bytes of images
+    are, inputs that are so large that no usual step size suits them.
     """
     found = (
         _of_classes(dataset, partition) if dataset.targets == "classes" else _of_numbers(dataset, partition)
@@ -24,6 +24,10 @@ def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False
     if len(partition.test_indices) == 1:
         what = "accuracy is 0 or 1" if dataset.targets == "classes" else "its loss says little"
         found.append(f"there is a single test row: {what}")
+    if dataset.kind == "vector" and dataset.x.dtype == np.uint8 and dataset.scale != 1.0:
+        found.append(
+            "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
+        )
     if not normalize and dataset.scale == 1.0 and dataset.kind != "text":
         found += _of_size(dataset, partition)
     return found
@@ -69,6 +73,10 @@ def _of_classes(dataset: Dataset, partition: Partition) -> list[str]:
     found = []
     if len(trained) == 1:
         found.append(f"all training rows are of one class, {_named(dataset, trained)}: any model is right")
+    if len(tested) == 1 < min(len(trained), len(partition.test_indices)):
+        found.append(
+            f"all test rows are of one class, {_named(dataset, tested)}: accuracy says little, and there is no auroc"
+        )
     absent = np.setdiff1d(np.arange(dataset.num_classes), np.union1d(trained, tested))
     if len(absent):
         found.append(f"of {dataset.num_classes} classes no row has {_named(dataset, absent)}")

@@ -168,4 +168,5 @@ def _leaf_split(paths: list[Path], numbers: dict[str, int]) -> Split:
             except (TypeError, ValueError) as error:
                 raise path_error(path, f"user {user!r}: {one_line(error)}") from error
             parts.append((x, y, np.full(len(y), numbers.setdefault(user, len(numbers)))))
-    return Split(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    x, y, groups = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Split(x, y, groups)

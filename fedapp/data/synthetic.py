@@ -87,7 +87,7 @@ def _deviations() -> Array:
 
 
 def _joined(parts: list[Split]) -> Split:
-    x, y, groups = (np.concatenate(each) for each in zip(*parts, strict=True))
+    x, y, groups = (np.concatenate(each) for each in zip(*(part[:3] for part in parts), strict=True))
     return Split(x, y, groups)
 
 

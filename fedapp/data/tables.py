@@ -94,6 +94,7 @@ def read_table(path: Path) -> "pyarrow.Table":
     import pyarrow
 
     try:
+        _check_readable(path)
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
 
@@ -115,6 +116,15 @@ def read_table(path: Path) -> "pyarrow.Table":
         raise path_error(path, f"can't be read ({error.strerror or type(error).__name__})") from None
 
 
+def _check_readable(path: Path) -> None:
+    """Refuse files of which pyarrow's message says little."""
+    if path.stat().st_size == 0:
+        raise path_error(path, "is empty")
+    with path.open("rb") as file:
+        if path.suffix.lower() != ".parquet" and file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            raise path_error(path, "is UTF-16; UTF-8 is needed")
+
+
 def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> IntArray:
     """Return natural ids (N,): numbers as they are, names by their rank."""
     from pyarrow import types
@@ -133,7 +143,8 @@ def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray") -> Array:
     from pyarrow import types
 
     _check_filled(path, name, column.null_count)
-    if not (types.is_integer(column.type) or types.is_floating(column.type)):
+    kinds = (types.is_integer, types.is_floating, types.is_boolean)  # flags are 0 and 1
+    if not any(kind(column.type) for kind in kinds):
         raise path_error(path, f"column {name!r} has type {column.type}; numbers are needed")
     with np.errstate(over="ignore"):
         values: Array = column.to_numpy().astype(np.float32)

@@ -31,7 +31,8 @@ def read_targets(found: Mapping[str, Array], targets: Targets | None, problem: P
     """
     for name, values in found.items():
         if values.dtype.kind not in "biuf":
-            raise problem(f"{name} has type {values.dtype}; numbers are needed")
+            names = "" if targets == "numbers" else ", or names for classes alone,"
+            raise problem(f"{name} has type {values.dtype}; numbers{names} are needed")
         if values.ndim not in (1, 2) or (values.ndim == 2 and values.shape[1] == 0):
             raise problem(f"{name} has shape {values.shape}; (N,), or (N, M) for numbers, is needed")
     whole = all(values.dtype.kind in "biu" and _columns(values) == 1 for values in found.values())

@@ -96,7 +96,9 @@ def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
         axes.annotate(
             _short(name), (1.0, end), (1.04, place), xycoords="axes fraction", textcoords="axes fraction",
             color=color, fontsize=8, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-", "color": color, "lw": 0.6, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0,
+            },
         )  # fmt: skip
 
 

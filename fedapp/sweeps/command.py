@@ -143,14 +143,16 @@ def _of_all(
 ) -> tuple[dict[str, Value], dict[str, Value]]:
     """Return the keys of all runs: of a run's config.toml, which has every key, and what somebody wrote.
 
-    Of the first ones those that are the sweep's own, or on an axis, are left out.
+    Of the first ones those that are the sweep's own, or on an axis, are left out; of what somebody wrote into a file
+    those on an axis, which is closer at hand.
     """
     given, num_clients = read_run_options("--run-config", run_config)
     clients = {} if num_clients is None else {NUM_CLIENTS: num_clients}
     stated = stated_options("--run-config", run_config)
     every = {**clients, **given}
     of_a_run = {key: value for key, value in every.items() if key not in (*stated, *TAKEN, *of_axes)}
-    return of_a_run, {key: every[key] for key in stated}
+    beside = read_options("--run-config", [each for each in run_config or [] if not each.endswith(".toml")])
+    return of_a_run, {key: every[key] for key in stated if key in beside or key not in of_axes}
 
 
 def _clients(federation_config: list[str] | None) -> dict[str, Value]:

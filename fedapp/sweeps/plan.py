@@ -98,7 +98,8 @@ class SweepPlan(Grid):
             raise ValueError("grid: has no axis, such as seed = [0, 1, 2]")
         set_by_axes = {key for _, keys in self._set_by_axes() for key in keys}
         if both := sorted(set_by_axes & self.base.keys()):
-            raise ValueError(f"{both[0]}: is given both for all runs and as an axis")
+            are = "is" if len(both) == 1 else "are"
+            raise ValueError(f"{', '.join(both)}: {are} given both for all runs and as an axis")
         for axis in self.tune:
             if axis not in self.grid:
                 raise ValueError(f"tune: {axis!r} is no axis; there are {', '.join(self.grid)}")

@@ -202,4 +202,6 @@ def _tried(what: str, do: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # whatever a user's code raises, the cause is told
         reason = " ".join(str(error).split())[:300]
+        if "Long, Int" in reason:  # an embedding, which takes whole numbers
+            reason += "; inputs are float32: begin with x.long()"
         raise OwnPartError(f"{what} ({type(error).__name__}: {reason})") from error

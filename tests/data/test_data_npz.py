@@ -50,6 +50,24 @@ def test_channels_that_may_be_meant_otherwise_are_told(
     assert (f"taken for {shape[0]} channels of {shape[1]}x{shape[2]}" in caplog.text) is says
 
 
+@pytest.mark.parametrize(("dtype", "says"), [(np.float64, True), (np.uint8, False)])
+def test_series_are_taken_for_grey_images_and_that_is_told(
+    tmp_path: Path, dtype: Any, says: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = {"x_train": np.ones((3, 10, 2), dtype), "y_train": np.array([0, 4, 1])}
+    assert load_dataset("npz", save(tmp_path / "own.npz", arrays)).input_shape == (1, 10, 2)
+    assert ("rows of shape (10, 2), taken for grey images (1, 10, 2)" in caplog.text) is says
+
+
+def test_labels_that_are_names(tmp_path: Path) -> None:
+    arrays = {"x_train": X, "y_train": np.array(["b", "a", "b"]), "x_test": X, "y_test": np.array(["c"] * 3)}
+    path = save(tmp_path / "own.npz", arrays)
+    data = load_dataset("npz", path)
+    assert (data.y.tolist(), data.classes, data.num_classes) == ([1, 0, 1, 2, 2, 2], ("a", "b", "c"), 3)
+    assert "y_train has type <U1; numbers are needed" in message("npz", path, targets="numbers")
+    assert "y_train has names; the numbers of the classes of mnist are needed" in message("mnist", path)
+
+
 @pytest.mark.parametrize("key", ["group", "writer"])
 def test_npz_groups(tmp_path: Path, images: Arrays, key: str) -> None:
     groups = {f"{key}_train": np.arange(30) // 3, f"{key}_test": np.arange(10, dtype=np.int16)}
@@ -97,6 +115,19 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
     (
         {"x_train": X.astype(complex), "y_train": Y},
         "x_train has type complex128; uint8, another integer type or floats are allowed",
+    ),
+    (
+        {"x_train": np.full((3, 2), 2**24 + 1), "y_train": Y},
+        "x_train has whole numbers beyond 16777216, which float32, the type of inputs, doesn't tell apart; smaller "
+        "ones, or floats, are needed",
+    ),
+    (
+        {"x_train": X, "y_train": np.array(["a", "b", ""])},
+        "y_train has 1 empty names; all must be filled",
+    ),
+    (
+        {"x_train": X, "y_train": Y, "x_test": X, "y_test": np.array(["a", "b", "c"])},
+        "y_test has type <U1; numbers, or names for classes alone, are needed",
     ),
     (
         {"x_train": X + np.nan, "y_train": Y},

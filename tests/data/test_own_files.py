@@ -12,6 +12,7 @@ from pyarrow import csv, parquet
 
 from fedapp.data import DataError, load_dataset
 from fedapp.data.dataset import DataColumns
+from tests.data.sources import message
 
 WRITE = {"csv": csv.write_csv, "parquet": parquet.write_table}
 FORMATS = pytest.mark.parametrize("suffix", sorted(WRITE))
@@ -47,6 +48,22 @@ def test_a_table_with_numbers_as_labels(suffix: str, tmp_path: Path) -> None:
     assert data.y.tolist() == [2, 0]
     assert (data.num_train, data.num_classes, data.kind, data.scale) == (2, 3, "vector", 1.0)
     assert (data.classes, data.columns, data.groups) == ((), ("b", "a"), None)
+
+
+@FORMATS
+def test_flags_of_a_table_are_0_and_1(suffix: str, tmp_path: Path) -> None:
+    data = load_dataset("files", write(tmp_path, suffix, {"x": [True, False], "a": [2, 3], "label": [0, 1]}))
+    assert (data.x.tolist(), data.scale) == ([[1, 2], [0, 3]], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty"), ("x,label\n1,0\n".encode("utf-16"), "is UTF-16; UTF-8 is needed")],
+)
+def test_a_file_that_is_empty_or_of_another_encoding(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes(content)
+    assert message("files", str(path)) == f"data-path = {str(path)!r}: {said}"
 
 
 @FORMATS
@@ -112,7 +129,6 @@ def test_a_group_without_a_name(tmp_path: Path, suffix: str) -> None:
         ({"x": [1, 2], "label": [0, None]}, "column 'label' has 1 empty cells; all must be filled"),
         ({"x": [1, 2, 3], "label": ["a", "", "  "]}, "column 'label' has 1 empty cells; all must be filled"),
         ({"x": ["7", "Smith"], "label": [0, 1]}, "column 'x' has type string; numbers are needed"),
-        ({"x": [True, False], "label": [0, 1]}, "column 'x' has type bool; numbers are needed"),
         ({"x": [1e39, 0], "label": [0, 1]}, "column 'x' has values that are not finite in float32"),
         (
             {"x": [1, 2], "label": [0.5, float("inf")]},

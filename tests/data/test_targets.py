@@ -178,6 +178,19 @@ def test_odd_targets_are_remarked_on(y: np.ndarray, said: list[str]) -> None:
     assert remarks(data, make_partition(data, 3, partitioner="iid", **keys)) == said
 
 
+def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "class_imbalance": 0.0, "data_imbalance": 0.0, "min_samples": 2, "dirichlet_alpha": 1.0,
+        "test_on": "held-out", "test_fraction": 0.1, "seed": 0,
+    }  # fmt: skip
+    x, y = np.arange(80).reshape(40, 2), np.arange(40) % 2
+    said = "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
+    for dtype, expected in ((np.uint8, [said]), (np.int16, [])):
+        path = save(tmp_path / f"{dtype.__name__}.npz", {"x_train": x.astype(dtype), "y_train": y})
+        data = load_dataset("npz", path)
+        assert remarks(data, make_partition(data, 3, partitioner="iid", **keys)) == expected
+
+
 def test_a_division_by_groups_of_a_table(tmp_path: Path) -> None:
     wards = ["a"] * 5 + ["b"] * 4 + ["c"] * 1
     path = table(tmp_path / "a.csv", {"x": range(10), "label": [0, 1] * 5, "ward": wards})

@@ -188,6 +188,11 @@ def test_a_run_that_diverges_says_so(refusal: Refusal, tmp_path: Path) -> None:
         ([0] * 60, None, "all training rows are of one class, 0: any model is right"),
         ([0, 2, 7] * 20, None, "of 8 classes no row has 1, 3, 4, 5, 6"),
         ([0, 1] * 30, [0, 1, 2], "test rows have 2, which no training row has"),
+        (
+            [0, 1] * 30,
+            [1, 1],
+            "all test rows are of one class, 1: accuracy says little, and there is no auroc",
+        ),
         ([0, 1] * 30, [1], "there is a single test row: accuracy is 0 or 1"),
     ],
 )

@@ -319,7 +319,20 @@ def test_an_unknown_key_is_named_with_what_was_meant(key: str, meant: str | None
     if meant:
         assert text == f"unknown key {key!r}: did you mean {meant!r}?"
     else:
-        assert all(allowed in text for allowed in KEYS) or "did you mean" in text
+        assert text.endswith("`fedapp keys` lists all") or "did you mean" in text
+
+
+@pytest.mark.parametrize("key", ["num-clients", "num-supernodes"])
+def test_the_number_of_clients_is_no_key_of_a_run(key: str) -> None:
+    said = f"unknown key {key!r}: clients are counted by --federation-config num-supernodes=N"
+    assert refusal({key: 4}) == said
+
+
+def test_a_key_that_is_like_no_other_is_not_answered_with_all_of_them() -> None:
+    assert refusal({"zzz": 4}) == "unknown key 'zzz': `fedapp keys` lists all"
+    assert (
+        refusal({"learn": 4}) == "unknown key 'learn': near are lr, late, stragglers; `fedapp keys` lists all"
+    )
 
 
 def test_every_unknown_key_has_its_line() -> None:

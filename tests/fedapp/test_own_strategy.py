@@ -1,6 +1,7 @@
 """A strategy of the user's own, by module and class, whose parameters are keys of the run config."""
 
 import json
+import pickle
 import re
 import sys
 import tomllib
@@ -48,6 +49,12 @@ def test_its_parameter_is_a_key_that_acts_and_is_recorded(tmp_path: Path) -> Non
     # τ = 0.2, 0.6, 1; d_i = p_i 2^(−τ_i / 0.5)
     p, d = last["importance"], last["weight"]
     assert d == pytest.approx([p[0] * 2**-0.4, p[1] * 2**-1.2, p[2] * 2**-2.0])
+
+
+def test_its_config_goes_to_other_processes() -> None:
+    config = RunConfig.load({"strategy": HALF_LIFE, "half-life": 0.5, "lr": 0.2})
+    again = pickle.loads(pickle.dumps(config))
+    assert (again, again.half_life, type(again)) == (config, 0.5, type(config))
 
 
 def test_a_run_of_it_goes_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What every client gets of a model, and how unequal it is; how much each counts in rounds."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ def test_the_spread_by_hand() -> None:
     assert (hits["client-accuracy-worst-tenth"], hits["client-accuracy-best"]) == (0.1, 0.9)
     assert fairness.spread("loss", []) == {}
     assert all(math.isnan(value) for value in fairness.spread("loss", [1.0, math.nan]).values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(fairness.spread("loss", [1.0, math.inf])["client-loss-std"])
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,14 @@ def test_a_worker_that_is_killed_is_one_line(tmp_path: Path, monkeypatch):
     assert "error: a worker process was killed, perhaps for want of memory; the same command" in done.output
 
 
+def test_a_strategy_with_keys_of_its_own_goes_through_a_process(tmp_path: Path):
+    tiny = "strategy=custom.half_life:HalfLife model=logistic num-server-rounds=1 num-clients=2"
+    done = CliRunner().invoke(app, ["sweep", "half-life=1.0,2.0", "-c", tiny, "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    finished = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("summary.json")]
+    assert finished == ["finished", "finished"]
+
+
 def test_an_experiment_says_so_in_one_line_too(tmp_path: Path, monkeypatch):
     def killed(*_, **__):
         raise RunError("a worker process was killed")

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+import warnings
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +17,7 @@ from sklearn.datasets import load_digits
 
 import fedapp
 from fedapp.config import ConfigError
+from fedapp.data import DataError
 from strategies import FedAvg, RunError
 
 SMALL: dict[str, Any] = {
@@ -75,6 +79,12 @@ def test_arrays_are_a_dataset_wherever_the_run_goes_on(digits, tmp_path):
     assert longer.metrics["aggregation"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_labels_may_be_a_column_of_texts(tmp_path):
+    x, y = np.arange(80.0).reshape(40, 2) / 80, pd.Series(["well", "ill"] * 20, dtype=object)
+    made = fedapp.run(**SMALL, dataset=(x, y), results_dir=tmp_path)
+    assert 0 <= made.summary["accuracy"] <= 1
+
+
 def test_natural_clients_may_be_a_column_of_texts(tmp_path):
     x, y = np.arange(80.0).reshape(40, 2) / 80, np.arange(40) % 2
     given = {"x_train": x, "y_train": y, "group_train": pd.Series(["a", "b"] * 20, dtype=object)}
@@ -99,6 +109,40 @@ def test_runs_on_two_datasets_are_two_lines_and_not_two_seeds(digits, tmp_path):
         f"data-path={Path(each.config.data_path).name}" for each in made.values()
     ]
     assert table["end"].tolist() == [each.summary["accuracy"] for each in made.values()]
+
+
+def test_metrics_options_and_losses_as_they_are_in_python(tmp_path):
+    def share(outputs, targets):
+        return 0.25
+
+    keys = {
+        **SMALL,
+        "optimizer": "adam",
+        "optimizer_options": {"eps": 1e-5, "betas": (0.9, np.float64(0.95))},
+    }
+    loss = torch.nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0), reduction="none")
+    for metrics in (("accuracy", share), ["accuracy", share]):
+        made = fedapp.run(**keys, metrics=metrics, loss=loss, results_dir=tmp_path)
+        assert made.summary["share"] == 0.25
+        assert made.config.optimizer_options == "eps=1e-05 betas=[0.9,0.95]"
+        assert made.config.loss.startswith("python:CrossEntropyLoss_")
+    swept = fedapp.sweep(**SMALL, metrics=("accuracy", share), lr=[0.1, 0.2], out=tmp_path / "sweep")
+    assert swept.table["share"].tolist() == [0.25, 0.25]
+    with pytest.raises(ConfigError, match=r"metrics = 'python:share_.*jobs = 2 needs it in a module"):
+        fedapp.sweep(**SMALL, metrics=("accuracy", share), lr=[0.1, 0.2], jobs=2, out=tmp_path / "two")
+
+
+def test_datasets_of_others_are_taken_as_they_are(digits, tmp_path):
+    x, y = digits[0].reshape(len(digits[0]), -1).astype("f4")[:300], digits[1][:300]
+    rows = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+    table = datasets.Dataset.from_dict({"x": x, "label": y})
+    keys = {**SMALL, "results_dir": tmp_path}
+    plain, both = fedapp.run(dataset=(x, y), **keys), fedapp.run(dataset=(x, y, x, y), **keys)
+    for given, like in (
+        (rows, plain), ((rows, rows), both), (table, plain), ((table, table), both),
+        (datasets.DatasetDict({"train": table, "test": table}), both), (partial(lambda given: given, rows), plain),
+    ):  # fmt: skip
+        assert fedapp.run(dataset=given, **keys).summary["loss"] == like.summary["loss"]
 
 
 def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
@@ -136,26 +180,49 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
         ({"dataset": [1, 2]}, ConfigError, "dataset: is a list; must be a name, "),
         ({"dataset": {"x": 1}}, ConfigError, "dataset: 'x' is none of its arrays"),
         (
-            {"dataset": (np.zeros((2, 1)), pd.Series(["cat", "dog"], dtype=object))},
+            {"dataset": (pd.Series(["cat", "dog"], dtype=object), np.zeros(2))},
             ConfigError,
-            "dataset: y_train holds texts; numbers are needed",
+            "dataset: x_train holds texts; numbers are needed",
         ),
         (
             {"dataset": (np.zeros((2, 1)), [None, 1])},
             ConfigError,
-            "dataset: y_train holds objects; numbers are needed",
+            "dataset: y_train holds objects; numbers or texts are needed",
         ),
         ({"dataset": ([[1], [1, 2]], [0, 1])}, ConfigError, "dataset: x_train is no array (setting an array"),
         ({"engine": "rya"}, ConfigError, "engine = 'rya': allowed are sequential, vectorized, ray"),
         ({"way": "single", "engine": "sequential"}, ConfigError, "is a way of engine vectorized"),
         ({"federation_config": {"verbose": True}}, ConfigError, "federation_config: isn't read by engine"),
-        ({"num_clients": 0}, ConfigError, "num-supernodes = 0"),
+        ({"num_clients": 0}, ConfigError, "num_clients = 0"),
+        ({"num_clients": 2000}, DataError, "num_clients = 2000: 'digits' has "),
+        (
+            {"num_supernodes": 3},
+            TypeError,
+            "unknown key 'num_supernodes': clients are counted by num_clients=N",
+        ),
+        (
+            {"dataset": (np.zeros((2, 1)), [-1, 1])},
+            DataError,
+            "^dataset: y_train has a label below 0; whole numbers from 0 are needed",
+        ),
+        (
+            {"optimizer": "adam", "optimizer_options": {"eps": "small"}},
+            ConfigError,
+            "optimizer-options: eps is a str; must be a number or a flag",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_at_once(keys, kind, message, tmp_path):
     with pytest.raises(kind, match=message.replace("(", r"\(")):
         fedapp.run(**{"results_dir": tmp_path / "none", **keys})
     assert not (tmp_path / "none").exists()
+
+
+def test_numbers_beyond_float32_are_one_line_and_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match=r"^dataset: x_train has values that are not finite"):
+            fedapp.run(dataset=(np.full((20, 2), 1e300), np.arange(20) % 2), quiet=True)
 
 
 def test_a_run_that_fails_raises_and_names_its_folder(tmp_path):

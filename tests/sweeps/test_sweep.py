@@ -130,9 +130,16 @@ def test_of_a_runs_config_an_axis_wins_and_what_is_written_beside_it_does_not(sw
     assert {(each.config.lr, each.config.seed) for each in planned.runs()} == {(0.5, 1)}
     assert {each.config.momentum for each in planned.runs()} == {0.3}  # which the plan's author wrote
     assert {each.num_clients for each in plan_of(["lr=1"], [file, "num-clients=9"], None, {}).runs()} == {9}
+    own = tmp_path / "own.toml"
+    own.write_text("lr = 0.2\nbatch-size = 5\n")
+    swept = plan_of(["lr=1,2"], [str(own), "seed=3"], None, {}).runs()
+    assert [(each.config.lr, each.config.batch_size) for each in swept] == [(1, 5), (2, 5)]
+    with pytest.raises(ConfigError, match="lr: is given both for all runs and as an axis"):
+        plan_of(["lr=1,2"], [str(own), "lr=3"], None, {})
     for beside, message in (
         ("lr=3", "lr: is given both for all runs and as an axis"),
         ("results-dir=x", "results-dir is the sweep's own"),
+        ("num-clients=9 lr=3", "lr, num-clients: are given both for all runs and as an axis"),
         ("num-clients=9", "num-clients: is given both for all runs and as an axis"),
     ):
         with pytest.raises(ConfigError, match=message):

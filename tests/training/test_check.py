@@ -262,6 +262,26 @@ def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> N
     assert model[0].first is None
 
 
+@pytest.mark.parametrize("period", [2, 3, 4, 5])
+def test_what_comes_again_after_some_forward_passes_is_found(period: int) -> None:
+    class Turns(nn.Linear):
+        passes = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return super().forward(x) * (1 + 0.3 * (self.passes % period == 0))
+
+    found = trial(Turns(6, 3).eval(), CROSS_ENTROPY, X, Y)
+    assert found is not None
+    assert found.startswith("the same training gives another ")
+
+
+def test_an_embedding_without_long_is_told_of_it() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 3)).eval()
+    with pytest.raises(OwnPartError, match=r"; inputs are float32: begin with x\.long\(\)\)$"):
+        check_parts("m:m", model, CROSS_ENTROPY, (), X.abs(), Y)
+
+
 def test_a_hook_of_a_frozen_parameter_does_nothing() -> None:
     model = nn.Sequential(hooked(), nn.Linear(3, 3))
     model[0].requires_grad_(False)
