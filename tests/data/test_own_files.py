@@ -151,7 +151,7 @@ def test_no_message_quotes_a_value(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_text("Smith")
     assert refused(tmp_path / "b.parquet").endswith("can't be read as parquet (ArrowInvalid)")
     (tmp_path / "c.csv").write_text("")
-    assert refused(tmp_path / "c.csv").endswith("can't be read as csv (ArrowInvalid)")
+    assert refused(tmp_path / "c.csv").endswith("is empty")
     (tmp_path / "d.csv").write_text("x,label\n")
     assert refused(tmp_path / "d.csv").endswith("has no rows; at least one is needed")
     (tmp_path / "e.csv").write_text("x,x,label\n1,2,0\n")
