@@ -17,11 +17,8 @@ from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
 from fedapp.own import register
 
 _CLIENTS = "num-supernodes"
-_CALLED = (
-    "loss",
-    "metrics",
-    "dataset",
-)  # what objects may be that can be called; one of a model is no maker of it
+# What objects may be that can be called; one of a model is no maker of it.
+_CALLED = ("loss", "metrics", "dataset")
 _PAIR = ("x_train", "y_train")
 _ARRAYS = (*_PAIR, "x_test", "y_test", "group_train", "group_test")
 
