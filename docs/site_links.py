@@ -1,4 +1,4 @@
-"""What MkDocs is told of the repository around docs/: its pages there, and what becomes of links to anything else.
+"""What MkDocs is told of the repository around docs/: its pages there, and what becomes of links and formulas.
 
 README.md is the site's first page. A link out of docs/ goes to a page, where mkdocs.yml has one of it in ``nav``, or
 to a copy of the file; where it names a folder, its text alone stays. So the same links hold here and in the
@@ -21,6 +21,12 @@ HOME, ELSEWHERE = "index.md", "repository"
 # A Markdown link or image whose target is neither an address nor an anchor of its page.
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)#\s]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(```.*?^```)", re.M | re.S)
+# p_i or 2^BITS of a formula in the text, as the Markdown has it; neither in code nor in tags.
+INDEX = re.compile(
+    r"(?P<kept><(code|pre|svg|script|style)\b.*?</\2>|<[^>]*>)"
+    r"|(?<![^\W\d_]{2})(?<=[^\W\d_])_(?P<low>[a-zα-ω]{1,2}|[A-Z]|max|eff)\b|(?<=[\w)])\^(?P<high>−?\w+)\b",
+    re.S,
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -59,8 +65,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings announce code with two colons, as reStructuredText does."""
-    return re.sub(r"\s*::</p>", ":</p>", html)
+    """Set indices and powers as such, and what methods say of themselves in lines.
+
+    Docstrings announce code with two colons, as reStructuredText does.
+    """
+    lines = re.sub(r"\n(?=(?:Rule|Needs|Sent|Kept|Helps): )", "<br>\n", html)
+    return INDEX.sub(_set, re.sub(r"\s*::</p>", ":</p>", lines))
+
+
+def _set(found: re.Match[str]) -> str:
+    if found["kept"]:
+        return found["kept"]
+    return f"<sub>{found['low']}</sub>" if found["low"] else f"<sup>{found['high']}</sup>"
 
 
 def _listed(nav: Any) -> list[str]:

@@ -27,7 +27,7 @@ class AsyncFedAvg(EveryArrival):
     data), so that with η_g = 1, the paper's reading, all but short steps diverge. By default (``server_lr = 0``) η_g
     is 1/C: as many arrivals as there are clients then move the model about as far as a synchronous round.
 
-    Rule: the model moves by d_i Δ_i; time-based d_i are p_i times the arrivals while client i works once.
+    Rule: the model moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
     Helps: where the slowest are far slower than the others, and all must count by their data.
     """
 

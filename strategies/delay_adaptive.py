@@ -34,7 +34,7 @@ def shrinkage(staleness: int, concurrency: int) -> float:
 class DelayAdaptive(EveryArrival):
     """Asynchronous FedAvg with delay-adaptive steps (Koloskova et al. 2022, algorithm 1 with steps by delay).
 
-    Rule: as asynchronous FedAvg, times min(1, τ_c/δ), τ_c the clients at work.
+    Rule: as asynchronous FedAvg, times min(1, τ_c/δ), τ_c the number of clients at work.
     Helps: where a few are so late that their steps must be short; they then count less.
     """
 

@@ -23,7 +23,7 @@ class FedAvg(SynchronousStrategy):
     """FedAvg (McMahan et al. 2017, algorithm 1).
 
     Rule: the model moves by the mean of the updates, Σ d_i Δ_i.
-    Helps: as what others are compared with; clients alike, little local work.
+    Helps: as the baseline; where clients are alike, or do little local work.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedAvgConfig

@@ -59,7 +59,8 @@ class FedDynConfig(SynchronousConfig):
 class FedDyn(CountsAway):
     """FedDyn (Acar et al. 2021, algorithm 1).
 
-    Rule: each local step goes along g_i − h_i + α (w − W), and the model by the sum of all updates so far, too.
+    Rule: each local step goes along g_i − h_i + α (w − W), −h_i/α the sum of a client's updates so far; the model
+    moves by the mean of the updates, and of these sums.
     Sent: −h_i.
     Kept: h_i of each client, and their sum.
     Helps: where data are unlike and clients come near their own minimum in a round.

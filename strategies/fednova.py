@@ -44,7 +44,7 @@ class FedNova(SynchronousStrategy):
     """FedNova (Wang et al. 2020, eq. 9).
 
     Rule: each update is divided by how far its client's steps went, before the mean.
-    Needs: clients that tell how far.
+    Needs: clients that tell how far their steps went.
     Helps: where clients take unequal numbers of steps, or other step sizes.
     """
 

@@ -39,7 +39,7 @@ class FedProx(SynchronousStrategy):
     """FedProx (Li et al. 2020, algorithm 2).
 
     Rule: each local step is pulled to the model that was sent, by α (w − W).
-    Helps: where much local work on unlike data drifts, or unequal work does; it slows down what doesn't.
+    Helps: where local models drift apart, by much or unequal work on unlike data; elsewhere it slows down.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig

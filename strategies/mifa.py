@@ -42,7 +42,7 @@ class Mifa(CountsAway):
     New model: when all participants have answered; the first when all clients have, once.
     Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds).
     Kept: the last update of each client.
-    Helps: where who takes part isn't drawn evenly.
+    Helps: where some clients take part more often than others.
     """
 
     streams: ClassVar[bool] = False

@@ -35,10 +35,10 @@ class RennalaConfig(BufferedConfig):
 class Rennala(AsynchronousStrategy):
     """Rennala SGD (Tyurin and Richtárik 2023, section 4).
 
-    New model: of the first `buffer-size` pieces of work on the present one.
-    Rule: the model moves by their mean; late work is thrown away.
-    Kept: the updates of the next model.
-    Helps: where data are alike and only fresh work will do; the fast count more.
+    New model: when `buffer-size` updates of the present model have arrived.
+    Rule: the model moves by their mean; updates of older models are thrown away.
+    Kept: these updates until then.
+    Helps: where data are alike and stale updates harm; the fast count more.
     """
 
     Config: ClassVar[type[StrategyConfig]] = RennalaConfig

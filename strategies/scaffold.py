@@ -38,11 +38,11 @@ VARIATES = "variates"
 class Scaffold(CountsAway):
     """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II).
 
-    Rule: each local step goes along g_i + c − c_i, c_i a mean of the client's last gradients.
+    Rule: each local step goes along g_i + c − c_i, c_i the mean of a client's last gradients, c that of all c_i.
     Needs: clients that tell how far their steps went.
     Sent: c − c_i.
     Kept: c_i of each client.
-    Helps: where data are unlike and local work is much; c_i grow old where few take part.
+    Helps: where data are unlike and local work is much; where few take part, c_i are out of date.
     """
 
     streams: ClassVar[bool] = False

@@ -95,7 +95,7 @@ class Spectral(SynchronousStrategy):
     Needs: a direction of each client's data.
     Sent: u_i.
     Kept: the last model of each client.
-    Helps: where groups of clients have alike data; with β near 1, as u_i is a round old.
+    Helps: where groups of clients have alike data; as u_i is a round old, a small β wants small steps.
     """
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig

@@ -42,7 +42,7 @@ class DataKeys(Keys):
         ),
         key("the data; npz and files are your own"),
     ]
-    data_path: Annotated[Text, key("where they are; empty: from the Hugging Face hub, or embedded")]
+    data_path: Annotated[Text, key("where the data are; empty: the Hugging Face hub, or embedded")]
     input_column: Annotated[
         Text, key("the column of inputs, or several: A,B,…; empty: all that are nothing else", _COLUMNS)
     ]
@@ -55,8 +55,8 @@ class DataKeys(Keys):
         bool | Literal["symmetric", "standardize"],
         Field(description="true, false, symmetric or standardize"),
         key(
-            "inputs in [0, 1], in [−1, 1], by the dataset's published mean and deviation (true), or by those of all "
-            "clients' training rows"
+            "false: inputs in [0, 1]; symmetric: in [−1, 1]; true: less the dataset's published mean, over its "
+            "standard deviation; standardize: the same by those of all clients' training rows"
         ),
     ]
     augment: Annotated[
@@ -84,7 +84,8 @@ class DataKeys(Keys):
     class_imbalance: Annotated[
         NonNegative,
         key(
-            "κ⁻¹: how unlike the clients' classes are; 0: alike", where("partitioner", "label-quantity-skew")
+            "κ⁻¹: how unlike the clients' shares of the classes are (non-IID); 0: alike",
+            where("partitioner", "label-quantity-skew"),
         ),
     ]
     data_imbalance: Annotated[

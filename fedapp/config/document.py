@@ -17,7 +17,7 @@ reads is named before the first round, and listed as `unread-keys` in summary.js
 
 
 def document() -> str:
-    """Return every key with default, what it accepts, its meaning and who reads it, as Markdown."""
+    """Return every key with its meaning, default, what it accepts and who reads it, as Markdown."""
     return "\n\n".join([_INTRODUCTION, *(_section(section) for section in SECTIONS)]) + "\n"
 
 
@@ -77,14 +77,14 @@ def _section(section: type[Keys]) -> str:
     lines = [
         f"## {(section.__doc__ or '').strip().rstrip('.')}",
         "",
-        "| key | default | allowed | meaning | read by |",
+        "| key | meaning | default | allowed | read by |",
         "|---|---|---|---|---|",
     ]
     for key in section.key_names():
         declared = key_of(section, key)
         default = defaults()[key] if section.field_of(key).is_required() else section.field_of(key).default
         cells = (
-            f"`{key}`", f"`{_toml(default)}`", section.allowed(key), declared.meaning,
+            f"`{key}`", declared.meaning, f"`{_toml(default)}`", section.allowed(key),
             declared.readers.text(key),
         )  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

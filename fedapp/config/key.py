@@ -58,7 +58,11 @@ class Key:
 
 def _strategies_with(key: str) -> str:
     own = key.replace("-", "_")
-    return ", ".join(name for name, kind in REGISTRY.items() if own in kind.Config.__dataclass_fields__)
+    found = {name: kind for name, kind in REGISTRY.items() if own in kind.Config.__dataclass_fields__}
+    for has_rounds, said in ((True, "strategies with rounds"), (False, "strategies without rounds")):
+        if [*found] == [name for name, kind in REGISTRY.items() if kind.has_rounds is has_rounds]:
+            return said
+    return ", ".join(found)
 
 
 def where(key: str, *values: Value) -> Readers:

@@ -29,7 +29,7 @@ class ProtectionKeys(Keys):
             GUARDED & _BY_SIZE,
         ),
     ]
-    examples_bound: Annotated[Count, key("… and as at most so many; 0: no bound", GUARDED & _BY_SIZE)]
+    examples_bound: Annotated[Count, key("it counts as at most this, too; 0: no bound", GUARDED & _BY_SIZE)]
     arrival_weight_bound: Annotated[
         NonNegative,
         key("most that one contribution weighs, where those of a round sum to 1; 0: no bound", OWN & GUARDED),
@@ -47,16 +47,19 @@ class ProtectionKeys(Keys):
     ]
     aggregation_rule: Annotated[
         Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "bulyan"],
-        key("how a round's updates are put together", OWN),
+        key("how a round's updates become one: the weighted mean, or a rule for faulty (Byzantine) clients", OWN),
     ]
     faulty_clients: Annotated[
         Count,
         key(
-            "f, clients a round that a robust rule bears",
+            "f, clients a round that the rule tolerates, whatever they send",
             OWN & where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
         ),
     ]
-    dp: Annotated[Literal["none", "central", "local"], key("differential privacy, and who makes its noise")]
+    dp: Annotated[
+        Literal["none", "central", "local"],
+        key("differential privacy, and who adds its noise: the server (central) or each client (local)"),
+    ]
     dp_clipping_norm: Annotated[Positive, key("S, to which updates are clipped", _PRIVATE)]
-    dp_noise_multiplier: Annotated[Moderate, key("z, the noise's deviation over its sensitivity", _PRIVATE)]
-    dp_delta: Annotated[Inside, key("δ at which the ε spent is told", _PRIVATE)]
+    dp_noise_multiplier: Annotated[Moderate, key("z, the noise's standard deviation over its sensitivity", _PRIVATE)]
+    dp_delta: Annotated[Inside, key("δ of the ε spent so far, dp-epsilon", _PRIVATE)]

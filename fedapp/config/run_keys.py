@@ -32,13 +32,13 @@ class RunKeys(Keys):
         Count,
         key("rounds, or aggregations of an asynchronous strategy; 0: 40 rounds, or aggregations for as long"),
     ]
-    time_budget: Annotated[NonNegative, key("seconds of the run's clock at which it ends; 0: no limit")]
+    time_budget: Annotated[NonNegative, key("seconds of the run's clock after which the run ends; 0: no limit")]
     round_timeout: Annotated[
         Positive,
         key("real seconds after which a reply isn't waited for; the engines in one process wait for all"),
     ]
     min_clients: Annotated[Counting, key("clients to wait for before the first task")]
-    client_evaluation: Annotated[Flag, key("evaluate on the clients too")]
+    client_evaluation: Annotated[Flag, key("evaluate the model on the clients, too")]
     client_records: Annotated[
         Literal["auto", "always", "last", "never"],
         key(
@@ -58,7 +58,7 @@ class RunKeys(Keys):
     checkpoint_every: Annotated[Count, key("aggregations between two checkpoints; 0: none")]
     resume: Annotated[Text, key("folder of a run to go on with")]
     record_divergence: Annotated[
-        Flag, key("add how unlike the clients' objectives are, and how far local models drift")
+        Flag, key("add to the metrics how unlike the clients' objectives are, and how far local models drift")
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
     client_device: Annotated[DeviceChoice, key("what clients train on")]
@@ -74,7 +74,7 @@ class RunKeys(Keys):
     log_format: Annotated[Literal["text", "json"], key("how the app's own log lines are written")]
     metrics_port: Annotated[Port, key("where Prometheus can ask how the run stands; 0: nowhere")]
     metrics_host: Annotated[
-        Text, key("the address of this machine that is listened on", if_("metrics-port > 0", _exports))
+        Text, key("the address of this machine where Prometheus asks", if_("metrics-port > 0", _exports))
     ]
     run_name: Annotated[
         str,

@@ -89,7 +89,8 @@ class StrategyKeys(Keys):
         ),
     ]
     participation: Annotated[
-        Text, key("who takes part in a round: full, uniform, md, paired, flower or fixed:I,J,…", OWN)
+        Text,
+        key("who takes part in a round (client sampling): full, uniform, md, paired, flower or fixed:I,J,…", OWN),
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
     stragglers: Annotated[
@@ -102,7 +103,7 @@ class StrategyKeys(Keys):
     drop_stragglers: Annotated[
         Flag,
         key(
-            "whether the round goes without them",
+            "whether the round goes on without its stragglers",
             OWN & if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
         ),
     ]
@@ -113,7 +114,7 @@ class StrategyKeys(Keys):
     over_select: Annotated[
         UpToAHundred,
         key(
-            "o: (1 + o) times the clients are drawn, and a round closes with as many replies as without it",
+            "o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it",
             OWN,
         ),
     ]
@@ -124,8 +125,8 @@ class StrategyKeys(Keys):
     server_lr: Annotated[
         ZeroOrModerate,
         key(
-            "η_g, step size of the server's optimizer; 0: 1, for async-fedavg, delay-adaptive, ringmaster and ace "
-            "1/C, without which they diverge; with adagrad, adam, amsgrad or yogi 0.01, for every strategy"
+            "η_g, step size (learning rate) of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) "
+            "or yogi, else 1, but 1/C for async-fedavg, delay-adaptive, ringmaster and ace, which may diverge with 1"
         ),
     ]
     server_optimizer: Annotated[
@@ -140,7 +141,7 @@ class StrategyKeys(Keys):
     compression: Annotated[
         str,
         pattern(CODES, CODE_PATTERN),
-        key("how clients compress what they send of their updates; what they are sent is whole"),
+        key("how clients compress their updates (quantization, sparsification); what they are sent is whole"),
     ]
     proximal_mu: Annotated[
         NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)
@@ -186,7 +187,7 @@ class StrategyKeys(Keys):
     message_delta: Annotated[
         Inside,
         key(
-            "δ of it",
+            "δ of that privacy",
             WITH_GRAPH & if_("message-epsilon > 0", lambda setting: setting.config.message_epsilon > 0),
         ),
     ]
@@ -200,7 +201,7 @@ class StrategyKeys(Keys):
     ]
     fedfix_interval: Annotated[Positive, key("Δt, seconds between two aggregations", OWN)]
     concurrency: Annotated[
-        Count, key("clients at work at once, drawn among the idle whenever one is free; 0: all", OWN)
+        Count, key("clients at work at once; whenever a place is free, one of the idle is drawn; 0: all", OWN)
     ]
     buffer_size: Annotated[Counting, key("m, contributions that make an aggregation", OWN)]
     staleness_discount: Annotated[
@@ -218,7 +219,7 @@ class StrategyKeys(Keys):
     ]
     clock: Annotated[
         Literal["auto", "virtual", "wall"],
-        key("time follows from time-scenario, or is the machine's; auto: the latter on devices"),
+        key("virtual: time follows from time-scenario; wall: the machine's; auto: wall on devices, else virtual"),
     ]
     time_scenario: Annotated[
         str,

@@ -30,7 +30,7 @@ class TrainingKeys(Keys):
         pattern(f"one of {', '.join(MODELS)}, or module:name of your own", rf"^({'|'.join(MODELS)}|{_OWN})$"),
         key("what is trained; your own: a class or function that makes an nn.Module"),
     ]
-    init: Annotated[str, pattern(", ".join(INITS), f"^({'|'.join(INITS)})$"), key("its first values")]
+    init: Annotated[str, pattern(", ".join(INITS), f"^({'|'.join(INITS)})$"), key("the model's first values")]
     loss: Annotated[
         str,
         pattern(f"one of {', '.join(LOSSES)}, or module:name of your own", rf"^({'|'.join(LOSSES)}|{_OWN})$"),
@@ -48,11 +48,11 @@ class TrainingKeys(Keys):
             if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
         ),
     ]
-    local_steps: Annotated[Thousands, key("local steps of a task; 0: local-epochs counts")]
+    local_steps: Annotated[Thousands, key("local steps of a task in place of local-epochs, which is then 0; 0: local-epochs counts")]
     step_heterogeneity: Annotated[
         str,
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
-        key("how many of them each client does"),
+        key("how many local epochs, or local steps where these count, each client does"),
     ]
     fine_tune_epochs: Annotated[
         Thousands,
@@ -63,7 +63,7 @@ class TrainingKeys(Keys):
     ]
     normalize_steps: Annotated[Flag, key("divide a client's step size by the number of its steps")]
     batch_size: Annotated[Count, key("rows of a local step; 0: all")]
-    lr: Annotated[Positive, key("γ, the local step size")]
+    lr: Annotated[Positive, key("γ, the local step size (learning rate)")]
     lr_schedule: Annotated[
         str,
         pattern(LR_SCHEDULES, r"^(constant|inverse|inverse-sqrt|cosine|exponential:\S+)$"),
@@ -81,15 +81,15 @@ class TrainingKeys(Keys):
     optimizer_options: Annotated[
         Text,
         key(
-            'its options beside lr, such as "betas=[0.9,0.95] eps=1e-6"',
+            'the optimizer\'s options beside lr, such as "betas=[0.9,0.95] eps=1e-6"',
             if_("optimizer other than sgd", lambda setting: setting.config.optimizer != "sgd"),
         ),
     ]
     momentum: Annotated[
         BelowOne, key("heavy-ball momentum of local steps, anew in each task", where("optimizer", "sgd"))
     ]
-    l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss")]
-    clip_norm: Annotated[NonNegative, key("G, to which the gradient's norm is cut; 0: not")]
+    l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss (weight decay)")]
+    clip_norm: Annotated[NonNegative, key("G, above which a gradient's norm is clipped; 0: none is")]
 
 
 def is_sensible(schedule: str) -> bool:

@@ -21,12 +21,14 @@ GUIDES = [
     *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md") if p.name not in NOT_GUIDES),
 ]
 
+LOCAL = "needs minutes, and starts a SuperLink and three SuperNodes here"
+
 # How many blocks of a page don't run here, and why not. What tries them is in brackets.
 NOT_RUN = {
     ("README.md", "needs minutes: the tests themselves"): 1,
     ("README.md", "needs a package index"): 1,  # (make run, by who clones the project)
     ("README.md", "needs a package index, and minutes"): 1,  # (lint and docs: .ci/run, test_site.py)
-    ("README.md", "needs a SuperLink and SuperNodes"): 1,  # (tests/deploy/test_local.py)
+    ("README.md", LOCAL): 1,  # (tests/deploy/test_local.py)
     (
         "docs/compression.md",
         "needs minutes",
@@ -34,7 +36,7 @@ NOT_RUN = {
     ("docs/corrections.md", "needs a client of your own"): 1,  # (fedapp/client/training.py does the same)
     ("docs/data.md", "needs data of yours"): 1,  # (tests/data)
     ("docs/data.md", "needs the Hugging Face hub"): 1,  # (tests/data, on a copy of a set)
-    ("docs/deploy.md", "needs a SuperLink and SuperNodes"): 1,  # (tests/deploy/test_local.py)
+    ("docs/deploy.md", LOCAL): 1,  # (tests/deploy/test_local.py)
     ("docs/deploy.md", "needs root"): 3,
     ("docs/deploy.md", "needs root, on the server"): 6,  # (the units' commands: tests/deploy/test_startup.py)
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
