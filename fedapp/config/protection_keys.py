@@ -47,7 +47,10 @@ class ProtectionKeys(Keys):
     ]
     aggregation_rule: Annotated[
         Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "bulyan"],
-        key("how a round's updates become one: the weighted mean, or a rule for faulty (Byzantine) clients", OWN),
+        key(
+            "how a round's updates become one: the weighted mean, or a rule for faulty (Byzantine) clients",
+            OWN,
+        ),
     ]
     faulty_clients: Annotated[
         Count,
@@ -61,5 +64,7 @@ class ProtectionKeys(Keys):
         key("differential privacy, and who adds its noise: the server (central) or each client (local)"),
     ]
     dp_clipping_norm: Annotated[Positive, key("S, to which updates are clipped", _PRIVATE)]
-    dp_noise_multiplier: Annotated[Moderate, key("z, the noise's standard deviation over its sensitivity", _PRIVATE)]
+    dp_noise_multiplier: Annotated[
+        Moderate, key("z, the noise's standard deviation over its sensitivity", _PRIVATE)
+    ]
     dp_delta: Annotated[Inside, key("δ of the ε spent so far, dp-epsilon", _PRIVATE)]

@@ -32,7 +32,9 @@ class RunKeys(Keys):
         Count,
         key("rounds, or aggregations of an asynchronous strategy; 0: 40 rounds, or aggregations for as long"),
     ]
-    time_budget: Annotated[NonNegative, key("seconds of the run's clock after which the run ends; 0: no limit")]
+    time_budget: Annotated[
+        NonNegative, key("seconds of the run's clock after which the run ends; 0: no limit")
+    ]
     round_timeout: Annotated[
         Positive,
         key("real seconds after which a reply isn't waited for; the engines in one process wait for all"),

@@ -90,7 +90,10 @@ class StrategyKeys(Keys):
     ]
     participation: Annotated[
         Text,
-        key("who takes part in a round (client sampling): full, uniform, md, paired, flower or fixed:I,J,…", OWN),
+        key(
+            "who takes part in a round (client sampling): full, uniform, md, paired, flower or fixed:I,J,…",
+            OWN,
+        ),
     ]
     fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
     stragglers: Annotated[
@@ -219,7 +222,9 @@ class StrategyKeys(Keys):
     ]
     clock: Annotated[
         Literal["auto", "virtual", "wall"],
-        key("virtual: time follows from time-scenario; wall: the machine's; auto: wall on devices, else virtual"),
+        key(
+            "virtual: time follows from time-scenario; wall: the machine's; auto: wall on devices, else virtual"
+        ),
     ]
     time_scenario: Annotated[
         str,

@@ -48,7 +48,10 @@ class TrainingKeys(Keys):
             if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
         ),
     ]
-    local_steps: Annotated[Thousands, key("local steps of a task in place of local-epochs, which is then 0; 0: local-epochs counts")]
+    local_steps: Annotated[
+        Thousands,
+        key("local steps of a task in place of local-epochs, which is then 0; 0: local-epochs counts"),
+    ]
     step_heterogeneity: Annotated[
         str,
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
