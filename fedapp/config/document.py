@@ -13,7 +13,8 @@ _INTRODUCTION = """# Keys of the run config
 Made by `fedapp keys --markdown` from [fedapp/config](../fedapp/config); `fedapp keys NAME` tells of one. The defaults
 stand in `[tool.flwr.app.config]` of [pyproject.toml](../pyproject.toml). A key has one meaning with `flwr run`,
 `run_simulation.py`, `fedapp` and in an experiment's TOML file. A value other than the default that nothing in a run
-reads is named before the first round, and listed as `unread-keys` in summary.json."""
+reads is named before the first round, and listed as `unread-keys` in summary.json. The first nine strategies have
+rounds ([methods.md](methods.md))."""
 
 
 def document() -> str:

@@ -1,5 +1,6 @@
 """The site is made without a warning, asks nobody else, and tells of every public name."""
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -76,8 +77,21 @@ def test_a_reader_asks_nobody_else(site: tuple[Path, list[str]]) -> None:
         assert [address for address in loaded if re.match(r"(\w+:)?//", address)] == []
 
 
-def test_the_search_finds_a_key(site: tuple[Path, list[str]]) -> None:
-    assert "normalize-steps" in (site[0] / "search" / "search_index.json").read_text("utf-8")
+def test_the_search_finds_a_key_and_words_in_brackets(site: tuple[Path, list[str]]) -> None:
+    text = (site[0] / "search" / "search_index.json").read_text("utf-8")
+    assert "normalize-steps" in text
+    separator = json.loads(text)["config"]["separator"]
+    assert "Byzantine" in re.split(separator, "faulty (Byzantine) clients")
+
+
+def test_formulas_and_numbered_lists_are_set_as_they_are_meant(site: tuple[Path, list[str]]) -> None:
+    methods = (site[0] / "methods.html").read_text("utf-8")
+    assert "Σ p<sub>i</sub> f<sub>i</sub>" in methods
+    assert 'id="words-and-letters"' in methods
+    api = (site[0] / "api.html").read_text("utf-8")
+    assert "d_i; by default those of the draw" in api  # in code all stays as it is
+    assert "x<sup>−S</sup>" in (site[0] / "fleet.html").read_text("utf-8")
+    assert '<ol start="3">' in (site[0] / "flower.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
