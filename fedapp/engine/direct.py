@@ -156,13 +156,12 @@ class _Shared:
 
 def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
     """Return a request's model, which tasks share and don't write to."""
-    state, start, layout = {}, 0, request.layout
-    for name, shape, dtype, size in zip(
-        layout.names, layout.shapes, layout.dtypes, layout.sizes, strict=True
+    state, layout = {}, request.layout
+    for name, shape, dtype, span in zip(
+        layout.names, layout.shapes, layout.dtypes, layout.spans, strict=True
     ):
-        values = request.base[start : start + size].reshape(shape).astype(dtype, copy=False)
+        values = request.base[span].reshape(shape).astype(dtype, copy=False)
         state[name] = torch.from_numpy(values).to(device)
-        start += size
     return state
 
 
@@ -172,11 +171,10 @@ def _undone(error: Exception) -> Work:
 
 def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:
     arrays, loss = trained
-    model, start, layout = request.base.astype(np.float64), 0, request.layout
-    for name, size in zip(layout.names, layout.sizes, strict=True):
+    model, layout = request.base.astype(np.float64), request.layout
+    for name, span in zip(layout.names, layout.spans, strict=True):
         if (own := arrays.get(name)) is not None:
-            model[start : start + size] = own.reshape(-1)
-        start += size
+            model[span] = own.reshape(-1)
     metrics = MetricRecord(
         {
             messages.NUM_EXAMPLES: task.batches.num_examples,

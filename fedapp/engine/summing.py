@@ -101,7 +101,7 @@ class _Shared:
         state = federation.to_state(request.arrays, data.device)
         terms = TaskTerms.of(request.config, data.config, data.dataset, state, data.device)
         layout = Layout.of(request.arrays)
-        starts = dict(zip(layout.names, np.cumsum([0, *layout.sizes]).tolist(), strict=False))
+        starts = {name: span.start for name, span in zip(layout.names, layout.spans, strict=True)}
         return cls(request, terms, data, starts, layout.to_vector(request.arrays))
 
 
