@@ -97,14 +97,13 @@ def hugging_face_data(
     groups = _group_ids(splits, columns.group, problem) if columns.group else [None] * len(splits)
     if len({block.shape[1:] for block in x}) > 1 or len({block.dtype for block in x}) > 1:
         raise problem("has inputs of another shape or type in test than in train; they must match")
-    rows = [Split(*parts) for parts in zip(x, y, groups, strict=True)]
+    rows = [Split(*parts, classes) for parts in zip(x, y, groups, strict=True)]
     named = tuple(inputs) if len(inputs) > 1 else ()
     if x[0].dtype == np.uint8 and x[0].ndim == 4:
         all_y, ids, num_train = join_rows(rows)
         count = len(classes) or number_of_classes(all_y, problem)
         return RawData(x, all_y, ids, num_train, count, "image", 1 / 255, classes, named)
-    raw = array_data(rows, problem)
-    return replace(raw, num_classes=len(classes) or raw.num_classes, classes=classes, columns=named)
+    return replace(array_data(rows, problem), columns=named)
 
 
 def _splits(found: Any, problem: Problem) -> "list[HFDataset]":
