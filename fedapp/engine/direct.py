@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, MetricRecord
 from torch import Tensor
 
 from fedapp.client.handlers import reason_of
-from fedapp.client.training import TaskTerms, parts_of
+from fedapp.client.training import TaskTerms, parts_of, task_metrics
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.shared_rows import SharedRows, all_share
 from fedapp.federation.rows import RowsOf
@@ -175,11 +175,4 @@ def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:
     for name, span in zip(layout.names, layout.spans, strict=True):
         if (own := arrays.get(name)) is not None:
             model[span] = own.reshape(-1)
-    metrics = MetricRecord(
-        {
-            messages.NUM_EXAMPLES: task.batches.num_examples,
-            messages.NUM_STEPS: len(task.batches),
-            messages.TRAIN_LOSS: loss,
-        }
-    )
-    return Work(model, metrics, layout.num_bytes)
+    return Work(model, task_metrics(task, loss), layout.num_bytes)
