@@ -17,7 +17,7 @@ from torch import Tensor
 from fedapp.client.handlers import reason_of
 from fedapp.client.training import TaskTerms, parts_of, task_metrics
 from fedapp.engine.nodes import Nodes
-from fedapp.engine.shared_rows import SharedRows, all_share
+from fedapp.engine.shared_rows import SharedRows
 from fedapp.federation.rows import RowsOf
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
@@ -56,10 +56,6 @@ class DirectTasks:
         self._done: dict[str, Work] = {}
         self._numbers = count()
         self._shared: tuple[WorkRequest, _Shared] | None = None
-
-    def can_work(self, request: WorkRequest) -> bool:
-        """Tell whether such tasks can be done: by a rule that reads nothing beside the model, on data all share."""
-        return all_share(self.nodes, request.config) and set(request.rule) <= {messages.ALPHA}
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
         """Let tasks wait; return their ids."""
