@@ -17,7 +17,6 @@ IntArray = NDArray[np.int64]
 
 # What a row's target is: one of some classes, or one or more numbers.
 Targets = Literal["classes", "numbers"]
-TARGETS: tuple[Targets, ...] = ("classes", "numbers")
 
 _TENTHS = np.arange(1, 10) / 10
 
