@@ -23,7 +23,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.job import Job, Log, accuracy, load_rows
-from fedapp.models import build_model
 from strategies.time_scenario import TimeScenario
 
 # Said, though they are off by themselves: OmegaConf looks for names like one that isn't there each time it is asked
@@ -55,9 +54,7 @@ class AppflDriver(AsyncSimDriver):
         self.job, self.log = job, Log()
         x, y = load_rows(job.data, "train")
         self.test_rows = load_rows(job.data, "test")
-        self.model = build_model(
-            job.model, kind="image", input_shape=tuple(x.shape[1:]), num_classes=10, seed=job.seed
-        )
+        self.model = job.initial_model(x)
         bounds = np.linspace(0, len(x), job.num_clients + 1).round().astype(int)
         sizes, times = np.diff(bounds), TimeScenario("F80", job.num_clients).means
         alpha = job.server_lr * (1 / times).sum() * (times * sizes).sum() / sizes.sum()

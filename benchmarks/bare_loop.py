@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.job import Job, Log, accuracy, load_rows
-from fedapp.models import build_model
 from strategies import streams
 from strategies.time_scenario import TimeScenario
 
@@ -33,10 +32,7 @@ class Loop:
         self.job = job
         self.x, self.y = load_rows(job.data, "train")
         self.x_test, self.y_test = load_rows(job.data, "test")
-        shape = tuple(self.x.shape[1:])
-        self.model = build_model(
-            job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed
-        ).train()
+        self.model = job.initial_model(self.x).train()
         self.bounds = np.linspace(0, len(self.x), job.num_clients + 1).round().astype(int)
         self.rng = job.stream_of_batches()
         self.log = Log()

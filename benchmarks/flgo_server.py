@@ -29,7 +29,6 @@ from flgo.simulator.base import BasicSimulator
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.job import Job, Log, accuracy, load_rows
-from fedapp.models import build_model
 from strategies.time_scenario import TimeScenario
 
 # The benchmark's configuration, a module of its own that FLGo copies to where it imports it from.
@@ -170,5 +169,4 @@ def rows_of(job: Job, part: str) -> TensorDataset:
 
 def model_of(job: Job) -> torch.nn.Module:
     """Return the initial model, for the configuration."""
-    shape = tuple(load_rows(job.data, "test")[0].shape[1:])
-    return build_model(job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed)
+    return job.initial_model(load_rows(job.data, "test")[0])

@@ -4,10 +4,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from benchmarks.job import Job, Log, load_rows
-from fedapp.models import build_model
 
 Integers = NDArray[np.int64]
 
@@ -28,10 +26,7 @@ class HandWritten(ABC):
         self.rows, rest = divmod(len(self.x), job.num_clients)
         if rest or job.server_lr:
             raise ValueError("written for rounds of clients that all have the same number of rows")
-        shape = tuple(self.x.shape[1:])
-        self.model: nn.Module = build_model(
-            job.model, kind="image", input_shape=shape, num_classes=10, seed=job.seed
-        )
+        self.model = job.initial_model(self.x)
         self.rng = job.stream_of_batches()
 
     def run(self) -> Log:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapp.data.arrays import channels_first
+from fedapp.models import build_model
 from strategies import streams
 
 
@@ -68,6 +69,11 @@ class Job:
     def stream_of_participants(self) -> np.random.Generator:
         """Return what they draw participants from."""
         return streams.generator(self.seed, "bare-participants")
+
+    def initial_model(self, x: Tensor) -> nn.Module:
+        """Return what all contenders start from, for inputs such as these (N, C, H, W)."""
+        shape = tuple(x.shape[1:])
+        return build_model(self.model, kind="image", input_shape=shape, num_classes=10, seed=self.seed)
 
     def evaluates(self, aggregation: int) -> bool:
         """Say whether the model after so many aggregations is evaluated."""

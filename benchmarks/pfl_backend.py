@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.job import Job, Log, accuracy, load_rows
-from fedapp.models import build_model
 from strategies import streams
 
 
@@ -70,9 +69,7 @@ def simulate(job: Job) -> tuple[Log, "Trained"]:
     rows = zip(x.tensor_split(job.num_clients), y.tensor_split(job.num_clients), strict=True)
     clients, sampler = [Dataset(raw_data=own) for own in rows], participants(job)
     federation = FederatedDataset(clients.__getitem__, lambda: next(sampler))
-    module = Trained(
-        build_model(job.model, kind="image", input_shape=tuple(x.shape[1:]), num_classes=10, seed=job.seed)
-    )
+    module = Trained(job.initial_model(x))
     log.mark()
     FederatedAveraging().run(
         NNAlgorithmParams(

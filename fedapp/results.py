@@ -171,9 +171,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
-        notes = "".join(f"<div>{escape(note)}</div>" for note in self.remarks)
-        table: str = self.table.to_html(index=False, escape=True, na_rep="-", float_format="%.4f")
-        return f"<b>{escape(str(_near(self.path)))}</b>{table}{notes}"
+        return _html_table(str(_near(self.path)), self.table, self.remarks)
 
 
 class ComparedRuns:
@@ -220,9 +218,7 @@ class ComparedRuns:
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
-        notes = "".join(f"<div>{escape(note)}</div>" for note in self.remarks)
-        table: str = self.table.to_html(index=False, escape=True, na_rep="-", float_format="%.4f")
-        return f"<b>{escape(self._comparison.title)}</b>{table}{notes}"
+        return _html_table(self._comparison.title, self.table, self.remarks)
 
 
 def _near(path: Path) -> Path:
@@ -236,6 +232,12 @@ def _html(title: str, rows: Mapping[str, object]) -> str:
         f"<tr><td>{escape(key)}</td><td>{escape(_shown(each))}</td></tr>" for key, each in rows.items()
     )
     return f"<b>{escape(title)}</b><table>{cells}</table>"
+
+
+def _html_table(title: str, table: "pd.DataFrame", remarks: Sequence[str]) -> str:
+    notes = "".join(f"<div>{escape(note)}</div>" for note in remarks)
+    shown: str = table.to_html(index=False, escape=True, na_rep="-", float_format="%.4f")
+    return f"<b>{escape(title)}</b>{shown}{notes}"
 
 
 def _shown(value: object) -> str:

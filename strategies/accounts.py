@@ -71,7 +71,7 @@ class Accounts:
 
     def columns(self, least: int = 0) -> dict[str, list[float]]:
         """Return every count as a list by client index, of so many at least; zeros for those without an account."""
-        size = max(least, max(self._accounts, default=-1) + 1)
+        size = max(least, self.size)
         accounts = [self._accounts.get(index, Account()) for index in range(size)]
         columns = {
             field.name: [float(getattr(account, field.name)) for account in accounts]

@@ -25,11 +25,11 @@ import numpy as np
 
 from strategies.arrays import Vector
 from strategies.arrivals import EveryArrival
+from strategies.availability import NEVER
 from strategies.chain import Contribution
 from strategies.config import StrategyConfig
 from strategies.latest import NAME, LatestUpdates
 from strategies.ledger import Member
-from strategies.pace import NEVER
 from strategies.scheme import EventsConfig
 
 

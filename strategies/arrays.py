@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from io import BytesIO
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -67,6 +68,12 @@ class Layout:
         return tuple(prod(shape) for shape in self.shapes)
 
     @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """Return where the values of each array stand in a model's vector (D,)."""
+        ends = accumulate(self.sizes)
+        return tuple(slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True))
+
+    @cached_property
     def size(self) -> int:
         """D, the number of values."""
         return sum(self.sizes)
@@ -82,7 +89,7 @@ class Layout:
     @cached_property
     def most_bytes(self) -> int:
         """Bytes that a record of this layout takes at most, in numbers of 8 bytes and headers included."""
-        return sum(8 * prod(shape) + _HEADER for shape in self.shapes)
+        return sum(8 * size + _HEADER for size in self.sizes)
 
     @property
     def narrow(self) -> np.dtype:
@@ -115,15 +122,13 @@ class Layout:
                 f"its arrays take {size} bytes, those of the model at most {self.most_bytes}"
             )
         vector = np.empty(self.size)
-        start = 0
-        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
+        for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
             values = _decode(name, record[name])
             if values.shape != shape or (values.dtype != dtype and values.dtype.kind not in REAL):
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )
-            vector[start : start + values.size] = values.ravel()
-            start += values.size
+            vector[span] = values.ravel()
         check_values(vector)
         return vector
 
@@ -144,24 +149,20 @@ class Layout:
         """Tell whether a value of a sound (D,) vector is infinite in its array: above 65504 in a float16 one."""
         if HALF not in self.dtypes:
             return False
-        parts = np.split(vector, np.cumsum(self.sizes)[:-1])
         with np.errstate(over="ignore"):
             return any(
-                bool(np.isinf(values.astype(dtype)).any())
-                for values, dtype in zip(parts, self.dtypes, strict=True)
+                bool(np.isinf(vector[span].astype(dtype)).any())
+                for span, dtype in zip(self.spans, self.dtypes, strict=True)
                 if dtype == HALF
             )
 
     def to_record(self, vector: Vector) -> ArrayRecord:
         """Turn a (D,) vector into a record; values of integer arrays are rounded to the nearest."""
         record = ArrayRecord()
-        start = 0
-        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
-            size = prod(shape)
-            values = vector[start : start + size].reshape(shape)
+        for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
+            values = vector[span].reshape(shape)
             rounded = values if dtype.kind == "f" else np.rint(values)
             record[name] = pack(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
-            start += size
         return record
 
 

@@ -27,11 +27,10 @@ import numpy as np
 
 from strategies import streams
 from strategies.clock import RESOLUTION
-from strategies.files import NamedFile, numbers
+from strategies.files import NUMBER, NamedFile, numbers
 
 ALWAYS = "always"
 ALLOWED = "always, trace:FILE, diurnal:SHARE[,PERIOD[,SPREAD]], bernoulli:P[,SECONDS]"
-NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
 PATTERN = rf"^(always|trace:.+|diurnal:{NUMBER}(,{NUMBER}){{0,2}}|bernoulli:{NUMBER}(,{NUMBER})?)$"
 NEVER = math.inf
 LEAST = 1e-3  # seconds of a slot of ``bernoulli``

@@ -20,7 +20,6 @@ replies: whatever comes after sees a model like any other. What goes to clients 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -109,7 +108,7 @@ class Compression:
 
     def _arrays(self) -> Iterator[tuple[str, int, np.dtype]]:
         layout = self.layout
-        return zip(layout.names, map(prod, layout.shapes), layout.dtypes, strict=True)
+        return zip(layout.names, layout.sizes, layout.dtypes, strict=True)
 
     @property
     def num_bytes(self) -> int:

@@ -109,6 +109,18 @@ class SynchronousConfig(StrategyConfig):
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
 
+    def refuse_protection(self, sent: str) -> None:
+        """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""
+        if self.dp == "central":
+            said = f"dp = {self.dp!r}"
+        elif self.aggregation_rule != "mean":
+            said = f"aggregation_rule = {self.aggregation_rule!r}"
+        else:
+            return
+        raise ValueError(
+            f"{said}: {sent} as they came, past what protects the global one; allowed are mean, and dp none or local"
+        )
+
 
 @dataclass(frozen=True)
 class FlowerOptions:

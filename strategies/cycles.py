@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.availability import Availability
+from strategies.availability import NEVER, Availability
 from strategies.clock import RESOLUTION
 
 PLAYED = 512  # tasks of a client, at least, where something is drawn
@@ -18,7 +18,6 @@ SAMPLES = 96  # times of a period
 MANY = 32  # of periods that differ, up to so many times as many times,
 LOOKS = 300_000  # of so many looks at clients in all
 GOLDEN = (1 + 5**0.5) / 2  # a step by which no period is met at few times of its own
-NEVER = math.inf
 
 # Of a task by its number from 1 and its beginning: its end, and whether it is lost.
 Ends = Callable[[int, float], tuple[float, bool]]

@@ -24,7 +24,7 @@ from strategies.arrays import Vector
 from strategies.clock import RESOLUTION
 from strategies.timeline import Parts
 
-DROP, NEXT = "drop", "next"
+NEXT = "next"
 
 
 class Closing(NamedTuple):

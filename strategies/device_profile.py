@@ -23,13 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from strategies import streams
-from strategies.files import NamedFile, numbers
+from strategies.files import NUMBER, NamedFile, numbers
 from strategies.load import Load
 from strategies.timeline import Parts
 
 LAWS = ("lognormal", "zipf", "pareto")
 ALLOWED = "profile:FILE, lognormal:S, zipf:S, pareto:S (and SPEED,DOWN,UP,LATENCY after a comma)"
-NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
 PATTERN = rf"profile:.+|({'|'.join(LAWS)}):{NUMBER}(,{NUMBER}){{0,4}}"
 MOST = 1000.0  # X at most
 

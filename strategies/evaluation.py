@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from flwr.app import Message
 
+from strategies.availability import NEVER
 from strategies.exchange import LONGEST_POLL, SHORTEST_POLL, Mail
-from strategies.pace import NEVER, patience
+from strategies.pace import patience
 
 
 class EvaluationUnderWay:

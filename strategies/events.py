@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import Result
 from strategies import messages
 from strategies.accounts import ACCEPTED
 from strategies.arrays import ArraysMismatchError
+from strategies.availability import NEVER
 from strategies.chain import Contribution, Local, chain, fault_of
 from strategies.direct import Work
 from strategies.errors import RunError
@@ -35,7 +36,7 @@ from strategies.evaluation import EvaluationUnderWay
 from strategies.exchange import Mail
 from strategies.handing_out import FIRST, HandingOut
 from strategies.ledger import Held, Ledger, Member, Task
-from strategies.pace import NEVER, Arrival, Event, Look, PatienceOver, Retry, Tick, Turn
+from strategies.pace import Arrival, Event, Look, PatienceOver, Retry, Tick, Turn
 from strategies.packing import packing
 from strategies.reporting import EvaluateFn
 from strategies.roster import sized_by

@@ -49,7 +49,7 @@ def arriving(
     nodes = {
         m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in pushed
     }
-    return _poll(grid, nodes, timeout, stopped)
+    return (pair for look in looks(grid, nodes, timeout, stopped) for pair in look)
 
 
 def in_order(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
@@ -73,14 +73,18 @@ def looks(
     """Look for the replies to messages, by id, until all are there or the time is over.
 
     Yield what each look brings, maybe nothing, each with what ``waiting`` holds for its message, which then goes from
-    there. Who has seen enough asks for no more: nothing is read that isn't yielded.
+    there; a second reply to a message is ignored. Who has seen enough asks for no more: nothing is read that isn't
+    yielded.
     """
     clock, expired = WallClock(), False
     while waiting and not expired and not stopped():
         expired = clock.now() >= timeout  # what came since the last look still counts
         pulled = list(grid.pull_messages(list(waiting)))
-        ids = {reply.metadata.reply_to_message_id: reply for reply in pulled}  # a reply may come twice
-        yield [(waiting.pop(name), reply) for name, reply in ids.items() if name in waiting]
+        yield [
+            (waiting.pop(name), reply)
+            for reply in pulled
+            if (name := reply.metadata.reply_to_message_id) in waiting
+        ]
         if not pulled and not expired:
             wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
             clock.wait_until(min(clock.now() + wait, timeout))
@@ -143,21 +147,5 @@ class Mail:
             if (work := self._handed[message_id].work(message_id)) is not None:
                 del self._handed[message_id]
                 return work
-        return dict(_poll(self.grid, {message_id: 0}, self.timeout, self.stopped)).get(0)
-
-
-def _poll(
-    grid: Grid, nodes: dict[str, int], timeout: float, stopped: Callable[[], bool]
-) -> Iterator[tuple[int, Message]]:
-    clock = WallClock()
-    expired = False
-    while nodes and not expired and not stopped():
-        expired = clock.now() >= timeout  # what came since the last poll still counts
-        pulled = list(grid.pull_messages(list(nodes)))
-        for reply in pulled:
-            node_id = nodes.pop(reply.metadata.reply_to_message_id, None)
-            if node_id is not None:
-                yield node_id, reply
-        if nodes and not pulled and not expired:
-            wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
-            clock.wait_until(min(clock.now() + wait, timeout))
+        looked = looks(self.grid, {message_id: 0}, self.timeout, self.stopped)
+        return next((reply for look in looked for _, reply in look), None)

@@ -29,7 +29,6 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from strategies import messages
-from strategies.aggregation import MEAN
 from strategies.arrays import Layout, Vector
 from strategies.cache import ClientVectors, pooled, squared_distances
 from strategies.chain import Check, Contribution, Local
@@ -68,14 +67,7 @@ class FedAMPConfig(SynchronousConfig):
             raise ValueError(f"fedamp_sigma = {self.fedamp_sigma}: must be a number > 0")
         if not 0 <= self.fedamp_alpha <= 1:
             raise ValueError(f"fedamp_alpha = {self.fedamp_alpha}: must be in [0, 1]")
-        if self.aggregation_rule != MEAN or self.dp == "central":
-            key, value = (
-                ("dp", self.dp) if self.dp == "central" else ("aggregation_rule", self.aggregation_rule)
-            )
-            raise ValueError(
-                f"{key} = {value!r}: each client of FedAMP gets a mean of the others' models as they came, past what "
-                "protects the global one; allowed are mean, and dp none or local"
-            )
+        self.refuse_protection("each client of FedAMP gets a mean of the others' models")
 
 
 def attention(squares: NDArray[np.float64], own: Sequence[int], sigma: float, share: float) -> Vector:

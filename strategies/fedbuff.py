@@ -23,9 +23,10 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.arrivals import Buffered, BufferedConfig
+from strategies.availability import NEVER
 from strategies.config import StrategyConfig
 from strategies.ledger import Agenda
-from strategies.pace import NEVER, Outlook, Schedule, Times
+from strategies.pace import Outlook, Schedule, Times
 from strategies.scheme import AsynchronousConfig
 from strategies.staleness import discount_of
 

@@ -11,6 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
 
+# One that stands in such a value itself, as a pattern.
+NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
+
 
 class NamedFile:
     """A file that ``parameter = "kind:FILE"`` names.

@@ -11,9 +11,10 @@ from math import inf
 
 import numpy as np
 
+from strategies.availability import NEVER
 from strategies.clock import RESOLUTION
 from strategies.deadline import NEXT, closing, shared
-from strategies.pace import NEVER, Schedule
+from strategies.pace import Schedule
 from strategies.roster import Client
 from strategies.weights import Draw, Weights
 

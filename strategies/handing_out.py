@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from strategies import messages
 from strategies.arrays import Vector
+from strategies.availability import NEVER
 from strategies.base import FederatedStrategy
 from strategies.direct import HandedTask, WorkingGrid, WorkRequest, writes_requests
 from strategies.exchange import Mail
 from strategies.ledger import LedgerState, Member, Task
 from strategies.lifecycle import State
-from strategies.pace import NEVER, Turn
+from strategies.pace import Turn
 from strategies.scheme import Scheme
 
 log = logging.getLogger("flwr.strategies")

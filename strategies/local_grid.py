@@ -1,12 +1,13 @@
 """What every Grid without a network shares."""
 
-import time
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from strategies.exchange import arriving
 from strategies.flower_internals import Run, empty_run
 
 
@@ -32,13 +33,5 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
-        waiting = set(self.push_messages(messages))
-        end = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (end is None or time.monotonic() < end):
-            pulled = list(self.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in pulled}
-            replies += pulled
-            if not pulled:
-                time.sleep(0.001)
-        return replies
+        found = arriving(self, messages, math.inf if timeout is None else timeout)
+        return [reply for _, reply in found]

@@ -26,11 +26,11 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.arrays import Layout, Vector
+from strategies.availability import NEVER
 from strategies.away import CountsAway
 from strategies.chain import Contribution
 from strategies.events import MAX_MISSES
 from strategies.latest import LatestUpdates
-from strategies.pace import NEVER
 from strategies.weights import Weights
 
 UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a first model

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from strategies.availability import Stretch
+from strategies.availability import NEVER, Stretch
 from strategies.clock import RESOLUTION, Clock
 from strategies.direct import Work
 from strategies.exchange import Mail
@@ -30,7 +30,6 @@ T = TypeVar("T")
 REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
 SHORTEST_DEADLINE = 60.0  # real seconds that a task is given at least, when the timeout allows
 SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for replies
-NEVER = float("inf")
 
 
 class Arrival(NamedTuple):

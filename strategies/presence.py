@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from strategies.availability import NEVER
 from strategies.config import StrategyConfig
 from strategies.errors import RunError
-from strategies.pace import NEVER, Pace
+from strategies.pace import Pace
 from strategies.roster import Client
 
 log = logging.getLogger("flwr.strategies")

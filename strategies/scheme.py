@@ -8,7 +8,7 @@ section 3). A scheme is unbiased where q̃ = p. The loop is in strategies/events
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -120,15 +120,15 @@ class Scheme(FederatedStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Refuse: there are no rounds."""
-        raise RunError(
-            f"{type(self).__name__} has no rounds: call its own start(), not one around it, such as that of Flower's "
-            "differential-privacy wrappers"
-        )
+        self._refuse_rounds()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Refuse: there are no rounds."""
+        self._refuse_rounds()
+
+    def _refuse_rounds(self) -> NoReturn:
         raise RunError(
             f"{type(self).__name__} has no rounds: call its own start(), not one around it, such as that of Flower's "
             "differential-privacy wrappers"

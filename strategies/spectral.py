@@ -56,14 +56,7 @@ class SpectralConfig(SynchronousConfig):
     def __post_init__(self) -> None:
         if not 0 <= self.perturbation_beta <= 1:
             raise ValueError(f"perturbation_beta = {self.perturbation_beta}: must be in [0, 1]")
-        if self.aggregation_rule != "mean" or self.dp == "central":
-            key, value = (
-                ("dp", self.dp) if self.dp == "central" else ("aggregation_rule", self.aggregation_rule)
-            )
-            raise ValueError(
-                f"{key} = {value!r}: each client of the spectral method gets an average of its neighbours' models "
-                "as they came, past what protects the global one; allowed are mean, and dp none or local"
-            )
+        self.refuse_protection("each client of the spectral method gets an average of its neighbours' models")
         if not self.neighbour_memory >= 0:
             raise ValueError(f"neighbour_memory = {self.neighbour_memory}: must be 0 or more")
 

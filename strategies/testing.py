@@ -8,7 +8,6 @@
 Messages and replies are copied, as a network does, and replies that are there come in random order, fixed by a seed.
 """
 
-import time
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from strategies import messages, streams
+from strategies.clock import WallClock
 from strategies.flower_internals import RUN_ID, be_the_server, give_id, unavailable_reply
 from strategies.local_grid import LocalGrid
 
@@ -79,6 +79,7 @@ class MemoryGrid(LocalGrid):
     ) -> None:
         be_the_server()
         self.app = app
+        self._clock = WallClock()
         self.random = streams.generator(seed, "memory-grid")
         configs = [dict(config) for config in node_configs]
         ids = [self._draw() >> 1 for _ in configs] if node_ids is None else list(node_ids)
@@ -163,7 +164,7 @@ class MemoryGrid(LocalGrid):
             self.sent.append(deepcopy(message))
             if how == "drop":
                 continue
-            due = time.monotonic() + (node.delay if category != "query" else 0.0)
+            due = self._clock.now() + (node.delay if category != "query" else 0.0)
             self._replies[message.metadata.message_id] = [
                 (due, reply) for reply in self._work(message, node, how)
             ]
@@ -171,7 +172,7 @@ class MemoryGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there by now, in random order."""
-        now, pulled = time.monotonic(), []
+        now, pulled = self._clock.now(), []
         for message_id in message_ids:
             if any(due <= now for due, _ in self._replies.get(message_id, [])):
                 pulled += [reply for _, reply in self._replies.pop(message_id)]

@@ -10,7 +10,6 @@ and averaged convexly:
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,8 @@ def untrained_names(layout: Layout, patterns: Sequence[str]) -> tuple[str, ...]:
 def untrained_positions(layout: Layout, patterns: Sequence[str]) -> NDArray[np.intp]:
     """Return where in a model's vector (D,) the values of ``untrained_names`` stand."""
     names = set(untrained_names(layout, patterns))
-    positions, start = [np.empty(0, dtype=np.intp)], 0
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        size = prod(shape)
-        if name in names:
-            positions.append(np.arange(start, start + size))
-        start += size
-    return np.concatenate(positions)
+    spans = (span for name, span in zip(layout.names, layout.spans, strict=True) if name in names)
+    return np.concatenate([np.empty(0, dtype=np.intp), *(np.arange(span.start, span.stop) for span in spans)])
 
 
 class Untrained:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies import streams
-from strategies.availability import ALWAYS, Availability, Stretch, make_availability
+from strategies.availability import ALWAYS, NEVER, Availability, Stretch, make_availability
 from strategies.clock import RESOLUTION, Clock, WallClock
 from strategies.cycles import Cycle, over_time
 from strategies.device_profile import is_profile
@@ -17,7 +17,6 @@ from strategies.exchange import Mail
 from strategies.ledger import Ledger, Member, Task
 from strategies.load import Load, Loads
 from strategies.pace import (
-    NEVER,
     Arrival,
     Event,
     Outlook,

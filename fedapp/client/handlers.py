@@ -17,7 +17,7 @@ from fedapp.client.kept import keep_model, kept_model
 from fedapp.client.local_data import local_data, node_number
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
 from fedapp.client.privacy import is_simulated
-from fedapp.client.request import integer, read_config
+from fedapp.client.request import integer, read_config, record_of
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import local_task, trained_reply
 from fedapp.config import ConfigError
@@ -150,7 +150,7 @@ def tell_kept(message: Message, context: Context) -> Message:
     DataError
         On a device with data of its own, whose model doesn't leave it.
     """
-    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    record = record_of(message)
     content = RecordDict()
     if not is_simulated(context):
         raise DataError("this device's own model doesn't leave it")

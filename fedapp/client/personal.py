@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Context, Message
 
 from fedapp import federation
 from fedapp.client.device import device_of
 from fedapp.client.kept import keep_model, kept_model
 from fedapp.client.local_data import local_data
-from fedapp.client.request import integer, read_config, sent_model
+from fedapp.client.request import integer, read_config, record_of, sent_model
 from fedapp.client.training import (
     StateOf,
     TensorsOf,
@@ -21,6 +21,7 @@ from fedapp.client.training import (
     part_of,
     parts_of,
     rule_of,
+    trained_model,
 )
 from fedapp.training.draws import FINE_TUNING, PERSONAL
 from fedapp.training.losses import loss_of
@@ -28,7 +29,6 @@ from fedapp.training.optimizer import optimizer_of
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from strategies import messages
-from strategies.arrays import pack
 
 
 def personal_task(message: Message, context: Context, task: LocalTask) -> LocalTask | None:
@@ -37,7 +37,7 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
     From v as many steps of the same size, with the pull λ (v − w̄) to the model that was sent. Without a v yet, it
     starts as that model.
     """
-    if messages.PERSONAL not in message.content[messages.CONFIG]:
+    if messages.PERSONAL not in record_of(message):
         return None
     record, config = read_config(message)
     _, client, number = task.ids
@@ -61,13 +61,7 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
 
 def keep_trained(message: Message, context: Context, trained: Mapping[str, np.ndarray]) -> None:
     """Keep what has become of the client's own model."""
-    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
-    arrays = ArrayRecord()
-    for name, sent in sent_model(message).items():
-        # What isn't trained and has no buffer of its own, such as frozen weights, stays as it was sent.
-        own = trained.get(name)
-        arrays[name] = sent if own is None else pack(own)
-    keep_model(context, record, arrays)
+    keep_model(context, record_of(message), trained_model(message, trained))
 
 
 def fine_tuning_task(

@@ -14,10 +14,16 @@ ALL_THREADS = torch.get_num_threads()
 
 def read_config(message: Message) -> tuple[ConfigRecord, RunConfig]:
     """Return a message's config record and the run config in it, and let torch use the threads it says."""
-    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    record = record_of(message)
     config = config_of(record)
     use_threads(config)
     return record, config
+
+
+def record_of(message: Message) -> ConfigRecord:
+    """Return a message's config record."""
+    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    return record
 
 
 def use_threads(config: RunConfig) -> None:

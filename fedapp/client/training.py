@@ -15,7 +15,7 @@ from fedapp import federation
 from fedapp.client.device import device_of
 from fedapp.client.local_data import LocalData, local_data
 from fedapp.client.privacy import privately
-from fedapp.client.request import integer, read_config, sent_model
+from fedapp.client.request import integer, read_config, record_of, sent_model
 from fedapp.config import RunConfig
 from fedapp.data import Dataset
 from fedapp.training import work
@@ -244,28 +244,37 @@ def trained_reply(
     message: Message, context: Context, task: LocalTask, trained: dict[str, np.ndarray], loss: float
 ) -> Message:
     """Answer a training request with the trained model; what isn't trained goes back as it came."""
-    metrics = MetricRecord(
-        {
-            messages.NUM_EXAMPLES: task.batches.num_examples,
-            messages.NUM_STEPS: len(task.batches),
-            messages.TRAIN_LOSS: loss,
-        }
-    )
-    names = names_of(task.model)
-    arrays = ArrayRecord()
-    for name, array in sent_model(message).items():
-        own = trained.get(name)
-        arrays[name] = array if own is None else pack(own)
-    content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics})
+    names, arrays = names_of(task.model), trained_model(message, trained)
+    content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: task_metrics(task, loss)})
     if applied := _applied(message, task):
         content[messages.APPLIED] = ConfigRecord(applied)
     reply = Message(content, reply_to=message)
     return privately(message, context, reply, tuple(map(escape, names.fixed)))
 
 
+def trained_model(message: Message, trained: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Return the model in a message with what was trained in its place; the rest, like frozen weights, as it came."""
+    arrays = ArrayRecord()
+    for name, sent in sent_model(message).items():
+        own = trained.get(name)
+        arrays[name] = sent if own is None else pack(own)
+    return arrays
+
+
+def task_metrics(task: LocalTask, loss: float) -> MetricRecord:
+    """Return what a client tells of a task that it has done."""
+    return MetricRecord(
+        {
+            messages.NUM_EXAMPLES: task.batches.num_examples,
+            messages.NUM_STEPS: len(task.batches),
+            messages.TRAIN_LOSS: loss,
+        }
+    )
+
+
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
     """Return which fields and records of a request the local step went by, beside those of every task."""
-    record: ConfigRecord = message.content[messages.CONFIG]  # type: ignore[assignment]
+    record = record_of(message)
     known = (messages.ALPHA, messages.BETA, messages.PERSONAL, messages.PART)
     applied = {key: record[key] for key in known if key in record}
     if messages.PATH in record and task.optimizer == SGD:

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from strategies.messages import LARGEST
+
 Value = str | int | float | bool
-
-# What a message's integer holds.
-LARGEST = 2**63 - 1
-
 
 # What nobody reads who wants one of them, if there are more.
 _FEW = 20

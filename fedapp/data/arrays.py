@@ -1,7 +1,7 @@
 """Arrays x_train, y_train and, optionally, x_test, y_test and natural ids, from wherever they come, as a dataset."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,9 +149,14 @@ def _ranked(labels: Mapping[str, Array], problem: Problem) -> tuple[dict[str, Ar
             raise problem(f"{name} has shape {values.shape}; one name per row, shape (N,), is needed")
         if empty := int((values == "").sum()):
             raise problem(f"{name} has {empty} empty names; all must be filled")
-    classes, ranks = np.unique(np.concatenate(list(labels.values())), return_inverse=True)
-    ends = np.cumsum([len(values) for values in labels.values()])[:-1]
-    return dict(zip(labels, np.split(ranks, ends), strict=True)), tuple(classes.tolist())
+    classes, ranks = ranked(list(labels.values()))
+    return dict(zip(labels, ranks, strict=True)), tuple(classes.tolist())
+
+
+def ranked(parts: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Return the values of all parts, each once and sorted, and in place of each part its ranks among them."""
+    values, ranks = np.unique(np.concatenate(parts), return_inverse=True)
+    return values, np.split(ranks, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def _groups(arrays: Mapping[str, Any], part: str, num_rows: int, problem: Problem) -> Array | None:
@@ -172,8 +177,7 @@ def _numbered(groups: list[Array | None]) -> list[Array | None]:
     ids = [part for part in groups if part is not None]
     if not ids or all(part.dtype.kind in "iu" for part in ids):
         return groups
-    _, ranks = np.unique(np.concatenate([part.astype(str) for part in ids]), return_inverse=True)
-    return list(np.split(ranks, np.cumsum([len(part) for part in ids])[:-1]))
+    return [*ranked([part.astype(str) for part in ids])[1]]
 
 
 def _check_length(key: str, values: Array, inputs: str, num_rows: int, problem: Problem) -> None:

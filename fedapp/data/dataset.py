@@ -17,7 +17,6 @@ IntArray = NDArray[np.int64]
 
 # What a row's target is: one of some classes, or one or more numbers.
 Targets = Literal["classes", "numbers"]
-TARGETS: tuple[Targets, ...] = ("classes", "numbers")
 
 _TENTHS = np.arange(1, 10) / 10
 
@@ -227,12 +226,16 @@ class Dataset:
             )
         return self.prepared(self.x[rows], normalize)
 
-    def require_moments(self) -> None:
-        """Raise `DataError` if these inputs can't be standardized, or nobody has said by what."""
+    def require_values(self) -> None:
+        """Raise `DataError` if these inputs can't be standardized."""
         if self.kind == "text":
             raise DataError(
                 f"normalize = 'standardize': dataset '{self.name}' is text; allowed for images and vectors"
             )
+
+    def require_moments(self) -> None:
+        """Raise `DataError` if these inputs can't be standardized, or nobody has said by what."""
+        self.require_values()
         if self.moments is None:
             raise DataError(
                 f"normalize = 'standardize': nobody has told the mean and deviation of '{self.name}' for all clients"

@@ -4,12 +4,13 @@ No message quotes a value that is in the data: it may be told to the server.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedapp.data.arrays import array_data, check_whole, join_rows
+from fedapp.data.arrays import array_data, check_whole, join_rows, ranked
 from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
 from fedapp.data.errors import DataError, one_line
 from fedapp.data.loading import PREFIX
@@ -96,15 +97,13 @@ def hugging_face_data(
     groups = _group_ids(splits, columns.group, problem) if columns.group else [None] * len(splits)
     if len({block.shape[1:] for block in x}) > 1 or len({block.dtype for block in x}) > 1:
         raise problem("has inputs of another shape or type in test than in train; they must match")
-    rows = [Split(*parts) for parts in zip(x, y, groups, strict=True)]
+    rows = [Split(*parts, classes) for parts in zip(x, y, groups, strict=True)]
     named = tuple(inputs) if len(inputs) > 1 else ()
     if x[0].dtype == np.uint8 and x[0].ndim == 4:
         all_y, ids, num_train = join_rows(rows)
         count = len(classes) or number_of_classes(all_y, problem)
         return RawData(x, all_y, ids, num_train, count, "image", 1 / 255, classes, named)
-    raw = array_data(rows, problem)
-    count = len(classes) or raw.num_classes
-    return RawData(raw.blocks, raw.y, raw.groups, raw.num_train, count, raw.kind, raw.scale, classes, named)
+    return replace(array_data(rows, problem), columns=named)
 
 
 def _splits(found: Any, problem: Problem) -> "list[HFDataset]":
@@ -134,7 +133,7 @@ def _chosen(features: Mapping[str, Any], columns: DataColumns) -> DataColumns:
     left = {name: feature for name, feature in features.items() if name not in taken}
     for wanted in (_is_image, _is_list):
         if len(fitting := [name for name, feature in left.items() if wanted(feature)]) == 1:
-            return DataColumns(fitting[0], columns.label, columns.group)
+            return replace(columns, inputs=fitting[0])
     return columns
 
 
@@ -239,9 +238,8 @@ def _labels(
             return [_as_train_has_them(own[0], *each, problem) for each in read], tuple(own[0])
         if getattr(feature, "dtype", "") in ("string", "large_string"):
             texts = [_texts(split, names[0], problem, blank=True) for split in splits]
-            classes, y = np.unique(np.concatenate(texts), return_inverse=True)
-            ends = np.cumsum([len(part) for part in texts])[:-1]
-            return [part.astype(np.int64) for part in np.split(y, ends)], tuple(classes.tolist())
+            classes, y = ranked(texts)
+            return [part.astype(np.int64) for part in y], tuple(classes.tolist())
     found = {}
     for part, split in zip(parts, splits, strict=False):
         columns = [_column(split, name, problem) for name in names]
@@ -277,9 +275,7 @@ def _texts(split: "HFDataset", name: str, problem: Problem, *, blank: bool = Fal
 def _group_ids(splits: "list[HFDataset]", name: str, problem: Problem) -> list[Array | None]:
     if name not in splits[0].features:
         raise problem(f"has no column {name!r}, which group-column names")
-    ids = np.concatenate([_texts(split, name, problem) for split in splits])
-    if getattr(splits[0].features[name], "dtype", "").startswith(("int", "uint")):
-        numbers = ids.astype(np.int64)
-    else:
-        numbers = np.unique(ids, return_inverse=True)[1].astype(np.int64)
-    return list(np.split(numbers, np.cumsum([split.num_rows for split in splits])[:-1]))
+    ids = [_texts(split, name, problem) for split in splits]
+    if not getattr(splits[0].features[name], "dtype", "").startswith(("int", "uint")):
+        ids = ranked(ids)[1]
+    return [part.astype(np.int64) for part in ids]

@@ -21,10 +21,7 @@ def sums_of(dataset: Dataset, rows: IntArray) -> Sums:
     DataError
         If the inputs are text, there are no rows, or values are too large to be squared.
     """
-    if dataset.kind == "text":
-        raise DataError(
-            f"normalize = 'standardize': dataset '{dataset.name}' is text; allowed for images and vectors"
-        )
+    dataset.require_values()
     if len(rows) == 0:
         raise DataError("normalize = 'standardize': there are no training rows")
     block = max(1, _BLOCK // math.prod(dataset.input_shape))

@@ -140,11 +140,8 @@ def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> IntAr
 
 
 def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray") -> Array:
-    from pyarrow import types
-
     _check_filled(path, name, column.null_count)
-    kinds = (types.is_integer, types.is_floating, types.is_boolean)  # flags are 0 and 1
-    if not any(kind(column.type) for kind in kinds):
+    if not _holds_numbers(column):
         raise path_error(path, f"column {name!r} has type {column.type}; numbers are needed")
     with np.errstate(over="ignore"):
         values: Array = column.to_numpy().astype(np.float32)
@@ -159,8 +156,6 @@ def _labels(
     path: Path, found: list[tuple[str, "pyarrow.ChunkedArray"]], targets: Targets | None
 ) -> tuple[Array, tuple[str, ...]]:
     """Return labels (N,) and the names of the classes, () if they have none; or numbers (N, M)."""
-    from pyarrow import types
-
     for name, column in found:
         _check_filled(path, name, column.null_count)
     (name, column), single = found[0], len(found) == 1
@@ -169,8 +164,7 @@ def _labels(
         classes, y = np.unique(names, return_inverse=True)
         return y.astype(np.int64), tuple(classes.tolist())
     for label, values in found:
-        kinds = (types.is_integer, types.is_floating, types.is_boolean)
-        if not any(kind(values.type) for kind in kinds):
+        if not _holds_numbers(values):
             needed = "whole numbers or names" if single and targets != "numbers" else "numbers"
             raise path_error(path, f"column {label!r} has type {values.type}; {needed} are needed")
     if single:
@@ -179,6 +173,13 @@ def _labels(
         found_labels = np.column_stack([values.to_numpy().astype(np.float64) for _, values in found])
     name = f"column {name!r}" if single else f"columns {', '.join(repr(label) for label, _ in found)}"
     return read_targets({name: found_labels}, targets, partial(path_error, path))[0], ()
+
+
+def _holds_numbers(column: "pyarrow.ChunkedArray") -> bool:
+    from pyarrow import types
+
+    kinds = (types.is_integer, types.is_floating, types.is_boolean)  # flags are 0 and 1
+    return any(kind(column.type) for kind in kinds)
 
 
 def _names(column: "pyarrow.ChunkedArray") -> Any:

@@ -110,8 +110,7 @@ def present_runs(out: Path) -> list[DeployedRun]:
     DeployError
         If the SuperLink can't be reached.
     """
-    listed = ask(out, "list")["runs"]  # the newest first
-    going = [run for run in listed if not run["status"].startswith("finished")]
+    listed, going = _listed(out)
     return [_read(out, run) for run in going or listed[:1]]
 
 
@@ -139,14 +138,18 @@ def stop(out: Path, run_id: str = "") -> str:
         If there is no such run, or none goes, or several.
     """
     if not run_id:
-        going = [
-            run["run-id"] for run in ask(out, "list")["runs"] if not run["status"].startswith("finished")
-        ]
+        going = [run["run-id"] for run in _listed(out)[1]]
         if len(going) != 1:
             raise DeployError(f"stop: which run? {' and '.join(going)} go" if going else "stop: no run goes")
         run_id = going[0]
     ask(out, "stop", run_id)
     return run_id
+
+
+def _listed(out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return all runs, the newest first, and those that go, in Flower's words."""
+    listed = ask(out, "list")["runs"]
+    return listed, [run for run in listed if not run["status"].startswith("finished")]
 
 
 def _read(out: Path, said: Mapping[str, Any]) -> DeployedRun:

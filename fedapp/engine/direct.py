@@ -15,9 +15,9 @@ from flwr.app import ConfigRecord, MetricRecord
 from torch import Tensor
 
 from fedapp.client.handlers import reason_of
-from fedapp.client.training import TaskTerms, parts_of
+from fedapp.client.training import TaskTerms, parts_of, task_metrics
 from fedapp.engine.nodes import Nodes
-from fedapp.engine.shared_rows import SharedRows, all_share
+from fedapp.engine.shared_rows import SharedRows
 from fedapp.federation.rows import RowsOf
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
@@ -56,10 +56,6 @@ class DirectTasks:
         self._done: dict[str, Work] = {}
         self._numbers = count()
         self._shared: tuple[WorkRequest, _Shared] | None = None
-
-    def can_work(self, request: WorkRequest) -> bool:
-        """Tell whether such tasks can be done: by a rule that reads nothing beside the model, on data all share."""
-        return all_share(self.nodes, request.config) and set(request.rule) <= {messages.ALPHA}
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
         """Let tasks wait; return their ids."""
@@ -156,13 +152,12 @@ class _Shared:
 
 def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
     """Return a request's model, which tasks share and don't write to."""
-    state, start, layout = {}, 0, request.layout
-    for name, shape, dtype, size in zip(
-        layout.names, layout.shapes, layout.dtypes, layout.sizes, strict=True
+    state, layout = {}, request.layout
+    for name, shape, dtype, span in zip(
+        layout.names, layout.shapes, layout.dtypes, layout.spans, strict=True
     ):
-        values = request.base[start : start + size].reshape(shape).astype(dtype, copy=False)
+        values = request.base[span].reshape(shape).astype(dtype, copy=False)
         state[name] = torch.from_numpy(values).to(device)
-        start += size
     return state
 
 
@@ -172,16 +167,8 @@ def _undone(error: Exception) -> Work:
 
 def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:
     arrays, loss = trained
-    model, start, layout = request.base.astype(np.float64), 0, request.layout
-    for name, size in zip(layout.names, layout.sizes, strict=True):
+    model, layout = request.base.astype(np.float64), request.layout
+    for name, span in zip(layout.names, layout.spans, strict=True):
         if (own := arrays.get(name)) is not None:
-            model[start : start + size] = own.reshape(-1)
-        start += size
-    metrics = MetricRecord(
-        {
-            messages.NUM_EXAMPLES: task.batches.num_examples,
-            messages.NUM_STEPS: len(task.batches),
-            messages.TRAIN_LOSS: loss,
-        }
-    )
-    return Work(model, metrics, layout.num_bytes)
+            model[span] = own.reshape(-1)
+    return Work(model, task_metrics(task, loss), layout.num_bytes)

@@ -16,14 +16,11 @@ from fedapp import client_app as fedapp_client
 from fedapp.engine.describing import descriptions
 from fedapp.engine.nodes import Nodes
 from strategies.description import Description
-from strategies.flower_internals import be_the_server, give_id
+from strategies.flower_internals import APP_RAISED, be_the_server, give_id
 from strategies.local_grid import LocalGrid
 
 # Longest time that one call of pull_messages works (seconds), so that a run can be interrupted between clients.
 SLICE = 0.2
-
-# Error code of a reply to a message on which the ClientApp raised, as in Flower's own engines.
-CLIENT_APP_RAISED = 2
 
 
 class SequentialGrid(LocalGrid):
@@ -75,4 +72,4 @@ class SequentialGrid(LocalGrid):
         try:
             return self.client_app(message, self.contexts[message.metadata.dst_node_id])
         except Exception as error:  # an engine answers with an error, whatever the app raised
-            return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+            return Message(Error(APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)

@@ -14,6 +14,9 @@ from fedapp.config import RunConfig
 from fedapp.data import Dataset
 from fedapp.engine.nodes import Nodes
 from fedapp.federation.rows import Rows, RowsOf
+from strategies import messages
+from strategies.direct import WorkRequest
+from strategies.sums import SumRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,10 @@ class SharedRows:
         return begin, end
 
 
-def all_share(nodes: Nodes, record: ConfigRecord) -> bool:
-    """Tell whether clients' data are common, and what they make of them goes as it is."""
+def can_share(request: SumRequest | WorkRequest, nodes: Nodes) -> bool:
+    """Tell whether tasks need no messages.
+
+    By a rule that reads nothing beside the model, on data that all share; what clients make of them goes as it is.
+    """
     shared = not any("data-path" in context.node_config for context in nodes.known.values())
-    return shared and config_of(record).dp == "none"
+    return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}

@@ -13,7 +13,7 @@ from fedapp.client.handlers import USER_ERRORS, reason_of
 from fedapp.client.training import TaskTerms
 from fedapp.engine.models import Models, models_of
 from fedapp.engine.nodes import Nodes
-from fedapp.engine.shared_rows import SharedRows, all_share
+from fedapp.engine.shared_rows import SharedRows
 from fedapp.federation.rows import RowsOf
 from fedapp.training.block import TaskBlock
 from fedapp.training.trainer import TrainedStack, Trainer
@@ -22,11 +22,6 @@ from strategies.aggregation import square_of
 from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values
 from strategies.safeguards import moved_by
 from strategies.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
-
-
-def can_sum(request: SumRequest, nodes: Nodes) -> bool:
-    """Tell whether tasks can be summed: by a rule that reads nothing beside the model, on data that all share."""
-    return all_share(nodes, request.config) and set(request.rule) <= {messages.ALPHA}
 
 
 def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
@@ -101,7 +96,7 @@ class _Shared:
         state = federation.to_state(request.arrays, data.device)
         terms = TaskTerms.of(request.config, data.config, data.dataset, state, data.device)
         layout = Layout.of(request.arrays)
-        starts = dict(zip(layout.names, np.cumsum([0, *layout.sizes]).tolist(), strict=False))
+        starts = {name: span.start for name, span in zip(layout.names, layout.spans, strict=True)}
         return cls(request, terms, data, starts, layout.to_vector(request.arrays))
 
 
@@ -118,11 +113,9 @@ class _Block:
     def summed(self, trainer: Trainer) -> BlockSum:
         """Train the tasks that can be done, and add up their updates in the order of the clients."""
         block = self.built()
-        if block is None:
-            return BlockSum(np.zeros(len(self.shared.base)), 0.0, len(self.tasks), {}, self.not_counted)
         places, trained = list(self.spans), []
         stacks: list[TrainedStack] = []
-        for stacked, found in trainer.stacks(block):
+        for stacked, found in () if block is None else trainer.stacks(block):
             if isinstance(found, Exception):
                 self.not_counted |= {places[place]: NotCounted(reason_of(found)) for place in stacked}
                 continue

@@ -36,7 +36,8 @@ from fedapp.client.training import (
 from fedapp.config import RunConfig
 from fedapp.engine import summing
 from fedapp.engine.direct import DirectTasks
-from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
+from fedapp.engine.sequential import SequentialGrid
+from fedapp.engine.shared_rows import can_share
 from fedapp.federation.rows import Rows, RowsOf, all_rows
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
@@ -44,6 +45,7 @@ from strategies import messages
 from strategies.arrays import Layout
 from strategies.compression import compressed
 from strategies.direct import Work, WorkRequest
+from strategies.flower_internals import APP_RAISED
 from strategies.messages import EVALUATE, TRAIN
 from strategies.sums import BlockSum, SumRequest, blocks
 
@@ -136,7 +138,7 @@ class VectorizedGrid(SequentialGrid):
 
     def can_sum(self, request: SumRequest) -> bool:
         """Tell whether a round's tasks can be trained and summed without messages."""
-        return summing.can_sum(request, self.contexts)
+        return can_share(request, self.contexts)
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of a round's blocks of clients."""
@@ -144,7 +146,7 @@ class VectorizedGrid(SequentialGrid):
 
     def can_work(self, request: WorkRequest) -> bool:
         """Tell whether tasks can be done without messages."""
-        return self._direct.can_work(request)
+        return can_share(request, self.contexts)
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
         """Take tasks; return an id of each."""
@@ -229,7 +231,7 @@ class VectorizedGrid(SequentialGrid):
             self._answer(request, Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=request))
         except Exception as error:  # an engine answers with an error, whatever the app raised
             reason = f"{type(error).__name__}: {error}"
-            self._answer(request, Message(Error(CLIENT_APP_RAISED, reason), reply_to=request))
+            self._answer(request, Message(Error(APP_RAISED, reason), reply_to=request))
 
     def _answer(self, request: Message, reply: Message) -> None:
         self._replies[request.metadata.message_id] = reply

@@ -5,7 +5,6 @@ A row for each evaluation: ``run`` (`PlannedRun.key`), the labels of its cell, i
 """
 
 import json
-import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pyarrow import parquet
 from fedapp.config import ConfigError
 from fedapp.report import read_metrics
 from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.replacing import replacing
 from fedapp.report.series import Array
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of
 
@@ -120,9 +120,8 @@ def write_curves(
         arrays[name] = pa.array(np.concatenate([part if len(part) else nothing for part in parts]))
     kept = {_METADATA: json.dumps(dict(versions)).encode(), _METRIC: metric.encode()}
     table = pa.table(arrays).replace_schema_metadata(kept)
-    temporary = path.with_name(f".{path.name}.tmp")
-    parquet.write_table(table, temporary, compression="zstd", compression_level=9)
-    os.replace(temporary, path)
+    with replacing(path) as new:
+        parquet.write_table(table, new, compression="zstd", compression_level=9)
 
 
 def _repeated(values: Sequence[Any], lengths: Sequence[int]) -> pa.Array:

@@ -229,13 +229,10 @@ class MapPlan(Strict):
 
     def number_judged(self) -> int:
         """Return how many different runs are judged."""
-        per_method = {
-            method: 1 if own.get(SAME_UPWARDS) else len(self.upwards.labels)
-            for method, own in self.methods.items()
-        }
-        return (
-            len(self.problems) * len(self.across.labels) * len(self.seeds) * sum(per_method.values())
-        )  # fmt: skip
+        upwards = sum(
+            1 if own.get(SAME_UPWARDS) else len(self.upwards.labels) for own in self.methods.values()
+        )
+        return len(self.problems) * len(self.across.labels) * len(self.seeds) * upwards
 
     def quick_content(self) -> dict[str, Any]:
         """Return the content of the plan that ``--quick`` leaves.

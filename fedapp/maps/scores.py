@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedapp.maps.curves import MapCurve
 from fedapp.maps.plan import MapPlan, Spot
-from fedapp.report.series import mean_and_spread, spread_text
+from fedapp.report.series import spread_text
 from fedapp.sweeps.point import FINISHED
 from strategies.direction import less_is_better
 
@@ -139,8 +139,3 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
 def scores_of(plan: MapPlan, curves: Curves) -> dict[Spot, list[MapScore]]:
     """Return every method's score in every cell."""
     return {spot: [score(plan, spot, method, curves) for method in plan.methods] for spot in plan.spots}
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """Return the mean of those that are finite; NaN of none."""
-    return mean_and_spread(values)[0]

@@ -1,6 +1,7 @@
 """A run read back. Import ``figures`` late: it loads matplotlib, which is slow."""
 
 import json
+import tomllib
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
     return records
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Return the content of a run's config.toml; {} where it can't be read."""
+    try:
+        return tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def as_number(value: object) -> float:

@@ -1,6 +1,5 @@
 """What each client did when: receiving the model, working, sending the update, waiting, or away."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapp.report import as_number, read_metrics
+from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.away import read_away
 from fedapp.report.tasks import read_tasks
 
@@ -116,7 +115,7 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
         return None
     columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
     columns["outcome"] = columns["outcome"].astype(str)
-    config, last = _config(run_dir), _last(run_dir)
+    config, last = read_config(run_dir), _last(run_dir)
     began, ended = (columns[f"wall-{name}" if wall else name] for name in ("began", "ended"))
     real = last.get("clock", config.get("clock")) == "wall"
     away = None if real else read_away(run_dir)
@@ -176,13 +175,6 @@ def _since(times: Array, line: Array, edges: Array, lines: int) -> Array:
     number = np.bincount(place, minlength=lines * width).reshape(lines, width).cumsum(axis=1)
     total = np.bincount(place, weights=times, minlength=lines * width).reshape(lines, width).cumsum(axis=1)
     return np.asarray(edges * number[:, :-1] - total[:, :-1])
-
-
-def _config(run_dir: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _last(run_dir: Path) -> dict[str, Any]:

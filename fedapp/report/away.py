@@ -1,6 +1,5 @@
 """When clients weren't there, by their availability: ``away.parquet``, the last 100,000 times of a run."""
 
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -11,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
+
+from fedapp.report.replacing import replacing
 
 NAME = "away.parquet"
 MOST = 100_000
@@ -58,13 +59,8 @@ def write_away(run_dir: Path, away: Away) -> None:
     """Write ``away.parquet`` in place of what there was."""
     told = {"since": repr(float(away.since)), "until": repr(float(away.until))}
     schema = pa.schema(list(_COLUMNS.items()), metadata=told)
-    temporary = run_dir / f".{NAME}.tmp"
-    try:
-        parquet.write_table(pa.table(list(away[:3]), schema=schema), temporary, compression="zstd")
-        os.replace(temporary, run_dir / NAME)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs its space
-        raise
+    with replacing(run_dir / NAME) as new:
+        parquet.write_table(pa.table(list(away[:3]), schema=schema), new, compression="zstd")
 
 
 def read_away(run_dir: Path) -> Away | None:

@@ -1,6 +1,5 @@
 """The figures of a run, without pyplot or any other global state: the ServerApp draws from a thread."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedapp.report import as_number, read_metrics
+from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.clients import last_clients
 from fedapp.report.scores import LOSS, metrics_among, step_of
 
@@ -77,7 +76,9 @@ def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Pat
 
 def _metrics(run_dir: Path, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the metrics of a run's model, the one that it is judged by first."""
-    return metrics_among((key for record in records for key in record), _config(run_dir).get("metrics", ""))
+    return metrics_among(
+        (key for record in records for key in record), read_config(run_dir).get("metrics", "")
+    )
 
 
 def _says_the_same(rounds: Array, times: Array) -> bool:
@@ -224,13 +225,8 @@ def _class_counts(indices: Array, offsets: Array, labels: Array, num_classes: in
     return counts
 
 
-def _config(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / "config.toml"
-    return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
 def _from_config(run_dir: Path, *keys: str) -> str:
-    config = _config(run_dir)
+    config = read_config(run_dir)
     return ", ".join(f"{config[key]}" + " clients" * (key == "num-clients") for key in keys if key in config)
 
 
@@ -246,7 +242,7 @@ _LONGEST = 95  # characters of a title's line
 
 def _unusual(run_dir: Path, usual: Mapping[str, object]) -> str:
     """Say which values of a run's config aren't the usual ones, in words, as many as there is room for."""
-    config = _config(run_dir) if usual else {}
+    config = read_config(run_dir) if usual else {}
     told = [
         f"{key.replace('-', ' ')} {value}"
         for key, value in config.items()

@@ -12,6 +12,8 @@ from typing import BinaryIO
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
+from fedapp.report.replacing import replacing
+
 _ROWS = 1 << 17  # of a row group
 
 
@@ -43,19 +45,13 @@ class GrowingTable:
 
     def replace(self, table: pa.Table) -> None:
         """Have these rows in place of all; a kill at any moment leaves all that there were, or these."""
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        try:
-            if len(table):
-                with temporary.open("wb") as file:
-                    _write(table, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.path)
-            else:
-                self.path.unlink(missing_ok=True)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # a full disk needs its space
-            raise
+        if len(table):
+            with replacing(self.path) as new, new.open("wb") as file:
+                _write(table, file)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            self.path.unlink(missing_ok=True)
         self.parquet.unlink(missing_ok=True)  # which isn't read while what grows is there
         self.rows = len(table)
 
@@ -71,15 +67,12 @@ class GrowingTable:
         if not self.path.exists():
             return
         schema = pa.unify_schemas([piece.schema for piece in _pieces(self.path)])
-        temporary = self.parquet.with_name(f".{self.parquet.name}.tmp")
-        try:
-            with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-                for piece in _grouped(_pieces(self.path), schema):
-                    writer.write_table(piece)
-            os.replace(temporary, self.parquet)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # a full disk needs its space
-            raise
+        with (
+            replacing(self.parquet) as new,
+            parquet.ParquetWriter(new, schema, compression="zstd") as writer,
+        ):
+            for piece in _grouped(_pieces(self.path), schema):
+                writer.write_table(piece)
         if last:
             self.path.unlink()
 

@@ -1,6 +1,5 @@
 """A run read back from its folder."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.report import as_number, read_metrics
+from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.scores import metrics_among
 from fedapp.report.series import Array, steps
 from fedapp.report.summary import read_summary
@@ -34,10 +33,7 @@ class RecordedRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The run config, and ``num-clients``; {} where config.toml can't be read."""
-        try:
-            content = tomllib.loads((self.path / "config.toml").read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
+        content = read_config(self.path)
         content.pop("versions", None)
         return content
 

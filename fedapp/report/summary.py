@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedapp.report.replacing import replacing
+
 RUNNING, FAILED = "running", "failed"
 GONE = "its process ended without a word: killed, or its machine went down"
 
@@ -41,13 +43,8 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 def write_summary(run_dir: Path, content: Mapping[str, Any]) -> None:
     """Replace a run's summary.json, whole or not at all."""
-    temporary = run_dir / ".summary.json.tmp"
-    try:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
-        temporary.replace(run_dir / "summary.json")
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs its space
-        raise
+    with replacing(run_dir / "summary.json") as new:
+        new.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
 def _judged(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:

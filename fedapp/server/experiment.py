@@ -152,12 +152,18 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
     config, dataset, partition = experiment.config, experiment.dataset, experiment.partition
 
     def rows() -> torch.Tensor:
-        known = config.normalize != "standardize" or dataset.moments is not None  # devices tell theirs later
-        normalize = config.normalize if known else False
-        some = partition.client_indices[:ROWS]
-        return federation.to_tensors(dataset, some, normalize, federation.CPU)[0]
+        return _some_rows(config, dataset, partition)[0]
 
     return fleet.work_of(config, experiment.num_clients, experiment.model, rows)
+
+
+def _some_rows(
+    config: RunConfig, dataset: Dataset, partition: Partition
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and labels that parts of the run can be tried on."""
+    known = config.normalize != "standardize" or dataset.moments is not None  # devices tell theirs later
+    normalize = config.normalize if known else False
+    return federation.to_tensors(dataset, partition.client_indices[:ROWS], normalize, federation.CPU)
 
 
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
@@ -172,9 +178,7 @@ def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Mo
 def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
     """Try model, loss, metrics and optimizer on some of the data."""
     optimizer_of(config.optimizer, config.optimizer_options)
-    known = config.normalize != "standardize" or dataset.moments is not None  # devices tell theirs later
-    normalize = config.normalize if known else False
-    x, y = federation.to_tensors(dataset, partition.client_indices[:ROWS], normalize, federation.CPU)
+    x, y = _some_rows(config, dataset, partition)
     metrics = chosen_metrics(config.metrics, config.loss, y)
     check_parts(
         config.model,

@@ -5,7 +5,7 @@ import logging
 from torch import nn
 
 from fedapp.config import ConfigError, RunConfig
-from fedapp.data import DataError, Dataset
+from fedapp.data import Dataset
 from fedapp.gaussian_mechanism import gaussian_epsilon
 from fedapp.server.record import Entry, Observer
 from fedapp.training.state import names_of
@@ -63,10 +63,7 @@ def check_standardized(config: RunConfig, dataset: Dataset) -> None:
     ------
     ConfigError, DataError
     """
-    if dataset.kind == "text":
-        raise DataError(
-            f"normalize = 'standardize': dataset '{dataset.name}' is text; allowed for images and vectors"
-        )
+    dataset.require_values()
     if config.dp == "local":
         raise ConfigError(
             "normalize = 'standardize': sums of a device's inputs leave it, and dp = 'local' lets nothing leave "

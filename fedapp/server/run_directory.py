@@ -30,6 +30,7 @@ from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.values import path_of
 from fedapp.data import Partition
 from fedapp.data.moments import Moments
+from fedapp.report.replacing import replacing
 from fedapp.report.summary import read_summary, write_summary
 from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from strategies.fedbuff import HORIZON, FedBuff
@@ -209,13 +210,8 @@ class RunDirectory:
         self._replace(name, buffer.getvalue())
 
     def _replace(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.tmp"
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, self.path / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # a full disk needs its space
-            raise
+        with replacing(self.path / name) as new:
+            new.write_bytes(content)
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:

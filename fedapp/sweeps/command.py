@@ -22,8 +22,6 @@ from fedapp.sweeps.point import NUM_CLIENTS
 from fedapp.sweeps.results import remarks, table, write_results
 from fedapp.sweeps.sweep import Outcome, make_sweep
 
-FASTEST = IN_PROCESS[-1]
-
 
 def _engines(incomplete: str) -> list[str]:
     return [name for name in ENGINES if name.startswith(incomplete)]

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedapp.config import ConfigError, RunConfig, Value, defaults
+from fedapp.config import ConfigError, Value, defaults
 from fedapp.config.options import repeated_key
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.scores import AUTO, may_be_measured, measured_by
@@ -226,9 +226,3 @@ def _num_clients() -> int:
     from fedapp.engine.ray import SimulationConfig
 
     return SimulationConfig().num_supernodes
-
-
-def key_type(key: str) -> Any:
-    """Return the type of a run-config key's values; None if there is no such key."""
-    field = RunConfig.model_fields.get(key.replace("-", "_"))
-    return None if field is None else field.annotation

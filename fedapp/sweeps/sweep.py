@@ -151,7 +151,7 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
         picks = pick(plan, on_other_seeds, folder / TUNING, by)
         planned = [each for each in planned if _is_picked(plan, each, picks)]
         if all(each.value is None for each in picks.values()):
-            _refuse_unknown_metric(plan, on_other_seeds, folder, failures)
+            _refuse_unknown_metric(plan, on_other_seeds, folder)
     if planned:
         failures |= run_missing(planned, folder / RUNS, engine=engine, jobs=jobs, console=console)
     by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
@@ -222,9 +222,7 @@ def _is_picked(plan: SweepPlan, planned: PlannedRun, picks: Mapping[Setting, Pic
     return picks[setting_of(planned, plan.cell_axes)].value == setting_of(planned, plan.tune)
 
 
-def _refuse_unknown_metric(
-    plan: SweepPlan, planned: Sequence[PlannedRun], folder: Path, failures: Mapping[str, str]
-) -> None:
+def _refuse_unknown_metric(plan: SweepPlan, planned: Sequence[PlannedRun], folder: Path) -> None:
     """Say that nothing has what is to be tuned by, where that is why nothing was picked."""
     runs = [RecordedRun(folder_of(each, folder / TUNING)) for each in planned]
     there = metrics_of(runs)

@@ -10,7 +10,7 @@ import numpy as np
 from fedapp.config import Value
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.plan import SweepPlan
-from fedapp.sweeps.point import PlannedRun, folder_of
+from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
 from strategies.direction import less_is_better
 
 Setting = tuple[Value, ...]
@@ -47,7 +47,7 @@ def pick(plan: SweepPlan, planned: Sequence[PlannedRun], runs: Path, by: str) ->
     for each in planned:
         cell, tuned = setting_of(each, plan.cell_axes), setting_of(each, plan.tune)
         run = RecordedRun(folder_of(each, runs))
-        final = run.final(by) if run.status == "finished" else math.nan
+        final = run.final(by) if run.status == FINISHED else math.nan
         values.setdefault(cell, {}).setdefault(tuned, []).append(final)
     return {cell: _best(plan, cell, found, by) for cell, found in values.items()}
 

@@ -25,6 +25,7 @@ from fedapp.training.rule import Anchors, LocalRule, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
     Trainee,
+    as_it_is,
     by_channel,
     draws_globally,
     global_stream,
@@ -195,7 +196,7 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     products = move is None and has_fused(task.rule)
     state, x = {**fixed, **task.start}, task.x[task.rows]
     drawn = draws_globally(task.model, trainee, state, x)
-    laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else _as_it_is
+    laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else as_it_is
     if trainee.drops:
         trainee.begin(task.noise)
     with global_stream(task.noise, task.x.device) if drawn else nullcontext(), trainee.alone():
@@ -228,10 +229,6 @@ def _changes(task: LocalTask) -> list[Change] | None:
     return [
         (flips[step, :size], shifts[step, :size]) for step, size in enumerate(task.batches.sizes.tolist())
     ]
-
-
-def _as_it_is(value: Tensor) -> Tensor:
-    return value
 
 
 _copies = threading.local()

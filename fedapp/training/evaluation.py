@@ -11,7 +11,7 @@ from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.metrics import METRICS, Metric
 from fedapp.training.state import for_one_call, names_of
-from fedapp.training.trainee import by_channel, takes_by_channel
+from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
 from fedapp.training.vectors import Parameters
 
 # Rows per forward pass: bounds the memory of a large test set. What convolutions and recurrent layers make of a few
@@ -76,10 +76,6 @@ class Score:
         return metric.whole(self.outputs[among], self.targets[among])
 
 
-def _as_it_is(value: Tensor) -> Tensor:
-    return value
-
-
 def evaluate(
     model: nn.Module,
     state: Mapping[str, Tensor],
@@ -98,7 +94,7 @@ def evaluate(
         return found
 
     images = few and x.dim() == 4 and len(x) > 0
-    lay_out = by_channel if images and takes_by_channel(model, outputs_of, state, x) else _as_it_is
+    lay_out = by_channel if images and takes_by_channel(model, outputs_of, state, x) else as_it_is
     state = {name: lay_out(value) for name, value in state.items()}
     losses: list[Tensor] = []
     outputs: list[Tensor] = []

@@ -242,6 +242,11 @@ def _stream_state(device: torch.device) -> list[Tensor]:
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
+def as_it_is(value: Tensor) -> Tensor:
+    """Return a tensor as it lies in memory."""
+    return value
+
+
 def by_channel(value: Tensor) -> Tensor:
     """Lay images and the weights of convolutions out as their kernels are fastest with."""
     return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value

@@ -211,7 +211,7 @@ def spectral_bound(
     check_step(lemma, lr, min(1 / (2 * c.L), 1 / (beta * c.mu)), "min(1/(2L), 1/(βμ))")
     check_step(lemma, lr, (1 - (1 - beta) ** (1 / E)) / (beta * c.mu), "(1 − (1−β)^(1/E))/(βμ)")
     contraction = max(0.0, 1 - 1 / beta + (1 - beta * c.mu * lr) ** E / beta)
-    residual = _residual(c, lr, E, 4 * _spread(beta, 8))
+    residual = _residual(c, lr, E, 4 * spread(beta, 8))
     residual += c.mu * lr**2 * beta * (1 - beta) * E**3 * c.G2 / 2
     return _contract(t, c, contraction, residual)
 
@@ -228,7 +228,7 @@ def spectral_fixed_bound(
     _check_convex(theorem, c, E)
     _check_beta(theorem, beta)
     check_exact_step(theorem, lr, fixed_step(c, E), "1/(2LE)")
-    floor = c.S * c.sigma2 / 4 + 3 * c.L * c.Gamma / 2 + 2 * _spread(beta, 8) * E**2 * c.G2
+    floor = c.S * c.sigma2 / 4 + 3 * c.L * c.Gamma / 2 + 2 * spread(beta, 8) * E**2 * c.G2
     bound: Array = c.L * c.Delta / c.mu * (1 - c.mu / ((beta + 2) * c.L)) ** t + floor / c.mu
     bound += beta * (1 - beta) * E * c.G2 / (8 * c.L)
     return bound
@@ -246,7 +246,7 @@ def spectral_diminishing_bound(
     _check_convex(theorem, c, E)
     _check_beta(theorem, beta)
     level = c.Delta + c.S * c.sigma2 / (c.L * E) + 6 * c.Gamma / E
-    level += 8 * _spread(beta, 32) * E * c.G2 / c.L + c.mu * beta * (1 - beta) * c.G2 / (2 * c.L**2)
+    level += 8 * spread(beta, 32) * E * c.G2 / c.L + c.mu * beta * (1 - beta) * c.G2 / (2 * c.L**2)
     bound: Array = c.L / c.mu * (8 * c.L / c.mu) / (8 * c.L / c.mu + t) * level
     return bound
 
@@ -278,7 +278,7 @@ def spectral_nonconvex_diminishing_bound(
     T = as_rounds(theorem, num_rounds, first=1)
     _check_local(theorem, E)
     _check_beta(theorem, beta)
-    level = (4 * c.L * c.Delta + c.S * c.sigma2) / np.sqrt(E) + 1.5 * E * c.G2 * _spread(beta, 32)
+    level = (4 * c.L * c.Delta + c.S * c.sigma2) / np.sqrt(E) + 1.5 * E * c.G2 * spread(beta, 32)
     bound: Array = level / np.log(T + 1)
     return bound
 
@@ -330,14 +330,14 @@ def _residual(c: Constants, lr: float, E: int, spread: float) -> float:
     return lr * E * (c.S * c.sigma2 / 2 + 3 * c.L * c.Gamma + spread * E**2 * c.G2)
 
 
-def _spread(beta: float, memory: int) -> float:
+def spread(beta: float, memory: float) -> float:
     """4 + (1−β)² + m(1 − 1/β)²: m is 8 for fixed, 32 for diminishing steps."""
     return 4 + (1 - beta) ** 2 + memory * (1 - 1 / beta) ** 2
 
 
 def _nonconvex_rates(c: Constants, beta: float) -> tuple[float, float]:
     """A and B of theorem 4.6 I = A/√(TE) + BE/T."""
-    return 4 * c.L * c.Delta + c.S * c.sigma2 / 2, c.G2 * _spread(beta, 8)
+    return 4 * c.L * c.Delta + c.S * c.sigma2 / 2, c.G2 * spread(beta, 8)
 
 
 def _check_convex(theorem: str, c: Constants, E: int, alpha: float = 0.0) -> None:

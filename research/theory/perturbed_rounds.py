@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from research.theory.constants import Array, Constants, StepSizeError, check, check_step
-from research.theory.perturbed import fedprox_nonconvex_fixed_bound, spectral_nonconvex_fixed_bound
+from research.theory.perturbed import fedprox_nonconvex_fixed_bound, spectral_nonconvex_fixed_bound, spread
 
 # ---- Distances within a round ----------------------------------------------------------------------------------
 
@@ -90,8 +90,7 @@ def spectral_drift_bound(
     """
     lemma, E = "Buttaci 2024, lemma 4.5", local_steps
     _check_drift(lemma, lr, previous_lr, E, beta)
-    memory = 8 * (previous_lr / lr) ** 2 * (1 - 1 / beta) ** 2
-    return 4 * lr**2 * E**2 * constants.G2 * (4 + (1 - beta) ** 2 + memory)
+    return 4 * lr**2 * E**2 * constants.G2 * spread(beta, 8 * (previous_lr / lr) ** 2)
 
 
 def spectral_drift_minkowski_bound(
@@ -181,12 +180,11 @@ def spectral_round_terms(
     c, E = constants, local_steps
     e = _accuracy(accuracy, E, 0.0)
     check(_TERMS, 0 < beta < 1, f"beta must be in (0, 1), is {beta:.6g}")
-    spread = 4 + (1 - beta) ** 2 + 8 * (1 - 1 / beta) ** 2
     return RoundTerms(
         start=16 * c.L**2 * c.Delta**2 / (E * e**2),
         noise=(c.S * c.sigma2) ** 2 / (4 * E * e**2),
         pull=np.zeros_like(e),
-        drift=E * c.G2 / e * spread,
+        drift=E * c.G2 / e * spread(beta, 8),
         pull_squared=np.zeros_like(e),
     )
 

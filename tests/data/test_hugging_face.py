@@ -76,6 +76,13 @@ def test_labels_of_test_are_train_s_by_their_names(tmp_path: Path) -> None:
             )
 
 
+def test_classes_that_have_names_may_be_rare(tmp_path: Path) -> None:
+    names = [f"kind {number}" for number in range(1500)]
+    of_classes(names, [0, 1499]).save_to_disk(str(tmp_path / "rare"))
+    data = load_dataset(f"hf:{tmp_path / 'rare'}")
+    assert (data.y.tolist(), data.num_classes, data.classes) == ([0, 1499], 1500, tuple(names))
+
+
 def test_columns_of_numbers(tmp_path: Path) -> None:
     name = saved(tmp_path, {"a": [1.5, 2.5], "b": [3, 4], "label": [1, 0], "other": [0.5, 0.25]})
     data = load_dataset(name)

@@ -43,3 +43,13 @@ def test_weights_that_are_not_read_are_named(caplog: pytest.LogCaptureFixture) -
     Spectral(client_weights="uniform")
     Spectral(Spectral.Config(client_weights="uniform"))
     assert caplog.text.count("client_weights = 'uniform' isn't read: Spectral's are adjacency") == 2
+
+
+@pytest.mark.parametrize("name", ["spectral", "fedamp"])
+@pytest.mark.parametrize(("key", "value"), [("dp", "central"), ("aggregation_rule", "median")])
+def test_nothing_protects_the_global_model_where_local_ones_go_past_it(
+    name: str, key: str, value: str
+) -> None:
+    said = rf"^{key} = '{value}': each client of .* as they came, past what protects the global one; allowed are mean"
+    with pytest.raises(ValueError, match=said):
+        REGISTRY[name](**{key: value})

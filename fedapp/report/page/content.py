@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fedapp.report import as_number, read_metrics
+from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.clients import WALL, column, read_clients
 from fedapp.report.differences import ends_of
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
@@ -77,10 +76,7 @@ def _side(runs: int) -> int:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads((path / "config.toml").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
+    content = read_config(path)
     versions = content.pop("versions", {})
     return content | {f"version of {package}": version for package, version in versions.items()}
 

@@ -15,9 +15,6 @@ BARS, FEWEST_BARS = 4000, 200
 
 Array = NDArray[Any]
 
-# By which clock: the run's, and the machine's.
-_CLOCKS = ("time", "wall-seconds")
-
 
 def timeline(path: Path, bars: int, side: int, left_out: list[str]) -> dict[str, Any]:
     """Return what a run's clients did by the run's clock and by the machine's; {} if no task is on record.

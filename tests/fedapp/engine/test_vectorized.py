@@ -16,12 +16,13 @@ from fedapp.client.handlers import CANNOT_TAKE_PART
 from fedapp.client.training import own_tensors
 from fedapp.config import RunConfig
 from fedapp.engine import vectorized
-from fedapp.engine.sequential import CLIENT_APP_RAISED, SequentialGrid
+from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.report.clients import by_evaluation
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, messages
 from strategies.direct import WorkRequest
+from strategies.flower_internals import APP_RAISED
 from strategies.sums import BlockSum, SumRequest
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -418,7 +419,7 @@ def test_replies_are_those_of_the_sequential_engine(small: Configure) -> None:
             for name in arrays or {}:
                 np.testing.assert_allclose(arrays[name].numpy(), other[name].numpy(), rtol=0, atol=1e-6)
     codes = [reply.error.code if reply.has_error() else 0 for reply in found[0]]
-    refused, raised = CANNOT_TAKE_PART, CLIENT_APP_RAISED
+    refused, raised = CANNOT_TAKE_PART, APP_RAISED
     assert codes == [0, refused, 0, raised, 0, 0, 0, refused]
     assert found[0][3].error.reason.startswith("KeyError: ")
 
