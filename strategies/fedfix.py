@@ -21,7 +21,6 @@ from strategies.events import AsynchronousStrategy
 from strategies.pace import Times
 from strategies.scheme import OBSERVED, AsynchronousConfig
 
-
 FEW = 2.0  # intervals in which the fastest client is done, at least
 
 
