@@ -6,6 +6,9 @@ Fraboni et al. 2023, section 4.4:
 
 A client that returns inside an interval is handed the new model at its end, so that its cycle is ⌈τ_i/Δt⌉ Δt. An
 interval in which nothing arrived leaves the model as it is. With Δt ≥ max τ_i it is synchronous FedAvg, exactly.
+
+Where Δt is far shorter than all τ_i, each d_i is many times p_i, and contributions that come together move the model
+by many times their mean: then it swings, or diverges. The log says so.
 """
 
 from dataclasses import dataclass
@@ -18,6 +21,8 @@ from strategies.events import AsynchronousStrategy
 from strategies.pace import Times
 from strategies.scheme import OBSERVED, AsynchronousConfig
 
+FEW = 2.0  # intervals in which the fastest client is done, at least
+
 
 @dataclass(frozen=True)
 class FedFixConfig(AsynchronousConfig):
@@ -26,7 +31,7 @@ class FedFixConfig(AsynchronousConfig):
     Parameters
     ----------
     fedfix_interval : float
-        Δt > 0, seconds, not infinite.
+        Δt > 0, seconds, not infinite: about as long as most tasks take, on devices, too.
     """
 
     fedfix_interval: float = 0.5
@@ -64,9 +69,22 @@ class FedFix(AsynchronousStrategy):
 
     def periods(self, times: Times) -> Times:
         """Count the intervals of a client's task, or of its cycle where it isn't always there."""
+        self._look_at_interval(times)
         if not self.pace.always:
             return times / self.config.fedfix_interval
         return periods(times, self.config.fedfix_interval)
+
+    def _look_at_interval(self, times: Times) -> None:
+        """Say once that even the fastest client works for several intervals."""
+        interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
+        known = not self.pace.learns or any(member.answers for member in self.ledger.counting)
+        if known and FEW * interval < fastest < np.inf:
+            self._say_once(
+                "fedfix_interval = %g s is short: even the fastest client works for %.3g s, so that a contribution "
+                "weighs %.0f times or more what it does in a round, and the model may swing or diverge; as long as "
+                "most clients work, here %.3g s, is what suits",
+                interval, fastest, np.ceil(fastest / interval), np.median(times[np.isfinite(times)]),
+            )  # fmt: skip
 
     def expected_periods(self, times: Times) -> Times:
         """E⌈T_i / Δt⌉ in virtual time: eq. 40 takes task times as fixed, and is biased where they are drawn."""

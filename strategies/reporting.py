@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +31,9 @@ log = logging.getLogger("flwr.strategies")
 _NOT_LOGGED = (
     messages.BYTES_DOWN, messages.BYTES_UP, messages.BYTES_KEPT, messages.DEVICE_SECONDS, messages.WASTED_SECONDS,
 )  # fmt: skip
+
+_LEFT_OUT = "evaluation %d: left out of the means client %s: %s"
+_LATE = "evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s"
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -78,6 +81,9 @@ class Reporting(Strategy):
     @abstractmethod
     def bytes_kept(self) -> int:
         """Return how much the method keeps of clients, such as a vector of each, in bytes."""
+
+    @abstractmethod
+    def _say_once(self, text: str, *values: object) -> None: ...
 
     #: Whether clients have models of their own, which they evaluate beside the global one.
     personal: ClassVar[bool] = False
@@ -165,7 +171,9 @@ class Reporting(Strategy):
 
         A client that hasn't described itself counts by the number of examples in its reply.
         """
+        replies = list(replies)
         by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
+        self._say_failed(server_round, [r for r in replies if r.has_error()], everybody=not by_node)
         clients = [client for client in self.clients if client.node_id in by_node]
         if not clients:
             return None
@@ -177,6 +185,21 @@ class Reporting(Strategy):
         for client, weight in zip(clients, weights.tolist(), strict=True):
             mean.add(weight, by_node[client.node_id].content)
         return MetricRecord(dict(mean.result()))
+
+    def _say_failed(self, server_round: int, replies: Sequence[Message], *, everybody: bool) -> None:
+        """Name those that couldn't evaluate the model; where nobody can, as an app may have no handler, only once."""
+        located = {client.node_id: client.located for client in self.clients}
+        failed: dict[str, list[str]] = {}
+        for reply in replies:  # the SuperLink's own, where a node is gone, don't say which
+            client = located.get(reply.metadata.src_node_id, "that is gone")
+            failed.setdefault(messages.reason_of(reply), []).append(client)
+        if failed and everybody:
+            self._say_once(
+                "no client evaluates the model: %s (fraction_evaluate = 0 asks none)", next(iter(failed))
+            )
+            return
+        for reason, clients in failed.items():
+            log.warning(_LEFT_OUT, server_round, ", ".join(clients), reason)
 
     def _weighed(
         self, server_round: int, clients: Sequence[Client], by_node: Mapping[int, Message]
@@ -191,7 +214,7 @@ class Reporting(Strategy):
             return sized  # all count the same
         for reason in dict.fromkeys(left_out.values()):
             named = ", ".join(located for located, why in left_out.items() if why == reason)
-            log.warning("evaluation %d: left out of the means client %s: %s", server_round, named, reason)
+            log.warning(_LEFT_OUT, server_round, named, reason)
         return [client for client in sized if client.num_examples is not None]
 
     def _evaluate_on_clients(
@@ -201,12 +224,21 @@ class Reporting(Strategy):
         if not requests:
             return metrics
         replies = dict(self._awaited(grid, requests))
+        if not self.stopped():
+            self._say_missing(
+                aggregation, {r.metadata.dst_node_id for r in requests} - replies.keys(), len(requests)
+            )
         averages = self.aggregate_evaluate(aggregation, list(replies.values()))
         if averages is None:
             return metrics
         result.evaluate_metrics_clientapp[aggregation] = averages
         self._by_client = self._told_by(replies.values())
         return MetricRecord({**metrics, **{fairness.of_clients(key): each for key, each in averages.items()}})
+
+    def _say_missing(self, aggregation: int, late: Collection[int], asked: int) -> None:
+        """Name the nodes whose answer to an evaluation hasn't come in time."""
+        if late:
+            log.warning(_LATE, aggregation, len(late), asked, self.roster.named(late))
 
     def _told_by(self, replies: Iterable[Message]) -> dict[str, fairness.ByClient]:
         indices = {client.node_id: client.index for client in self.clients}

@@ -210,6 +210,7 @@ class Roster:
         changed = present != self._present
         if changed:
             self._present, self._clients = present, None
+            self._refused &= present  # who goes and is back may do better: it is asked once more
             for rival in [node_id for node_id, owner in self._rivals.items() if owner not in present]:
                 del self._rivals[rival]
                 self._refused.discard(rival)  # it is asked once more

@@ -341,9 +341,7 @@ class Scheme(FederatedStrategy):
         return MetricRecord({**metrics, **told})
 
     def _take_evaluation(self, number: int, replies: list[Message], late: Sequence[int]) -> None:
-        if late:
-            log.warning("evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s",
-                        number, len(late), len(late) + len(replies), self.roster.named(late))  # fmt: skip
+        self._say_missing(number, late, len(late) + len(replies))
         if (averages := self.aggregate_evaluate(number, replies)) is not None:
             self._result.evaluate_metrics_clientapp[number] = averages
             self._told = {of_clients(key): value for key, value in averages.items()} | {

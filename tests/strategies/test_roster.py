@@ -109,6 +109,24 @@ def test_a_node_whose_description_fails_is_left_out_and_named(
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("look", ["refresh", "look"])
+def test_a_node_that_was_offline_when_it_was_asked_takes_part_once_it_is_back(
+    federation: Callable[..., Any], look: str
+) -> None:
+    grid, roster = federation(), Roster()
+    node = grid.node(1)
+    node.transport["query"] = "unavailable"  # restarted just then; a device with a key keeps its node id
+    assert [c.index for c in refresh(roster, grid)] == [0, 2]
+    node.transport.clear()
+    node.present = False
+    assert [c.index for c in getattr(roster, look)(grid, ConfigRecord())] == [0, 2]
+    node.present = True
+    for _ in range(2):  # without waiting, the answer is there at the next look
+        clients = getattr(roster, look)(grid, ConfigRecord())
+    assert [c.index for c in clients] == [0, 1, 2]
+    assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 1, 2]
+
+
 @pytest.mark.parametrize("value", ["list", "nan", "inf", "negative"])
 @pytest.mark.parametrize("key", ["partition-id", "num-examples", "num-partitions"])
 def test_a_senseless_description_does_not_stop_the_server(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, async_fedavg, fedfix
+from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock, async_fedavg, fedfix
 from strategies.fedbuff import participation_counts
 from strategies.ledger import Agenda
 
@@ -187,6 +187,31 @@ def test_fedfix_aggregates_by_the_clock_only() -> None:
     strategy = FedFix(FedFix.Config(fedfix_interval=0.25))
     assert strategy.interval == 0.25
     assert not any(strategy.ready(n) for n in (0, 1, 1000))
+
+
+SHORT = "fedfix_interval = {} s is short: even the fastest client works for "
+
+
+@pytest.mark.parametrize(("interval", "said"), [(0.5, False), (0.1, False), (0.09, True), (0.02, True)])
+def test_fedfix_says_when_every_task_takes_several_intervals(
+    federation: Callable[..., Any], model: Callable[..., Any], interval: float, said: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    FedFix(fedfix_interval=interval).start(federation(), model(1.0), num_rounds=3)  # F80: τ = (.2, .6, 1)
+    assert caplog.text.count(SHORT.format(interval)) == said
+    assert not said or "as long as most clients work, here 0.6 s, is what suits" in caplog.text
+
+
+@pytest.mark.parametrize(("delay", "interval", "said"), [(0.3, 0.02, True), (0.0, 0.4, False)])
+def test_on_devices_it_does_so_once_it_knows(
+    federation: Callable[..., Any], model: Callable[..., Any], delay: float, interval: float, said: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    grid = federation()
+    for node in grid.nodes.values():
+        node.delay = delay
+    FedFix(fedfix_interval=interval, clock=WallClock()).start(grid, model(1.0), num_rounds=2)
+    assert caplog.text.count(SHORT.format(interval)) == said
 
 
 # ---- Weights and shares as the strategies report them ------------------------------------------------------

@@ -4,6 +4,7 @@ The clients are as Flower's guides have them: no handler of ours, a metric ``num
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -400,6 +401,50 @@ def test_a_fleet_in_which_only_some_have_the_handler(caplog: pytest.LogCaptureFi
     result = FedAvg(safeguards="off").start(made, model(), num_rounds=1)
     assert value(result) == pytest.approx(0.625)
     assert "node 10: no answer to query.describe" in caplog.text
+
+
+# ---- Clients that can't evaluate ------------------------------------------------------------------------------------
+
+
+def evaluating(how: str) -> MemoryGrid:
+    made = grid()
+    if how == "fails":
+        plain = made.app
+
+        def app(message: Message, context: Context) -> Message:
+            evaluates = message.metadata.message_type == messages.EVALUATE
+            if evaluates and context.node_config["partition-id"] == 1:
+                raise RuntimeError("CUDA out of memory")
+            return plain(message, context)
+
+        made.app = app  # type: ignore[assignment]
+    else:
+        made.lose(1, how, "evaluate")
+    return made
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ("fails", r"left out of the means client \d \(node \d+\): .*CUDA out of memory"),
+    ("unavailable", r"left out of the means client that is gone: Error: Node Unavailable"),
+    ("drop", r"1 of 3 haven't answered in time, it is without client \d"),
+])  # fmt: skip
+def test_who_could_not_evaluate_is_named(how: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    result = FedAvg().start(evaluating(how), model(), num_rounds=1, timeout=0.3)
+    w, told = value(result), result.evaluate_metrics_clientapp[1]["loss"]
+    assert told == pytest.approx(((w - 3) ** 2 + 5 * (w + 1) ** 2) / 6, rel=1e-5)
+    assert re.search(rf"evaluation (of aggregation )?1: {said}", caplog.text)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedBuff])
+def test_an_app_that_evaluates_nowhere_is_spoken_of_once(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    app, plain = ClientApp(), stock()
+    app.train()(lambda message, context: plain(message, context))
+    made = MemoryGrid(app, [{"partition-id": i} for i in range(3)])
+    own = {"buffer_size": 2} if kind is FedBuff else {}
+    result = kind(eval_every=1, **own).start(made, model(), num_rounds=4)
+    assert result.evaluate_metrics_clientapp == {}
+    assert caplog.text.count("no client evaluates the model: ") == 1
+    assert "left out of the means" not in caplog.text
 
 
 # ---- What is sent, and what is done with it ------------------------------------------------------------------------
