@@ -187,7 +187,7 @@ def made(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, Map
 
 
 def early(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, MapCurve]:
-    """The same, with steps after 4 s of 10: a curve's last value holds for no time, but up to the end of the budget."""
+    """The same, with steps after 4 s of 10, so that what they step to counts in the means."""
     return {
         key: MapCurve(each.labels, each.status, 1.0, np.array([0.0, 4.0]), each.values)
         for key, each in made(one, heights).items()
