@@ -295,6 +295,10 @@ def test_runs_that_are_the_same_upwards_are_one():
             {"across": {"name": "data", "values": [{"class-imbalance": 1.0}]}},
             "must be a table with a 'label'",
         ),
+        (
+            {"across": {"name": "data", "values": [{"label": "a"}, {"label": "a", "class-imbalance": 1.0}]}},
+            "across: values: labels are there twice: a, a",
+        ),
         ({"grid": {}}, "grid: Extra inputs are not permitted"),
     ],
 )

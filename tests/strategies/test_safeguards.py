@@ -89,6 +89,9 @@ def test_sizes_by_hand() -> None:
     assert capped_sizes([1, 2, 5], 0.0, 3).tolist() == [1, 2, 3]
     assert capped_sizes([1, 2, 10**12], 0.0, 0).tolist() == [1, 2, 1e12]
     assert capped_sizes([], 5.0, 0).tolist() == []
+    assert capped_sizes([0, 0, 0, 4, 100], 1.0, 0).tolist() == [0, 0, 0, 4, 52]  # the median of those told
+    assert capped_sizes([0, 0], 1.0, 0).tolist() == [0, 0]
+    assert capped_sizes([1, 2, 5, 9], 1.0, 4).tolist() == [1, 2, 3, 3]  # 4 at most, and then their median
 
 
 @given(
