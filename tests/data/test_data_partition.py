@@ -364,7 +364,9 @@ def test_similarity_is_a_share(digits: Dataset) -> None:
         ([[0, 1, 2, 3], []], True, "over 2 clients it leaves one with 0 rows; min-samples = 1 needs fewer"),
     ],
 )
-def test_a_division_is_looked_at_whoever_made_it(clients: list[list[int]], exact: bool, said: str | None) -> None:
+def test_a_division_is_looked_at_whoever_made_it(
+    clients: list[list[int]], exact: bool, said: str | None
+) -> None:
     rows, parts = np.arange(4), [np.array(own, np.int64) for own in clients]
     if said is None:
         _check_division("shards", parts, rows, 1, exact=exact)

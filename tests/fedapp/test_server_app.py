@@ -46,7 +46,7 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
         ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = "),
         ({"strategy": "fedfix", "participation": "md"}, ConfigError, "participation = 'md': fedfix works with every"),
         (
-            {"strategy": "fedbuff", "aggregation_rule": "median"}, ConfigError,
+            {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"}, ConfigError,
             "aggregation-rule = 'median': compares updates of one round, from one model; fedbuff has no rounds",
         ),
         ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': is no file"),
