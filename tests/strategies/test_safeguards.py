@@ -354,14 +354,20 @@ def test_a_resumed_run_goes_on_with_the_norms_it_knew(
     assert states[4]["norms-of"]
 
 
-def test_whoever_answers_long_before_the_others_waits_for_a_while_only(federation: Make, go: Make) -> None:
-    # F99: client 0 answers after 10 ms, the next after 340 ms: it waits ten times as long as its task took.
+@pytest.mark.parametrize("begins", [0, 100])
+def test_whoever_answers_long_before_the_others_waits_for_a_while_only(
+    begins: int, federation: Make, go: Make, tmp_path: Path
+) -> None:
+    # F99: client 0 answers after 10 ms, the next after 340 ms: it waits ten times as long as its task took, whenever
+    # that began.
+    (tmp_path / "there.csv").write_text("".join(f"{client},{begins},999\n" for client in range(4)))
+    there = {"availability": f"trace:{tmp_path / 'there.csv'}", "aggregation_weights": "identical"}
     values, strategy = go(
-        AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1
+        AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1, **there
     )
     assert len(values) == 61
     assert [member.contributions for member in strategy.ledger.members.values()] == [58, 1, 1, 0]
-    assert strategy.pace.now() == pytest.approx(0.11 + 57 * 0.01)
+    assert strategy.pace.now() == pytest.approx(begins + 0.11 + 57 * 0.01)
     assert not strategy.ledger.held
 
 
