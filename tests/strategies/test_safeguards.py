@@ -381,6 +381,14 @@ def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation: Make, g
     assert strategy.pace.now() == 5.0
 
 
+def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation: Make, go: Make) -> None:
+    # F0: of three answers at once each would make a model, when the third says which norms are usual.
+    values, strategy = go(AsyncFedAvg, federation(), 1, time_scenario="F0", aggregation_weights="identical")
+    assert values == [1.0, 2.0]  # client 0's update of 1
+    assert strategy.aggregations == 1
+    assert [member.contributions for member in strategy.ledger.members.values()] == [1, 0, 0]
+
+
 def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(
     federation: Make, go: Make, tmp_path: Path
 ) -> None:

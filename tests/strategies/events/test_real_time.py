@@ -374,10 +374,11 @@ def test_in_wall_time_a_run_without_anybody_can_be_stopped(
 def test_a_wall_run_stops_with_its_time_budget(federation: Make, start: Start, quick: None) -> None:
     run = start(
         "async", delayed(federation(), 0.02, 0.02, 0.02), 100_000, lr=0.01, clock=WallClock(), time_budget=0.3,
-        eval_every=100_000, limit=50,
+        eval_every=100_000, limit=50, fraction_evaluate=1.0,
     )  # fmt: skip
     assert 0.2 < run.seen[-1].time < 4
     assert run.seen[-1].evaluated
+    assert "client-loss" in run.seen[-1].metrics  # the clients are waited for, as no report comes after it
     check_accounts(run)
 
 
