@@ -273,8 +273,6 @@ def _texts(split: "HFDataset", name: str, problem: Problem, *, blank: bool = Fal
 
 
 def _group_ids(splits: "list[HFDataset]", name: str, problem: Problem) -> list[Array | None]:
-    if name not in splits[0].features:
-        raise problem(f"has no column {name!r}, which group-column names")
     ids = [_texts(split, name, problem) for split in splits]
     if not getattr(splits[0].features[name], "dtype", "").startswith(("int", "uint")):
         ids = ranked(ids)[1]

@@ -122,6 +122,14 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
         "ones, or floats, are needed",
     ),
     (
+        {"x_train": X, "y_train": np.array([["a"], ["b"], ["c"]])},
+        "y_train has shape (3, 1); one name per row, shape (N,), is needed",
+    ),
+    (
+        {"x_train": X, "y_train": Y, "group_train": Y[:, None]},
+        "group_train has shape (3, 1); one value per row, shape (N,), is needed",
+    ),
+    (
         {"x_train": X, "y_train": np.array(["a", "b", ""])},
         "y_train has 1 empty names; all must be filled",
     ),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
-from fedapp.data.partition import by_similarity, own_split
+from fedapp.data.partition import _check_division, by_similarity, own_split
 
 DEFAULTS: dict[str, Any] = {
     "partitioner": "label-quantity-skew",
@@ -351,3 +351,25 @@ def test_similarity_from_sorted_to_iid(digits: Dataset, similarity: float, least
 def test_similarity_is_a_share(digits: Dataset) -> None:
     with pytest.raises(DataError, match=r"similarity = 1.5: must be a number from 0 to 1"):
         partition(digits, 10, partitioner="similarity", similarity=1.5)
+
+
+@pytest.mark.parametrize(
+    ("clients", "exact", "said"),
+    [
+        ([[0, 1], [2, 3]], True, None),
+        ([[3, 0], [1]], False, None),  # a row goes unused
+        ([[0, 1], [2]], True, "loses or repeats rows"),
+        ([[0, 1], [1, 2]], False, "loses or repeats rows"),
+        ([[0, 1, 2], [3, 3]], True, "loses or repeats rows"),
+        ([[0, 1, 2, 3], []], True, "over 2 clients it leaves one with 0 rows; min-samples = 1 needs fewer"),
+    ],
+)
+def test_a_division_is_looked_at_whoever_made_it(
+    clients: list[list[int]], exact: bool, said: str | None
+) -> None:
+    rows, parts = np.arange(4), [np.array(own, np.int64) for own in clients]
+    if said is None:
+        _check_division("shards", parts, rows, 1, exact=exact)
+        return
+    with pytest.raises(DataError, match=rf"^partitioner = 'shards': .*{said}"):
+        _check_division("shards", parts, rows, 1, exact=exact)

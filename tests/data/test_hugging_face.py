@@ -175,6 +175,11 @@ def test_what_load_dataset_reads(tmp_path: Path) -> None:
             DataColumns(),
             "column 'a' has type List; images, numbers, or lists",
         ),
+        (
+            {"a": [[1, 2], [3, 4]], "b": [1, 2], "label": [2, 0]},
+            DataColumns("a,b"),
+            "column a holds lists; input-column must name it alone, or leave it out",
+        ),
         ({"a": [1, None], "label": [2, 0]}, DataColumns(), "column 'a' has type int64; images, numbers"),
         ({"a": [1], "label": [-1]}, DataColumns(), "column 'label' of train has a label below 0"),
         (

@@ -39,6 +39,18 @@ def test_sums_of_clients_give_what_pooled_rows_give(
     assert again.std == pytest.approx(found.std, rel=1e-9)
 
 
+@pytest.mark.parametrize("block", [1, 7, 10**6])
+def test_rows_are_summed_some_at_a_time(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedapp.data.standardize._BLOCK", 3 * block)
+    x = (5 + np.random.default_rng(1).normal(size=(40, 3))).astype(np.float32)
+    rows = np.r_[0:17, 20:40]
+    found = sums_of(dataset(x), rows)
+    own = x[rows].astype(np.float64)
+    assert found.count == 37
+    assert found.total == pytest.approx(own.sum(axis=0), rel=1e-14)
+    assert found.squares == pytest.approx(own.var(axis=0) * 37, rel=1e-12)
+
+
 def test_images_have_them_per_channel_and_as_the_model_scales_them() -> None:
     x = np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8)).astype(np.uint8)
     data = dataset(x, "image", 1 / 255)

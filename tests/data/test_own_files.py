@@ -58,7 +58,11 @@ def test_flags_of_a_table_are_0_and_1(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "is empty"), ("x,label\n1,0\n".encode("utf-16"), "is UTF-16; UTF-8 is needed")],
+    [
+        (b"", "is empty"),
+        ("x,label\n1,0\n".encode("utf-16"), "is UTF-16; UTF-8 is needed"),
+        ("größe,label\n1,0\n".encode("latin-1"), "has names of columns that aren't UTF-8"),
+    ],
 )
 def test_a_file_that_is_empty_or_of_another_encoding(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "own.csv"

@@ -114,6 +114,13 @@ def test_what_another_authority_signed_is_left_alone(made: Path) -> None:
     assert "oslo/local.crt" in [certificate.name for certificate in validities(made)]
 
 
+def test_a_key_of_another_authority_signs_nothing(made: Path) -> None:
+    keys.replace_pair(made / "other.crt", *keys.Authority.create().server_certificate(["127.0.0.1"]))
+    (made / "ca.key").write_bytes((made / "other.key").read_bytes())
+    with pytest.raises(ValueError, match=r"ca\.key: isn't the key of ca\.crt$"):
+        keys.Authority.read(made)
+
+
 def test_an_authority_is_prolonged_with_its_key(made: Path) -> None:
     former = (made / "ca.crt").read_bytes()
     result = deploy("renew", made, "--authority")

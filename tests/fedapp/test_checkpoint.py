@@ -122,6 +122,24 @@ def test_a_kill_at_any_step_leaves_a_whole_checkpoint(
     assert at > {"fsync": 4, "replace": 1, "rmtree": 1}[step]
 
 
+def test_a_byte_that_has_changed_is_found_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "BLOCK", 16)  # which every file has several of
+    write_checkpoint(tmp_path, of(1))
+    (made,) = tmp_path.iterdir()
+    files = [path for path in made.iterdir() if path.name != checkpoint.CHECKSUMS]
+    assert {path.name for path in files} == {"model.npy", "state.json"}
+    for path in files:
+        whole = path.read_bytes()
+        for at in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=rf"^{path.name} isn't what was written$"):
+                read_checkpoint(tmp_path)
+        path.write_bytes(whole)
+    assert read_checkpoint(tmp_path) is not None
+
+
 def test_without_space_the_last_one_stays_and_the_run_goes_on(
     tmp_path: Path, configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from fedapp import federation
 from fedapp.config import RunConfig, Value
-from fedapp.data import DataError, load_dataset
+from fedapp.data import DataError, Dataset, load_dataset
 from fedapp.federation import TensorCache, dataset_of, division_of, model_of, partition_of, to_tensors
 
 CPU = torch.device("cpu")
@@ -145,6 +145,20 @@ def test_tensors_are_a_copy(save_npz: Callable[..., str]) -> None:
     again, labels = to_tensors(dataset, np.arange(3), False, CPU)
     assert torch.equal(again + 1, x)
     assert torch.equal(labels + 1, y)
+
+
+def test_many_rows_are_prepared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits, rows = load_dataset("digits"), np.array([9, 3, 1796, 0, 5, 3, 8])
+    whole = to_tensors(digits, rows, False, CPU)
+    asked = []
+    inputs = Dataset.inputs
+    monkeypatch.setattr(
+        Dataset, "inputs", lambda self, own, *how: asked.append(len(own)) or inputs(self, own, *how)
+    )
+    monkeypatch.setattr("fedapp.federation.tensors.AT_ONCE", 3 * 64 * 4)  # three images
+    parts = to_tensors(digits, rows, False, CPU)
+    assert asked == [1, 3, 3, 1]  # first one, for its shape
+    assert all(torch.equal(one, other) for one, other in zip(parts, whole, strict=True))
 
 
 def row_bytes() -> int:

@@ -45,6 +45,10 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
         ({"strategy": "fedbuff", "buffer_size": 6000}, ConfigError, "buffer-size = 6000: there are "),
         ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = "),
         ({"strategy": "fedfix", "participation": "md"}, ConfigError, "participation = 'md': fedfix works with every"),
+        (
+            {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"}, ConfigError,
+            "aggregation-rule = 'median': compares updates of one round, from one model; fedbuff has no rounds",
+        ),
         ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': is no file"),
         (
             {"step_heterogeneity": "list:1,2"}, ConfigError,

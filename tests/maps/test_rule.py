@@ -111,6 +111,28 @@ def test_methods_that_are_alike_win_together():
     assert win(plan(), scores[:2], "mean") == Win(CLOSE, ("avg", "buff"))  # there is nobody to win over
 
 
+def test_times_are_alike_by_a_share_of_themselves():
+    close = plan(rule={"text": "as is", "alike-time": 0.1})
+    by_a_tenth = [
+        scored("avg", (1.0, 2.0, 4.0)),
+        scored("buff", (1.1, 2.2, 4.4)),
+        scored("async", (3.0, 6.0, 9.0)),
+    ]
+    found = win(close, by_a_tenth, "time")
+    assert (found.outcome, found.best, found.runner_up) == (WON, ("avg", "buff"), "async")
+    assert win(plan(), by_a_tenth, "time").best == ("avg",)
+    by_more = [by_a_tenth[0], replace(by_a_tenth[1], times=(1.1, 2.2, 4.5)), by_a_tenth[2]]
+    assert win(close, by_more, "time").best == ("avg",)
+
+
+def test_of_a_loss_the_lowest_wins():
+    of_loss = plan(metric="loss")
+    scores = [scored("avg", means=(0.80, 0.81, 0.82)), scored("buff", means=(0.85, 0.86, 0.875))]
+    assert win(of_loss, scores, "mean") == Win(WON, ("avg",), "buff", pytest.approx(0.155 / 3))
+    heights = {("buff", 0.1): 0.9, ("buff", 0.2): 0.4, ("buff", 0.4): 0.8}
+    assert pick(of_loss, SPOT, "buff", early(of_loss, heights)) == 0.2
+
+
 def test_a_cell_that_lacks_runs_is_not_judged_and_who_diverges_can_not_win():
     scores = [scored("avg", means=(0.8, 0.8, 0.8)), scored("buff", means=(0.9, 0.9), diverged=1)]
     found = win(plan(), scores, "mean")
@@ -164,16 +186,20 @@ def made(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, Map
     return curves
 
 
+def early(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, MapCurve]:
+    """The same, with steps after 4 s of 10, so that what they step to counts in the means."""
+    return {
+        key: MapCurve(each.labels, each.status, 1.0, np.array([0.0, 4.0]), each.values)
+        for key, each in made(one, heights).items()
+    }
+
+
 HEIGHTS = {("avg", 0.1): 0.7, ("avg", 0.2): 0.6, ("buff", 0.2): 0.9, ("buff", 0.4): 2.0, ("async", 0.4): 0.6}
 
 
 def test_what_is_picked_is_the_best_on_tuning_seeds_and_an_edge_is_named():
-    # A curve's last value holds for no time: with three points each has a mean.
     one = plan()
-    curves = {
-        key: MapCurve(each.labels, each.status, 1.0, np.array([0.0, 4.0]), each.values)
-        for key, each in made(one, HEIGHTS).items()
-    }
+    curves = early(one, HEIGHTS)
     assert pick(one, SPOT, "avg", curves) == 0.1
     assert pick(one, SPOT, "buff", curves) == 0.2  # 0.4 is better, but diverges
     low, middle, high = (score(one, SPOT, method, curves) for method in ("avg", "buff", "async"))
@@ -185,6 +211,20 @@ def test_what_is_picked_is_the_best_on_tuning_seeds_and_an_edge_is_named():
     curves.pop(one.run(SPOT, "buff", 0.1, 8).key)
     assert pick(one, SPOT, "buff", curves) is None  # a run is missing
     assert not score(one, SPOT, "buff", curves).is_complete
+
+
+def test_of_values_that_do_equally_well_the_lowest_is_picked_and_of_two_none_is_an_edge():
+    one = plan()
+    assert pick(one, SPOT, "buff", early(one, {})) == 0.1  # all of them step to 0.5
+    two = {"small": {**CONTENT["problems"]["small"], "tried": [0.1, 0.2]}}
+    few = plan(problems=two, methods={name: CONTENT["methods"][name] for name in ("avg", "buff")})
+    assert not score(few, SPOT, "buff", early(few, {})).at_edge
+
+
+def test_the_target_may_be_reached_at_the_end_of_the_budget_and_no_later():
+    assert time_to(curve({}, [0.1, 0.2, 0.8]), 0.8, 10.0, 1.0) == 10.0
+    assert time_to(curve({}, [0.1, 0.2, 0.8]), 0.8, 9.99, 1.0) == math.inf
+    assert mean_over(curve({}, [0.7]), 0.0) == 0.7  # it is there for no time, and all there is
 
 
 def test_a_method_that_only_diverges_is_said_to(tmp_path):
@@ -254,6 +294,10 @@ def test_runs_that_are_the_same_upwards_are_one():
         (
             {"across": {"name": "data", "values": [{"class-imbalance": 1.0}]}},
             "must be a table with a 'label'",
+        ),
+        (
+            {"across": {"name": "data", "values": [{"label": "a"}, {"label": "a", "class-imbalance": 1.0}]}},
+            "across: values: labels are there twice: a, a",
         ),
         ({"grid": {}}, "grid: Extra inputs are not permitted"),
     ],

@@ -34,6 +34,20 @@ def test_rows_are_read_back_while_the_run_goes_and_after(written: ClientsFile, t
     assert last_clients(tmp_path)["loss"] == pytest.approx([1, math.nan, 4], nan_ok=True)
 
 
+def test_what_was_written_bit_by_bit_is_read_in_groups_of_rows(
+    written: ClientsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedapp.report.growing._ROWS", 4)
+    for aggregation in (6, 7, 8):
+        written.append(aggregation, 2.0, {"loss": [0.5]}, {})
+    growing = read_clients(tmp_path)
+    written.publish()
+    groups = parquet.ParquetFile(tmp_path / PARQUET).metadata
+    # 2, 3, 1, 1 and 1 rows: a group is as many pieces as have four.
+    assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [5, 3]
+    assert parquet.read_table(tmp_path / PARQUET).equals(growing)
+
+
 @pytest.mark.parametrize("lost", [1, 8, 200])
 def test_a_torn_end_is_left_out(written: ClientsFile, tmp_path: Path, lost: int) -> None:
     content = (tmp_path / GROWING).read_bytes()

@@ -160,3 +160,53 @@ def test_figure_3_has_a_verdict_for_each_part(tmp_path, last, scale, mean, varia
     assert outcome(report, "002-3-variance") == variance
     report = asynchronous.figure_3(results_of(runs[1:], lack=runs[:1]), plan_with("002-figure-3"), tmp_path)
     assert outcome(report, "002-3-variance") == "not run"
+
+
+def judged_by(claim, means, spreads):
+    """The verdict on figure 3 for K = 1, 8, 25, with these means and deviations of both schemes."""
+    curves = {"CIFAR-10": dict(zip(asynchronous.SCHEMES, zip(means, spreads, strict=True), strict=True))}
+    judge = asynchronous._LOCAL_WORK[claim]
+    return judge(claim, [1, 8, 25], curves, plan_with("002-figure-3")).outcome
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ([1.02, 1.0, 1.02], "holds"),  # by more than 1 % on either side
+        ([1.005, 1.0, 1.02], "doesn't hold"),
+        ([1.02, 1.0, 1.005], "doesn't hold"),
+        ([1.0, 1.5, 2.0], "doesn't hold"),  # it only rises
+    ],
+)
+def test_a_loss_that_turns_is_higher_at_both_ends(level, expected):
+    down_and_up = [2.0, 1.0, 2.0]
+    for means in ([level, down_and_up], [down_and_up, level]):
+        assert judged_by("002-3-mean", means, [[1.0] * 3] * 2) == expected
+
+
+def test_a_deviation_that_grows_may_fall_by_its_slack():
+    for spread, expected in (([1.0, 0.81, 0.66], "holds"), ([1.0, 0.79, 2.0], "doesn't hold")):
+        assert judged_by("002-3-variance", [[1.0] * 3] * 2, [[1.0, 1.0, 1.0], spread]) == expected
+
+
+def test_more_sensitive_is_said_of_much_local_work_alone():
+    for spread, expected in (([0.5, 1.1, 1.1], "holds"), ([2.0, 1.1, 1.0], "doesn't hold")):
+        assert judged_by("002-3-sensitive", [[1.0] * 3] * 2, [[1.0] * 3, spread]) == expected
+
+
+def test_a_suboptimum_is_a_share_of_the_optimum():
+    # 0.0015 above 2 is less than a thousandth of it, and more of 1.
+    for least, expected in ((2.0, "doesn't hold"), (1.0, "holds")):
+        optimum = {"federated-least": least, "identical": least + 0.0015}
+        numbers = {f"optima: {problem}, seed {seed}": optimum for problem in PROBLEMS for seed in (0, 1)}
+        found = asynchronous._suboptimum(results_of([], numbers=numbers), FIGURE_2)
+        assert found.outcome == expected
+
+
+def test_a_rate_between_those_tried_is_at_no_end():
+    runs = Runs(figure_2_runs([0.8, 0.9]))
+    tuned = {problem: runs.where(problem=problem, seed=[0, 1]) for problem in PROBLEMS}
+    labels = {"problem": "MNIST", "seed": 3, "lr": 0.001, "aggregation-weights": "identical"}
+    lower = make_run(labels, {"federated-loss": [3.0, 1.5]}, lr=0.001, seed=3)
+    assert asynchronous._tuned_to_an_end(runs, FIGURE_2, tuned) == set(PROBLEMS)
+    assert asynchronous._tuned_to_an_end(Runs([*runs, lower]), FIGURE_2, tuned) == {"MNIST-shard"}

@@ -126,6 +126,27 @@ def test_a_run_of_fedprox_that_exploded_is_worse_than_any_that_did_not(
     assert {claim: outcome(report, claim) for claim in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ((0.9, 0.9, 0.9), "doesn't hold"),  # too much is as far off as too little
+        ((0.0, 0.0, 0.0), "doesn't hold"),
+        ((0.2, 0.9, 0.9), "not decided"),  # on one seed it is what was published
+        ((0.2, 0.2, 0.2), "holds"),
+    ],
+)
+def test_a_gain_in_accuracy_is_neither_less_nor_more_than_published(
+    gains: tuple[float, ...], expected: str
+) -> None:
+    by_seed = dict(zip((2, 4, 5), gains, strict=True))
+
+    def level(case: str, mu: float, seed: int) -> float:
+        return 0.95 - by_seed[seed] * (mu == 1.0 and "in part" in case)
+
+    results = results_of(fedprox_runs(level, lambda case, mu: 0.0))
+    assert fedprox._more_accurate(results, FEDPROX).outcome == expected
+
+
 def test_fedprox_lacks_what_it_lacks(tmp_path: Path) -> None:
     runs = fedprox_runs(as_published, unlike)
     lacking = [run for run in runs if run["case"] == "iid" and run["proximal-mu"] == 1.0 and run["seed"] == 4]
@@ -192,6 +213,17 @@ def test_scaffold_as_published(tmp_path: Path) -> None:
 def test_scaffold_one_cell_refutes(tmp_path: Path, claim: str, other: Any) -> None:
     report = similarity.rounds(results_of(scaffold_runs(other)), SCAFFOLD, tmp_path)
     assert outcome(report, claim) == "doesn't hold"
+
+
+@pytest.mark.parametrize(("more", "expected"), [(1, "holds"), (2, "doesn't hold")])
+def test_scaffold_may_take_a_little_longer(tmp_path: Path, more: int, expected: str) -> None:
+    # 21 rounds for 20 are the slack, 1.05; 22 aren't.
+    def taken(alike: str, epochs: int, method: str) -> int:
+        return 20 + more if method == "SCAFFOLD" else 20
+
+    results = results_of(scaffold_runs(taken))
+    found = similarity._compared("scaffold-1-fastest", ["SCAFFOLD"], ["FedAvg"], results, SCAFFOLD)
+    assert found.outcome == expected
 
 
 def test_scaffold_lacks_a_method(tmp_path: Path) -> None:

@@ -83,6 +83,37 @@ def test_direction_magnitude_and_balanced_half_are_three_claims(tmp_path, slow, 
     check_figures(report.figures)
 
 
+@pytest.mark.parametrize(
+    ("slow", "fast", "expected"),
+    [
+        ((40, 39, 40), (10, 10, 10), False),  # about 4 times as fast on every seed: far above 1.8
+        ((40, 20, 20), (10, 10, 10), None),  # 4, 2 and 2: 2.52, and its interval reaches down to 0.93
+        ((22, 22, 23), (20, 20, 21), False),  # 1.1
+    ],
+)
+def test_a_gain_may_be_too_large_as_well(slow, fast, expected):
+    results = results_of(table_runs(rounds_of(slow, fast, (10, 10, 10))))
+    assert spectral._by_as_much("003-3-magnitude", IMBALANCED, results, table_plan())[0] is expected
+
+
+@pytest.mark.parametrize(
+    ("slow", "balanced", "expected"),
+    [
+        # 4 times on imbalanced data: the band, 1.25, is less than half of that in logarithms.
+        (40, 9, True),
+        (40, 7, False),  # 10/7
+        (40, 14, False),  # 10/14 < 1/1.25
+        # 1.2 times: half of its logarithm is 0.0912, less than the band.
+        (12, 11, False),  # ln 10/11 = -0.0953: a loss counts as a gain does
+        (12, 9, False),  # ln 10/9 = 0.105
+        (12, 10, True),
+    ],
+)
+def test_a_small_gain_has_a_band_and_a_share_and_may_be_a_loss(slow, balanced, expected):
+    results = results_of(table_runs(rounds_of((slow,) * 3, (10,) * 3, (balanced,) * 3)))
+    assert spectral._hardly("003-3-balanced", (BALANCED, IMBALANCED), results, table_plan())[0] is expected
+
+
 def test_a_confidence_interval_by_hand():
     # Logarithms 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, t(0.975; 2) = 4.30265.
     low, high = spectral._interval(np.exp([0.1, 0.2, 0.3]), 0.95)
@@ -165,6 +196,12 @@ def test_figures_4_3_to_4_8_look_at_epochs_clipping_and_step_size(tmp_path, chan
             report, "003-4-step-size"
         )
     check_figures(report.figures)
+
+
+def test_what_clipping_gains_counts_as_what_it_costs():
+    plan = plan_with("003-figures-4", grid={"data": ["femnist"], "perturbation-beta": [1.0, 0.5]})
+    results = results_of(sensitivity_runs(loose=-0.1))
+    assert spectral._clipping("003-4-clipping-10", results, plan).outcome == "doesn't hold"
 
 
 def test_no_falls_at_all_are_no_oscillation():

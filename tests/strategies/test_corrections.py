@@ -249,6 +249,19 @@ def test_who_tells_no_path_counts_with_the_mean_of_those_that_do() -> None:
     # s = (1, 3) with d = (.25, .25): s_eff = 2; the third counts as it is.
     assert scales(np.array([1.0, 3.0, np.nan]), [0.25, 0.25, 0.5]).tolist() == [2.0, 2 / 3, 1.0]
     assert scales(np.array([np.nan, np.nan]), [0.5, 0.5]).tolist() == [1.0, 1.0]
+    assert scales(np.array([1.0, 3.0]), [0.0, 0.0]).tolist() == [1.0, 1.0]  # nobody counts
+
+
+def test_a_path_counts_as_at_most_so_many_times_the_usual_and_at_least_its_part() -> None:
+    def told(*paths: float) -> Any:
+        return [SimpleNamespace(records={messages.APPLIED: {messages.PATH: path}}) for path in paths]
+
+    # The median of 1, 2, 3, 1e-9 and 1e9 is 2; a fifth of it and five times as much are 0.4 and 10.
+    assert paths_of(told(1, 2, 3, 1e-9, 1e9), 5.0).tolist() == [1, 2, 3, 0.4, 10]
+    # Who tells none is no part of the median, 2, and is left to the method.
+    assert paths_of(told(-1, 1e-9, 2, 2.5), 5.0).tolist() == pytest.approx([np.nan, 0.4, 2, 2.5], nan_ok=True)
+    assert paths_of(told(-1, 0), 5.0).tolist() == pytest.approx([np.nan] * 2, nan_ok=True)
+    assert paths_of(told(1, 1e9)).tolist() == [1, 1e9]  # without a bound
 
 
 @pytest.mark.parametrize("name", ["fednova", "scaffold"])

@@ -89,6 +89,9 @@ def test_sizes_by_hand() -> None:
     assert capped_sizes([1, 2, 5], 0.0, 3).tolist() == [1, 2, 3]
     assert capped_sizes([1, 2, 10**12], 0.0, 0).tolist() == [1, 2, 1e12]
     assert capped_sizes([], 5.0, 0).tolist() == []
+    assert capped_sizes([0, 0, 0, 4, 100], 1.0, 0).tolist() == [0, 0, 0, 4, 52]  # the median of those told
+    assert capped_sizes([0, 0], 1.0, 0).tolist() == [0, 0]
+    assert capped_sizes([1, 2, 5, 9], 1.0, 4).tolist() == [1, 2, 3, 3]  # 4 at most, and then their median
 
 
 @given(
@@ -351,14 +354,20 @@ def test_a_resumed_run_goes_on_with_the_norms_it_knew(
     assert states[4]["norms-of"]
 
 
-def test_whoever_answers_long_before_the_others_waits_for_a_while_only(federation: Make, go: Make) -> None:
-    # F99: client 0 answers after 10 ms, the next after 340 ms: it waits ten times as long as its task took.
+@pytest.mark.parametrize("begins", [0, 100])
+def test_whoever_answers_long_before_the_others_waits_for_a_while_only(
+    begins: int, federation: Make, go: Make, tmp_path: Path
+) -> None:
+    # F99: client 0 answers after 10 ms, the next after 340 ms: it waits ten times as long as its task took, whenever
+    # that began.
+    (tmp_path / "there.csv").write_text("".join(f"{client},{begins},999\n" for client in range(4)))
+    there = {"availability": f"trace:{tmp_path / 'there.csv'}", "aggregation_weights": "identical"}
     values, strategy = go(
-        AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1
+        AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1, **there
     )
     assert len(values) == 61
     assert [member.contributions for member in strategy.ledger.members.values()] == [58, 1, 1, 0]
-    assert strategy.pace.now() == pytest.approx(0.11 + 57 * 0.01)
+    assert strategy.pace.now() == pytest.approx(begins + 0.11 + 57 * 0.01)
     assert not strategy.ledger.held
 
 
@@ -370,6 +379,14 @@ def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation: Make, g
         == go(FedBuff, federation(), 5, time_scenario="F99", buffer_size=3, lr=0.1, safeguards="off")[0]
     )
     assert strategy.pace.now() == 5.0
+
+
+def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation: Make, go: Make) -> None:
+    # F0: of three answers at once each would make a model, when the third says which norms are usual.
+    values, strategy = go(AsyncFedAvg, federation(), 1, time_scenario="F0", aggregation_weights="identical")
+    assert values == [1.0, 2.0]  # client 0's update of 1
+    assert strategy.aggregations == 1
+    assert [member.contributions for member in strategy.ledger.members.values()] == [1, 0, 0]
 
 
 def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(

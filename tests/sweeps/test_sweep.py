@@ -284,6 +284,24 @@ def test_what_is_tuned_is_not_tuned_on_a_seed_of_a_labelled_value():
         checked("x", {"grid": {"case": case, "lr": [0.1, 0.2]}, "tune": ["lr"]}, SweepPlan)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"grid": {}}, "grid: has no axis, such as seed"),
+        ({"grid": {"lr": []}}, "grid.lr: has no value"),
+        ({"grid": {"case": [{"lr": 0.1}]}}, "grid.case: .* has no 'label'"),
+        ({"grid": {"lr": [0.1, 0.2, 0.1]}}, "grid.lr: 0.1 is there twice"),
+        (
+            {"grid": {"seed": [{"label": "first", "seed": 1}], "lr": [0.1, 0.2]}, "tune": ["lr"]},
+            "tune: seeds must be whole numbers, without labels",
+        ),
+    ],
+)
+def test_a_grid_has_values_and_seeds_that_can_be_followed_by_others(content, message):
+    with pytest.raises(ConfigError, match=message):
+        checked("x", content, SweepPlan)
+
+
 def test_an_axis_and_a_metric_of_one_name_are_two_columns(tmp_path):
     keys = {
         "dataset": "custom.diabetes:load",

@@ -282,6 +282,40 @@ def test_an_embedding_without_long_is_told_of_it() -> None:
         check_parts("m:m", model, CROSS_ENTROPY, (), X.abs(), Y)
 
 
+class Returns(nn.Module):
+    """Makes something of outputs (8, 3), whatever they are used for."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.output, self.change = nn.Linear(6, 3), change
+
+    def forward(self, x: Tensor) -> object:
+        return self.change(self.output(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "returns"),
+    [(lambda out: (out, out), "tuple"), (lambda out: out[:5], r"\(5, 3\)"), (lambda out: out.sum(), r"\(\)")],
+)
+def test_a_model_returns_outputs_of_each_example(change: Callable[[Tensor], object], returns: str) -> None:
+    with pytest.raises(
+        OwnPartError, match=rf"^model = 'm:m': must return a tensor \(B, \.\.\.\) .*, returns {returns}$"
+    ):
+        check_parts("m:m", Returns(change).eval(), CROSS_ENTROPY, (), X, Y)
+
+
+def test_a_loss_that_depends_on_no_parameter_is_refused() -> None:
+    constant = Returns(lambda out: 0 * out.detach() + torch.zeros(3, requires_grad=True)).eval()
+    with pytest.raises(OwnPartError, match=r"^model = 'm:m': .* \(the loss depends on no parameter\)$"):
+        check_parts("m:m", constant, CROSS_ENTROPY, (), X, Y)
+
+
+def test_a_loss_of_numbers_needs_as_many_outputs() -> None:
+    said = r"^model = 'm:m': returns \(8, 3\) for targets \(8, 2\); loss = 'mse' needs them alike$"
+    with pytest.raises(OwnPartError, match=said):
+        check_parts("m:m", nn.Linear(6, 3).eval(), LOSSES["mse"], (), X, torch.zeros(8, 2))
+
+
 def test_a_hook_of_a_frozen_parameter_does_nothing() -> None:
     model = nn.Sequential(hooked(), nn.Linear(3, 3))
     model[0].requires_grad_(False)

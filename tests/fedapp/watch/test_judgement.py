@@ -40,6 +40,10 @@ def curve(*rows: tuple[float | None, float, float | None]) -> list[dict[str, Any
         [(2.3, 0.1, None), (1.9, 0.4, 1.8), *[(7.0, 0.16, 3.0)] * 4],
         [(2.3, 0.1, None), (None, 0.1, None)],
         [(2.3, 0.1, None), (30.0, 0.1, 0.2)],  # clients fit what they have, the model is ruined
+        [(2.3, 0.1, None), (7.0, 0.32, 3.0)],  # a quarter of the way from 0.1 to 1 is 0.325
+        [(2.3, 0.5, None), (7.0, 0.6, 3.0)],  # and from what it begins with 0.625
+        [(2.3, 0.1, None), (7.0, 0.1, 2.31)],  # ln 10 is 2.303
+        [(2.3, 0.1, None), *[(1.0, 0.7, 0.9)] * 6, *[(20.0, 0.1, 9.0)] * 2],  # a quarter of eight are two
     ],
 )
 def test_worse_than_guessing_is_diverged(
@@ -60,12 +64,44 @@ def test_worse_than_guessing_is_diverged(
         [(2.3, 0.1, None), (9.0, 0.1, None)],  # noise, for the sake of privacy: nobody tells how clients fare
         [(2.3, 0.1, None), *[(1.0, 0.7, 0.9)] * 7, (20.0, 0.1, 9.0)],  # one bad round at the end
         [(9.0, 0.1, None), (17.0, 0.12, 5.0)],  # begins badly
+        [(2.3, 0.1, None), (7.0, 0.33, 3.0)],
+        [(2.3, 0.1, None), (7.0, 0.1, 2.29)],
+        [(2.3, 0.1, None), (22.9, 0.1, 0.2)],  # less than ten times ln 10
     ],
 )
 def test_what_learns_or_only_learns_nothing_is_not(
     rows: list[tuple[Any, ...]], configure: Callable[..., RunConfig]
 ) -> None:
     judge(curve(*rows), 10, configure())
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [
+        ([2.0, 20.1], True),
+        ([2.0, 19.9], False),
+        ([2.0, None], True),
+        ([0.0, 5.0], False),  # ten times nothing
+        ([None, 5.0], False),
+        ([2.0, *[1.0] * 7, 90.0], True),  # the middle of the last two, 45.5
+        ([2.0, *[1.0] * 9, 90.0], False),  # and of the last three, 1
+        ([2.0], False),
+    ],
+)
+@pytest.mark.parametrize(("loss", "classes"), [("mse", 0), ("huber", 10), ("cross-entropy", 0)])
+def test_where_guessing_costs_nothing_known_it_is_ten_times_the_first_loss(
+    loss: str, classes: int, losses: list[float | None], diverged: bool, configure: Callable[..., RunConfig]
+) -> None:
+    lines = [{"loss": each} for each in losses]
+    config = configure(loss=loss, server_lr=0.5, dp="local", dp_noise_multiplier=2.0)
+    if not diverged:
+        judge(lines, classes, config)
+        return
+    said = (
+        r"the steps are too large \(server-lr = 0.5, lr = 0.1\), or the noise is \(dp-noise-multiplier = 2\)$"
+    )
+    with pytest.raises(WorseThanGuessingError, match=said):
+        judge(lines, classes, config)
 
 
 @given(LINES, st.integers(2, 100))
