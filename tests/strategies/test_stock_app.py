@@ -403,7 +403,7 @@ def test_a_fleet_in_which_only_some_have_the_handler(caplog: pytest.LogCaptureFi
     assert "node 10: no answer to query.describe" in caplog.text
 
 
-# ---- Clients that can't evaluate ------------------------------------------------------------------------------------
+# ---- Clients that can't evaluate -----------------------------------------------------------------------------------
 
 
 def evaluating(how: str) -> MemoryGrid:
