@@ -16,6 +16,7 @@ from fedapp.deploy.flower import ask, flwr
 from fedapp.deploy.plan import DeployError
 
 LOG_TIMEOUT = 30.0  # seconds; the log of a run that has said nothing yet keeps the command waiting
+NONE = "N/A"  # Flower's for no time and no details
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The server logs the first at least every 30 s, the second after some of the aggregations.
 _PROGRESS = re.compile(
@@ -68,8 +69,10 @@ class DeployedRun:
     ----------
     run_id, status, details : str
         In Flower's words; the status is such as ``running`` or ``finished:completed``.
+    asked_for : str
+        When it was, UTC.
     elapsed : float
-        Seconds since it began, or that it took.
+        Seconds since it began, or that it took; 0 before it begins.
     log : list of str
         What its server said so far, empty if nothing yet.
     """
@@ -77,6 +80,7 @@ class DeployedRun:
     run_id: str
     status: str
     details: str
+    asked_for: str
     elapsed: float
     log: list[str]
 
@@ -84,6 +88,11 @@ class DeployedRun:
     def is_over(self) -> bool:
         """Whether it has ended."""
         return self.status.startswith("finished")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its server's process isn't there yet."""
+        return self.status in ("pending", "starting")
 
     @property
     def folder(self) -> str:
@@ -158,7 +167,8 @@ def _read(out: Path, said: Mapping[str, Any]) -> DeployedRun:
     except DeployError:
         text = ""
     log = [message_of(line) for line in _COLOUR.sub("", text).splitlines() if line.strip()]
-    return DeployedRun(said["run-id"], said["status"], said["status-details"], said["elapsed"], log)
+    details = said["status-details"].replace(NONE, "")
+    return DeployedRun(said["run-id"], said["status"], details, said["pending-at"], said["elapsed"], log)
 
 
 def message_of(line: str) -> str:

@@ -17,10 +17,9 @@ from fedapp.deploy.files import read_deployment
 from fedapp.deploy.nodes import NodeRecord, NodeRecords, fingerprint
 from fedapp.deploy.plan import DeployError, Deployment
 from fedapp.deploy.registration import is_gone, listed_nodes
-from fedapp.deploy.runs import DeployedRun, present_runs
+from fedapp.deploy.runs import NONE, DeployedRun, present_runs
 
 UNKNOWN = "unknown"
-_NONE = "N/A"  # Flower's for no time
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _device(
         doing = tasks.get(number, "nothing")
     else:  # one that can't be reached may still be at work
         doing = UNKNOWN if going else "nothing"
-    return DeviceStatus(name, number, state, str(said[since]).replace(_NONE, ""), doing, remark)
+    return DeviceStatus(name, number, state, str(said[since]).replace(NONE, ""), doing, remark)
 
 
 def _certificate_warnings(
@@ -202,7 +201,11 @@ def _run_as_json(run: DeployedRun) -> dict[str, Any]:
 
 def _run_lines(run: DeployedRun) -> Iterator[str]:
     progress = run.progress
-    parts = [f"{run.status} for {timedelta(seconds=round(run.elapsed))}" if not run.is_over else run.status]
+    parts = [run.status]
+    if run.is_waiting:
+        parts = [f"{run.status} since {run.asked_for}"]
+    elif not run.is_over:
+        parts = [f"{run.status} for {timedelta(seconds=round(run.elapsed))}"]
     if progress.of:
         parts.append(f"aggregation {progress.aggregation} of {progress.of}")
     if progress.devices and not run.is_over:
@@ -212,6 +215,8 @@ def _run_lines(run: DeployedRun) -> Iterator[str]:
     if run.details:
         parts.append(run.details)
     yield f"run {run.run_id}: {', '.join(parts)}"
+    if run.is_waiting:
+        yield "  if that lasts, the server's `journalctl -u fedapp-superexec` says what it waits for"
     if run.folder:
         yield f"  on the server in {run.folder}"
 

@@ -66,7 +66,7 @@ class Tunnel:
 
     def __enter__(self) -> "Tunnel":
         self._thread.start()
-        listening = asyncio.start_server(self._forward, LOOPBACK, 0)
+        listening = asyncio.start_server(self._serve, LOOPBACK, 0)
         server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
         self.port = int(server.sockets[0].getsockname()[1])
         return self
@@ -77,16 +77,20 @@ class Tunnel:
         self._thread.join()
         self._loop.close()
 
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Be one connection, from its beginning to its end, or to the tunnel's."""
+        # Of a connection that is cancelled Python 3.11 prints a traceback.
+        with suppress(asyncio.CancelledError):
+            await self._forward(reader, writer)
+        writer.close()
+
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be one connection, from its beginning to its end."""
         if owner_of(writer.get_extra_info("peername"), self.port) not in (os.getuid(), 0, None):
-            writer.close()
             return
         try:
             to_proxy = await asyncio.open_connection(self._host, self._port, ssl=self._trust)
         except OSError as error:  # Flower says but that the SuperLink isn't available
             print(f"{self._host}:{self._port}: can't be reached ({error})", file=sys.stderr)
-            writer.close()
             return
         to_proxy[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         there, back = _pass_on(reader, to_proxy[1]), _pass_on(to_proxy[0], writer)
@@ -96,7 +100,6 @@ class Tunnel:
         finally:
             for way in ways:
                 way.cancel()
-            writer.close()
             to_proxy[1].close()
 
 

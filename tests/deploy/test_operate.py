@@ -95,6 +95,18 @@ def test_status_while_a_run_goes(two: LocalDeployment, repository: Path) -> None
     ]  # fmt: skip
 
 
+def test_a_run_that_nobody_starts_says_where_to_look(two: LocalDeployment, repository: Path) -> None:
+    two.processes["superexec"].terminate()
+    two.processes["superexec"].wait()
+    run_id = begin_run(two, repository, rounds=1)
+    lines = deploy("status", two.folder).output.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith(f"run {run_id}: pending since 2"))
+    assert lines[at + 1].endswith("the server's `journalctl -u fedapp-superexec` says what it waits for")
+    two.start_superexec()
+    wait_until(lambda: status(two.folder)["runs"][0]["status"] == "finished:completed")
+    assert status(two.folder)["runs"][0]["details"] == ""
+
+
 def test_devices_take_the_server_with_its_new_certificate(two: LocalDeployment, repository: Path) -> None:
     out, own = two.folder, two.folder / "superlink" / "server.crt"
     keys = {path: path.read_bytes() for path in [*out.glob("*/device.*"), *out.rglob("ca.crt")]}

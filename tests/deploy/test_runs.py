@@ -1,6 +1,7 @@
 """How far a run is, out of its log; and node numbers, out of what was registered."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fedapp.deploy.nodes import NodeRecord, NodeRecords
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.runs import DeployedRun, RunProgress, message_of
+from fedapp.deploy.status import Status
 
 LOG = """\
 INFO :      Starting logstream for run_id `1`
@@ -21,7 +23,7 @@ WARNING :   round 12: left out client 2 (bern, node 1234): it lies
 
 
 def run_of(log: str) -> DeployedRun:
-    return DeployedRun("1", "running", "", 60.0, log.splitlines())
+    return DeployedRun("1", "running", "", "2026-01-01 00:00:00Z", 60.0, log.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,25 @@ def test_a_log_says_where_the_run_is_and_what_was_last_said_of_a_node() -> None:
     assert run.remark("1234") == "round 12: left out client 2 (bern, node 1234): it lies"
     assert run.remark("12") == ""
     assert run_of("").folder == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "lines"),
+    [
+        (
+            "starting",
+            [
+                "run 1: starting since 2026-01-01 00:00:00Z",
+                "  if that lasts, the server's `journalctl -u fedapp-superexec` says what it waits for",
+            ],
+        ),
+        ("running", ["run 1: running for 0:01:00"]),
+        ("finished:failed", ["run 1: finished:failed"]),
+    ],
+)
+def test_a_run_is_told_from_one_that_waits_for_its_process(state: str, lines: list[str]) -> None:
+    told = list(Status("a:1", "", [], [replace(run_of(""), status=state)], [], []).lines())
+    assert told[2:] == lines
 
 
 def test_nodes_are_on_record_by_key_and_a_new_key_is_another_node(tmp_path: Path) -> None:

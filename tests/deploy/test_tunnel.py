@@ -102,6 +102,18 @@ def test_another_user_of_the_machine_is_turned_away(out: Path, echo: list[str]) 
         assert echo == ["fedapp operator"]
 
 
+def test_it_ends_without_a_word_while_a_connection_is_open(
+    out: Path, echo: list[str], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Tunnel(out, read_deployment(out)) as tunnel:
+        client = socket.create_connection(("127.0.0.1", tunnel.port), timeout=60)
+        client.sendall(b"a")
+        assert client.recv(1) == b"a"
+    assert client.recv(1) == b""
+    client.close()
+    assert (capfd.readouterr(), caplog.text) == (("", ""), "")
+
+
 def test_a_proxy_that_is_away_is_named(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
     deployment = read_deployment(out)
     with (

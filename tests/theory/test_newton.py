@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 
 from research.theory.constants import AssumptionError
 from research.theory.newton import conjugate_gradients, newton
-from research.theory.problems import ClientData, Logistic
+from research.theory.problems import ClientData, Logistic, logistic
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,19 @@ def test_least_without_a_regulariser_is_scipys(unregularised: Logistic) -> None:
     exact = g @ np.linalg.pinv(hessian, rcond=1e-13) @ g / 2
     assert unregularised.half_decrement(w) == pytest.approx(exact, rel=0.01)
     assert unregularised.value(w) - unregularised.value(found) == pytest.approx(exact, rel=0.1)
+
+
+def test_least_goes_on_where_newtons_own_measure_was_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(836)
+    scale = 10 ** rng.uniform(-3, 1, 38)
+    x = (rng.random((489, 38)) < 0.3) * rng.normal(size=(489, 38)) * scale
+    scores = x @ (2 * rng.normal(size=(4, 38)) / scale).T + rng.gumbel(size=(489, 4))
+    y = scores.argmax(axis=1)
+    problem = Logistic([ClientData(x[i::2], y[i::2]) for i in range(2)], 4, l2=0.0)
+    assert problem.half_decrement(problem.least(1e-8)) <= 1e-8
+    monkeypatch.setattr(logistic, "_LAST_TRIES", 1)  # it's then 2e-6
+    with pytest.raises(AssumptionError, match="is left, must be at most 1e-08"):
+        problem.least(1e-8)
 
 
 def test_least_with_a_regulariser_is_the_minimiser() -> None:
