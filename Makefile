@@ -41,10 +41,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The exact versions that were tested, for every platform and Python version that pyproject.toml allows.
+# The exact versions that were tested, for every platform and Python version that pyproject.toml allows, from 3.11.0 on.
 constraints: $(INSTALLED)
-	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --no-annotate --no-header --upgrade \
-		--output-file constraints.txt
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-annotate --no-header \
+		--upgrade --output-file constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -1,6 +1,7 @@
 """``fedapp deploy backup`` and ``restore``; and the record of who did what."""
 
 import getpass
+import io
 import json
 import os
 import pwd
@@ -91,16 +92,21 @@ def test_what_is_no_backup_is_refused_in_one_line(made: Path, tmp_path: Path) ->
         archive.add(made, ".")
     with tarfile.open(tmp_path / "other.tar", "w:gz") as archive:
         archive.add(made / "ca.crt", "ca.crt")
-    with tarfile.open(tmp_path / "evil.tar", "w:gz") as archive:
-        archive.add(made / "deployment.toml", "deployment.toml")
-        archive.add(made / "superlink", "superlink")
-        archive.add(made / "oslo", "oslo")
-        archive.add(made / "bern", "bern")
-        archive.add(made / "ca.crt", "../outside.crt")
+    link = tarfile.TarInfo("outside.crt")
+    link.type, link.linkname = tarfile.SYMTYPE, "../outside.crt"
+    for name, evil in (("up", "../outside.crt"), ("root", f"{tmp_path}/outside.crt"), ("link", "")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w:gz") as archive:
+            for each in ("deployment.toml", "superlink", "oslo", "bern"):
+                archive.add(made / each, each)
+            if evil:
+                info = tarfile.TarInfo(evil)  # `add` would make it relative
+                archive.addfile(info, io.BytesIO())
+            else:
+                archive.addfile(link)
     with tarfile.open(tmp_path / "less.tar", "w:gz") as archive:
         archive.add(made / "deployment.toml", "deployment.toml")
         archive.add(made / "oslo", "oslo")
-    others = [tmp_path / f"{name}.tar" for name in ("plain", "other", "evil", "less")]
+    others = [tmp_path / f"{name}.tar" for name in ("plain", "other", "up", "root", "link", "less")]
     for given in (file, *others, tmp_path / "missing"):
         result = deploy("restore", given, tmp_path / f"restored-{given.stem}")
         assert result.exit_code == 1
@@ -108,7 +114,7 @@ def test_what_is_no_backup_is_refused_in_one_line(made: Path, tmp_path: Path) ->
         assert line.startswith(f"error: {given}: ")
         assert not (tmp_path / f"restored-{given.stem}").exists()
         assert ("nothing in it is of superlink, bern" in line) is (given.stem == "less")
-        assert ("outside" in line) is (given.stem == "evil")
+        assert ("outside" in line) is (given.stem in ("up", "root", "link"))
     assert not (tmp_path / "outside.crt").exists()
     result = deploy("backup", made, tmp_path / "no" / "folder")
     assert (
