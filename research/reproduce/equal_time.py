@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import LogFormatter
 
 from fedapp.config import Value
 from fedapp.report.figures import new_figure, save, style_axes
@@ -101,6 +102,8 @@ def _draw_rates(folder: Path, problem: str, cells: Cells) -> Path:
         style_axes(axes)
         # Rates lie decades apart, and where one is too long losses explode.
         axes.set(xscale="log", yscale="log", xlabel="learning rate γ", ylabel="federated loss, last 5 %")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())  # 2.2, not 2.2 × 10⁰, where all lie in one decade
         axes.set_title(f"{scenario}, {C} clients", fontsize=10)
         for (method, by_rate), color in zip(own.get((C, scenario), {}).items(), COLORS, strict=False):
             rates = sorted(by_rate)
@@ -132,6 +135,8 @@ def _order(claim: str, results: Results, plan: Plan, cells: Cells) -> Verdict:
                 at_end |= end
                 shown.append(f"{mean(best[method]):.3f} (γ = {rate:g}{', an end' if end else ''})")
             facts.append(None if at_end else is_lower(best[low], best[high]))
+            ahead = sum(ours < others for ours, others in zip(best[low], best[high], strict=True))
+            shown.append(f"lower in {ahead} of {len(best[low])} seeds")
             evidence.append(f"{problem}, {clients}, {scenario}: {', '.join(shown)}")
     return judge(claim, in_all(facts), f"loss of {low} and of {high}, {'; '.join(evidence)}")
 

@@ -44,8 +44,10 @@ def test_methods_are_compared_at_their_own_best_rates(tmp_path, fedfix, expected
     assert outcome(report, "002-4-fedfix-sync") == expected
     assert outcome(report, "002-4-sync-async") == "holds"
     assert evidence(report, "002-4-sync-async") == (
-        "loss of sync and of async, X, 4, F0: 1.000 (γ = 0.03), 2.000 (γ = 0.0003)"
+        "loss of sync and of async, X, 4, F0: 1.000 (γ = 0.03), 2.000 (γ = 0.0003), lower in 2 of 2 seeds"
     )
+    ahead = sum(loss < 1 for loss in fedfix)
+    assert evidence(report, "002-4-fedfix-sync").endswith(f", lower in {ahead} of 2 seeds")
     # Every rate is shown, the best one as such; one that diverged on a seed is none.
     rows = {row.quantity: row.ours for row in report.rows}
     assert rows["X, 4 clients, F0, sync, γ = 0.01: federated loss, last 5 %"] == [1.5, 1.5]
@@ -62,7 +64,7 @@ def test_at_an_end_of_its_rates_nobody_knows_which_would_have_been_best(tmp_path
     runs = runs_with({"sync": [1.0, 1.0], "async": [2.0, 2.0], "FedFix-0.5": [0.5, 0.5]}, rates)
     report = equal_time.figure_4(results_of(runs), PLAN, tmp_path)
     assert outcome(report, "002-4-sync-async") == outcome(report, "002-4-fedfix-async") == "not decided"
-    assert evidence(report, "002-4-sync-async").endswith("2.000 (γ = 0.0001, an end)")
+    assert evidence(report, "002-4-sync-async").endswith("2.000 (γ = 0.0001, an end), lower in 2 of 2 seeds")
     assert outcome(report, "002-4-fedfix-sync") == "holds"
 
 
