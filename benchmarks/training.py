@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from fedapp.models import build_model
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.choose import way_of
+from fedapp.training.gpu import gpu
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer
@@ -119,7 +120,7 @@ def main() -> None:
     parser.add_argument("--bare-clients", type=int, default=100, help="clients of the bare loop, scaled up")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = gpu(tf32=False) if torch.cuda.is_available() else torch.device("cpu")
     for name in options.workloads.split(","):
         for num_clients in options.clients or (1_000, 10_000):
             tasks = tasks_of(WORKLOADS[name], num_clients, options.samples, device)

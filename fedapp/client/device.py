@@ -2,12 +2,11 @@
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
 from fedapp.config import ConfigError, RunConfig
+from fedapp.training.gpu import gpu
 
 
 def device_of(config: RunConfig) -> torch.device:
@@ -17,19 +16,7 @@ def device_of(config: RunConfig) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("client-device = 'cuda': this client has no GPU; allowed are auto, cpu")
     _limit_gpu_share()
-    torch.backends.cudnn.deterministic = True
-    return torch.device("cuda")
-
-
-@contextmanager
-def torch_as_it_was() -> Iterator[None]:
-    """Give torch back as it was found: clients' threads, and cuDNN whose results repeat, are for a run alone."""
-    threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.cudnn.deterministic = deterministic
+    return gpu(tf32=config.tf32)
 
 
 @functools.cache

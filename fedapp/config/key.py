@@ -18,11 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides which keys are read: the config as given, the strategy made from it, and the dataset."""
+    """What decides which keys are read.
+
+    Attributes
+    ----------
+    config : RunConfig
+        As given.
+    strategy : FederatedStrategy
+        Made from it.
+    dataset : Dataset
+    gpus : bool
+        Whether a client, or the server, may have a GPU.
+    """
 
     config: "RunConfig"
     strategy: FederatedStrategy
     dataset: "Dataset"
+    gpus: bool
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ ROUNDS = 40  # of a synchronous strategy, where num-server-rounds = 0
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
+def _uses_gpus(setting: Setting) -> bool:
+    return setting.gpus and not setting.config.client_device == setting.config.server_device == "cpu"
+
+
 def _exports(setting: Setting) -> bool:
     return setting.config.metrics_port > 0
 
@@ -64,6 +68,14 @@ class RunKeys(Keys):
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
     client_device: Annotated[DeviceChoice, key("what clients train on")]
+    tf32: Annotated[
+        Flag,
+        key(
+            "let a GPU round to TF32, three digits, what convolutions, LSTMs and products of matrices multiply: "
+            "faster; without, all is float32",
+            if_("a GPU", _uses_gpus),
+        ),
+    ]
     client_threads: Annotated[
         Threads,
         key(

@@ -34,6 +34,7 @@ from fedapp.server.privacy import check_privacy, check_standardized, say_what_is
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
+from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
 from fedapp.training.metrics import chosen_metrics
 from fedapp.training.optimizer import optimizer_of
@@ -119,7 +120,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_outputs)
     _check_parts(config, dataset, partition, model)
     _say(config, dataset, partition, model)
-    unread = unread_keys(Setting(given, strategy, dataset))
+    gpus = on_devices or torch.cuda.is_available()
+    unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus))
     return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
 
 
@@ -272,4 +274,4 @@ def _server_device(config: RunConfig) -> torch.device:
     if config.server_device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("server-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
     use_gpu = config.server_device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if use_gpu else "cpu")
+    return gpu(tf32=config.tf32) if use_gpu else torch.device("cpu")

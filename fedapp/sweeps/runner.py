@@ -33,7 +33,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedapp.client.device import torch_as_it_was
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.engine.ray import SimulationConfig
 from fedapp.own import PARTS, changed_since, in_process_names
@@ -41,6 +40,7 @@ from fedapp.report.summary import read_summary
 from fedapp.running import RAY, check_engine, run_on
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
+from fedapp.training.gpu import torch_as_it_was
 from strategies import RunError
 
 LOGGERS = ("flwr", "flwr.strategies", "flwr.fedapp")

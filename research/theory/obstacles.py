@@ -31,8 +31,8 @@ ANY_VALUE = frozenset(
         "local-epochs", "local-steps", "fine-tune-epochs", "normalize-steps", "batch-size", "lr", "l2",
         "num-server-rounds", "time-budget", "round-timeout", "min-clients", "client-evaluation", "client-records",
         "figures", "seed", "eval-every", "checkpoint-every", "resume", "record-divergence", "server-device",
-        "client-device", "client-threads", "results-dir", "tracker", "log-format", "metrics-port", "metrics-host",
-        "run-name",
+        "client-device", "tf32", "client-threads", "results-dir", "tracker", "log-format", "metrics-port",
+        "metrics-host", "run-name",
     ]
 )  # fmt: skip
 
@@ -129,7 +129,7 @@ class _OnceLookedAt:
 def _read_keys(config: RunConfig, num_clients: int, keys: list[str]) -> list[str]:
     """Return those of some keys that the run reads."""
     data = cast("Dataset", _OnceLookedAt(lambda: federation.dataset_of(config, num_clients)))
-    setting = Setting(config, server.build_strategy(config), data)
+    setting = Setting(config, server.build_strategy(config), data, gpus=False)
     return [key for key in keys if key_of(type(config), key).readers.holds(setting, key)]
 
 

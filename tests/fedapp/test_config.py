@@ -212,6 +212,7 @@ EVERY_KEY: dict[str, tuple[str, list[Any], list[Any]]] = {
     "record-divergence": ("true or false", NO_FLAG, [True, False]),
     "server-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
     "client-device": (DEVICES, ["gpu", "cuda:0", "", 0], ["auto", "cpu", "cuda"]),
+    "tf32": ("true or false", NO_FLAG, [True, False]),
     "client-threads": ("a whole number from 0 to 1024", [1025, *NO_COUNT], [0, 4]),
     "results-dir": ("a text", NO_TEXT, ["results", "/tmp/über"]),
     "tracker": (one_of("none", "tensorboard", "wandb"), ["", "mlflow", False], ["none", "tensorboard", "wandb"]),

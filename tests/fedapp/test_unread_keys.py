@@ -139,6 +139,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"local-epochs": 5, "step-heterogeneity": "range:1-3"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "uniform:1-3"}, ["local-epochs"]),
     ({"metrics-host": "localhost"}, ["metrics-host"]),
+    ({"client-device": "cpu", "server-device": "cpu", "tf32": True}, ["tf32"]),
     ({"input-column": "a"}, ["input-column"]),
     ({"label-column": "b", "group-column": "c"}, ["label-column", "group-column"]),
 ]  # fmt: skip

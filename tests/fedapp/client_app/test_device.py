@@ -1,4 +1,4 @@
-"""What a client, or the engine that it is in, sets in its process: a share of a GPU, and torch's own switches."""
+"""What a client sets in its process: the share of a GPU that it keeps to, and how the GPU computes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +9,12 @@ import ray
 import torch
 
 from fedapp.client import device
-from fedapp.client.device import device_of, torch_as_it_was
+from fedapp.client.device import device_of
 from fedapp.config import RunConfig
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig
 from fedapp.running import run_on
+from fedapp.training.gpu import torch_as_it_was
 
 
 class OnRay:
@@ -64,17 +65,11 @@ def test_ray_that_is_imported_alone_is_not_started(
     assert shares == []
 
 
-def test_what_a_run_sets_in_torch_is_set_back() -> None:
-    threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
-
-    def run() -> None:
-        torch.set_num_threads(threads + 1)
-        torch.backends.cudnn.deterministic = not deterministic
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        torch_as_it_was()(run)()
-    assert (torch.get_num_threads(), torch.backends.cudnn.deterministic) == (threads, deterministic)
+@pytest.mark.usefixtures("shares")
+def test_the_key_says_how_it_computes(configure: Callable[..., RunConfig]) -> None:
+    for tf32, precision in ((False, "ieee"), (True, "tf32")):
+        device_of(configure(tf32=tf32))
+        assert torch.backends.cudnn.conv.fp32_precision == precision
 
 
 @pytest.mark.usefixtures("no_figures")

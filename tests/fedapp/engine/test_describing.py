@@ -8,12 +8,12 @@ import torch
 from flwr.app import ConfigRecord
 
 from fedapp import client_app, server
-from fedapp.client.device import torch_as_it_was
 from fedapp.config import RunConfig
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.engine.workers import WorkersGrid
+from fedapp.training.gpu import torch_as_it_was
 from strategies import messages
 from strategies.description import DescribingGrid, Description
 from strategies.roster import Client, Roster
