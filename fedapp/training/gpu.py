@@ -31,7 +31,7 @@ class Precision(NamedTuple):
         if self == self.now():
             return
         cudnn, matmul = _switches()
-        # Of the older ones PyTorch 2.9 to 2.11 say that there are newer; by the newer alone the older can't be asked.
+        # Which PyTorch 2.9 warns of; by the newer alone, other code that asks by the older gets an error.
         warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
         cudnn.allow_tf32 = self.convolutions == self.recurrent == "tf32"
         matmul.allow_tf32 = self.products == "tf32"
