@@ -13,6 +13,7 @@ from typing import Any
 from strategies.messages import clean
 
 LOGGERS = ("flwr.fedapp", "flwr.strategies")  # Flower's own lines stay as they are
+ALL = ("flwr", *LOGGERS)
 
 # What a line may tell beside its message, as ``extra`` of the call that logs it.
 FIELDS = ("aggregation", "client", "device", "node", "clients")
@@ -77,6 +78,20 @@ def logging_as(log_format: object) -> Iterator[JsonLines | None]:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagate
+
+
+@contextmanager
+def logged_from(level: int) -> Iterator[None]:
+    """Log nothing below a level, Flower's own lines neither."""
+    loggers = [logging.getLogger(name) for name in ALL]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, former in zip(loggers, before, strict=True):
+            logger.setLevel(former)
 
 
 class _Copy(logging.FileHandler):

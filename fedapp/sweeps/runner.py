@@ -39,11 +39,10 @@ from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.summary import read_summary
 from fedapp.running import RAY, check_engine, run_on
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
+from fedapp.server.logs import ALL, logged_from
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
 from fedapp.training.gpu import torch_as_it_was
 from strategies import RunError
-
-LOGGERS = ("flwr", "flwr.strategies", "flwr.fedapp")
 
 
 def run_missing(
@@ -211,16 +210,8 @@ def _made_here(
 @contextlib.contextmanager
 def silent(level: int) -> Iterator[None]:
     """Let a run in this process print and show nothing, in a notebook either, and log nothing below a level."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), _nothing_displayed():
-            yield
-    finally:
-        for logger, former in zip(loggers, before, strict=True):
-            logger.setLevel(former)
+    with logged_from(level), contextlib.redirect_stdout(io.StringIO()), _nothing_displayed():
+        yield
 
 
 def _nothing_displayed() -> contextlib.AbstractContextManager[object]:
@@ -271,7 +262,7 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
 
 def _begin_worker() -> None:
     torch.set_num_threads(1)
-    for name in LOGGERS:
+    for name in ALL:
         logging.getLogger(name).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()

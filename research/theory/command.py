@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedapp.config import in_keys
 from fedapp.server import USER_ERRORS
+from fedapp.server.logs import logged_from
 from research.theory.run_bounds import RunBounds, bounds_of_run
 
 
@@ -25,10 +26,10 @@ def bounds(
     """
     from research.theory.figure import draw_bounds  # matplotlib is slow to import
 
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # the repeated run's own progress is shown here
     console = Console()
     try:
-        with Progress(console=console, transient=True) as progress:
+        # The repeated run's own progress is shown here.
+        with logged_from(logging.WARNING), Progress(console=console, transient=True) as progress:
             task = progress.add_task("repeating the run", total=None)
             found = bounds_of_run(
                 run_dir, lambda done, total: progress.update(task, completed=done, total=total)

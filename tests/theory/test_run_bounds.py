@@ -1,6 +1,7 @@
 """``fedapp bounds`` on real, small runs: constants and curve against PyTorch and SciPy, bounds above, refusals."""
 
 import json
+import logging
 import re
 import shutil
 import socket
@@ -325,9 +326,11 @@ def test_a_single_theorem_that_does_not_apply(run_once: RunOnce) -> None:
 
 
 def test_the_command_prints_and_draws(run_once: RunOnce) -> None:
-    run_dir = run_once()
+    run_dir, log = run_once(), logging.getLogger("flwr")
+    level = log.level
     done = command(run_dir)
     assert done.exit_code == 0, done.output
+    assert log.level == level
     for text in (
         "Dhasade et al., theorem 2.1",
         "001 theorem F.2",
