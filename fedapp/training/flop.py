@@ -6,6 +6,7 @@ from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 # A pass back through the model takes about twice what one forward takes.
@@ -34,10 +35,12 @@ def flop_of(model: nn.Module, x: Tensor) -> float:
     was = model.training
     model.eval()
     try:
-        # Neither oneDNN's whole recurrent layers nor the short cut of transformers, which nothing is counted of.
+        # Neither oneDNN's whole recurrent layers nor the short cut of transformers, which nothing is counted of; nor
+        # attention in one piece, of which some versions of PyTorch count nothing on a CPU.
         with (
             _without_a_warning(),
             torch.backends.mkldnn.flags(enabled=False),
+            sdpa_kernel(SDPBackend.MATH),
             torch.enable_grad(),
             FlopCounterMode(display=False) as counter,
         ):
