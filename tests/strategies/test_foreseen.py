@@ -1,0 +1,80 @@
+"""Rounds that close early, played through: small cases by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord
+
+from strategies.foreseen import Played, Rules, play
+from strategies.pace import Outlook
+from strategies.roster import Client
+from strategies.weights import Draw
+
+
+class Fixed:
+    """Clients that are always there, each with a time of its own."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = times
+
+    def outlook(self, client: Client, task: int, when: float) -> Outlook:
+        return Outlook(when + self.times[client.index], lost=False)
+
+    def comes(self, client: Client, when: float) -> float:
+        return when
+
+
+def played(
+    *times: float,
+    given: float = 1.0,
+    look: Callable[[int, int], None] = lambda free, there: None,
+    **rules: Any,
+) -> Played:
+    """Ask all that are free in every round, with weights that sum to ``given``."""
+    clients = [Client(i + 1, i, 1, MetricRecord()) for i in range(len(times))]
+
+    def draw(free: Any, p: Any, number: int, there: int) -> Draw:
+        look(len(free), there)
+        return Draw(tuple(range(len(free))), tuple(given * p))
+
+    return play(Fixed(*times), clients, np.full(len(times), 1 / len(times)), draw, Rules(**rules))
+
+
+def test_the_halves_tell_what_is_known() -> None:
+    # Shares of the first half are ½, ½, and of the second 2/6, 4/6: a quarter of 1/6 + 1/6.
+    before = [np.array(weight, dtype=float) for weight in ((1, 0), (1, 1), (2, 2), (3, 5))]
+    known = Played(np.array([3.0, 5.0]), np.zeros(2), np.zeros(2), before)
+    assert known.error == pytest.approx(1 / 12)
+    assert not known.sure
+
+
+def test_whoever_is_at_work_is_there() -> None:
+    looks: list[tuple[int, int]] = []
+    played(1, 1, 3, deadline=1.0, late="next", look=lambda free, there: looks.append((free, there)))
+    # The third works for three rounds, and is asked in the one after.
+    assert looks[:4] == [(3, 3), (2, 3), (2, 3), (3, 3)]
+
+
+def test_work_of_earlier_rounds_counts_in_one_that_asks_nobody() -> None:
+    # One client, of three seconds: two rounds of a second ask nobody, and in the second of these it counts.
+    alone = played(3, deadline=1.0, late="next")
+    assert alone.asked[0] - alone.counted[0] <= 1
+    assert alone.weight.tolist() == alone.counted.tolist()
+
+
+def test_a_round_gives_the_weights_that_were_drawn() -> None:
+    half = played(1, 1, given=0.5)
+    assert half.weight == pytest.approx(0.25 * half.counted)
+
+
+def test_what_is_done_as_its_round_closes_without_it_keeps_no_client_busy() -> None:
+    # Both take a second and one closes the round, the first by its index: in every round, as both are free again.
+    dropped = played(1, 1, needed=lambda there: 1)
+    assert dropped.asked[0] == dropped.asked[1] == dropped.counted[0] == dropped.weight[0]
+    assert dropped.counted[1] == 0
+    # Kept, the second's counts in the next round with half of it, and it is asked in the one after.
+    kept = played(1, 1, needed=lambda there: 1, late="next")
+    assert kept.counted[0] == 2 * kept.counted[1]
+    assert kept.shares == pytest.approx([0.75, 0.25])
