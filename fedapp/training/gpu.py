@@ -64,10 +64,12 @@ def torch_as_it_was() -> Iterator[None]:
     """Give torch back as it was found: clients' threads, and how a GPU computes, are for a run alone."""
     cudnn = torch.backends.cudnn
     threads, deterministic, benchmark = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark
-    precision = Precision.now()
+    precision, workspace = Precision.now(), os.environ.get(WORKSPACE[0])
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
         precision.take()
+        if workspace is None:
+            os.environ.pop(WORKSPACE[0], None)

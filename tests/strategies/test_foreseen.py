@@ -58,23 +58,25 @@ def test_whoever_is_at_work_is_there() -> None:
 
 
 def test_work_of_earlier_rounds_counts_in_one_that_asks_nobody() -> None:
-    # One client, of three seconds: two rounds of a second ask nobody, and in the second of these it counts.
+    # One client, of three seconds: two rounds of a second ask nobody, and in the second of these it counts. It is
+    # asked in rounds 1, 4 … 499 of 500, after which it is known well, and counts in 3, 6 … 498.
     alone = played(3, deadline=1.0, late="next")
-    assert alone.asked[0] - alone.counted[0] <= 1
+    assert (alone.asked[0], alone.counted[0]) == (167, 166)
     assert alone.weight.tolist() == alone.counted.tolist()
 
 
 def test_a_round_gives_the_weights_that_were_drawn() -> None:
     half = played(1, 1, given=0.5)
+    assert half.counted.min() > 0
     assert half.weight == pytest.approx(0.25 * half.counted)
 
 
 def test_what_is_done_as_its_round_closes_without_it_keeps_no_client_busy() -> None:
     # Both take a second and one closes the round, the first by its index: in every round, as both are free again.
     dropped = played(1, 1, needed=lambda there: 1)
-    assert dropped.asked[0] == dropped.asked[1] == dropped.counted[0] == dropped.weight[0]
+    assert dropped.asked[0] == dropped.asked[1] == dropped.counted[0] == dropped.weight[0] > 0
     assert dropped.counted[1] == 0
     # Kept, the second's counts in the next round with half of it, and it is asked in the one after.
     kept = played(1, 1, needed=lambda there: 1, late="next")
-    assert kept.counted[0] == 2 * kept.counted[1]
+    assert kept.counted[0] == 2 * kept.counted[1] > 0
     assert kept.shares == pytest.approx([0.75, 0.25])

@@ -20,7 +20,8 @@ Switches = tuple[object, ...]
 def switches() -> Switches:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     precisions = [each.fp32_precision for each in (cudnn.conv, cudnn.rnn, matmul)]
-    return torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark, *precisions
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    return torch.get_num_threads(), workspace, cudnn.deterministic, cudnn.benchmark, *precisions
 
 
 def older_names() -> tuple[bool, bool]:
@@ -39,8 +40,7 @@ def own_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_all_is_float32_unless_tf32_is_asked_for(tf32: bool, precision: str) -> None:
     torch.backends.cudnn.benchmark = True
     assert gpu(tf32=tf32) == torch.device("cuda")
-    assert switches()[1:] == (True, False, precision, precision, precision)
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert switches()[1:] == (":4096:8", True, False, precision, precision, precision)
     assert older_names() == (tf32, tf32)
 
 

@@ -14,6 +14,7 @@ from fedapp.config import RunConfig
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig
 from fedapp.running import run_on
+from fedapp.server import prepare
 from fedapp.training.gpu import torch_as_it_was
 
 
@@ -70,6 +71,24 @@ def test_the_key_says_how_it_computes(configure: Callable[..., RunConfig]) -> No
     for tf32, precision in ((False, "ieee"), (True, "tf32")):
         device_of(configure(tf32=tf32))
         assert torch.backends.cudnn.conv.fp32_precision == precision
+
+
+@pytest.mark.usefixtures("shares")
+def test_the_server_computes_as_the_clients_do(configure: Callable[..., RunConfig]) -> None:
+    for tf32, precision in ((False, "ieee"), (True, "tf32")):
+        experiment = prepare(configure(tf32=tf32, client_device="cpu"), 3)
+        assert experiment.device == torch.device("cuda")
+        assert torch.backends.cudnn.conv.fp32_precision == precision
+        assert "tf32" not in experiment.unread
+
+
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_without_a_gpu_the_key_is_read_by_devices_alone(
+    on_devices: bool, configure: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    experiment = prepare(configure(tf32=True), 3, on_devices=on_devices)
+    assert ("tf32" in experiment.unread) is not on_devices
 
 
 @pytest.mark.usefixtures("no_figures")
