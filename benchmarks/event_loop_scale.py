@@ -253,10 +253,20 @@ def measure(
                 starved.append(i)
     low, middle, high = np.percentile(shares or [0.0], [1, 50, 99]).tolist()
     return LoopReport(
-        name, num_devices, seconds, clock.now() / HOUR, aggregations, arrivals, grid.errors, lost,
-        1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, staleness / max(arrivals, 1), oldest, starved,
+        name,
+        num_devices,
+        seconds,
+        clock.now() / HOUR,
+        aggregations,
+        arrivals,
+        grid.errors,
+        lost,
+        1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        staleness / max(arrivals, 1),
+        oldest,
+        starved,
         (low, middle, high),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -172,10 +172,17 @@ def measure(devices: int, light: bool, model: str, rounds: int, kind: str = "") 
         deployed(Path(folder), devices, light, kind) as (deployment, driver),
     ):
         config = {
-            **MODELS[model], "clock": "wall", "min-clients": devices, "num-server-rounds": rounds + 1,
-            "partitioner": "iid", "min-samples": 1, "checkpoint-every": 0, "round-timeout": TIMEOUT,
-            "results-dir": folder, "run-name": "run",
-        }  # fmt: skip
+            **MODELS[model],
+            "clock": "wall",
+            "min-clients": devices,
+            "num-server-rounds": rounds + 1,
+            "partitioner": "iid",
+            "min-samples": 1,
+            "checkpoint-every": 0,
+            "round-timeout": TIMEOUT,
+            "results-dir": folder,
+            "run-name": "run",
+        }
         if config.get("dataset") == "npz":
             write = write_images if model == "resnet18" else write_vectors
             config["data-path"] = str(write(Path(folder)))
@@ -200,11 +207,19 @@ def summarise(watch: Watch, devices: int, light: bool, model: str, idle: float, 
     exchanges = devices * (len(watch.marks) - 2)
     seconds = [later.time - mark.time for mark, later in zip(watch.marks[1:], watch.marks[2:], strict=False)]
     return Result(
-        devices, light, model, statistics.median(seconds),
-        (last.superlink - first.superlink) / exchanges, (last.server_app - first.server_app) / exchanges,
-        (last.devices - first.devices) / exchanges, idle, watch.memory, watch.database, kind,
+        devices,
+        light,
+        model,
+        statistics.median(seconds),
+        (last.superlink - first.superlink) / exchanges,
+        (last.server_app - first.server_app) / exchanges,
+        (last.devices - first.devices) / exchanges,
+        idle,
+        watch.memory,
+        watch.database,
+        kind,
         (last.requests - first.requests) / exchanges,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -228,9 +228,20 @@ def _check_graph(given: Mapping[str, Any]) -> None:
 
 # What a graph without a run reads beside what the grid sets.
 _OF_GRAPHS = (
-    "dataset", "data-path", "input-column", "label-column", "group-column", "loss", "normalize", "test-fraction",
-    "test-on", "min-samples", "seed", "message-floor", "neighbours",
-)  # fmt: skip
+    "dataset",
+    "data-path",
+    "input-column",
+    "label-column",
+    "group-column",
+    "loss",
+    "normalize",
+    "test-fraction",
+    "test-on",
+    "min-samples",
+    "seed",
+    "message-floor",
+    "neighbours",
+)
 
 
 def _on_grid(given: Mapping[str, Any], phi: float, kappa: float, repetition: int) -> RunConfig:

@@ -29,8 +29,19 @@ from fedapp.imports import is_users
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 # Of code, all that it does; not where it stands.
-_OF_CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount",
-            "co_posonlyargcount", "co_kwonlyargcount", "co_exceptiontable", "co_consts")  # fmt: skip
+_OF_CODE = (
+    "co_code",
+    "co_names",
+    "co_varnames",
+    "co_freevars",
+    "co_cellvars",
+    "co_flags",
+    "co_argcount",
+    "co_posonlyargcount",
+    "co_kwonlyargcount",
+    "co_exceptiontable",
+    "co_consts",
+)
 # What Python notes in a class beside what was written.
 _NOTES = (
     "__dict__",
@@ -180,8 +191,11 @@ class _Through:
 
     def _function(self, function: FunctionType) -> None:
         around = [_contents(cell) for cell in function.__closure__ or ()]
-        read = {name: function.__globals__[name] for name in sorted(set(_globals_of(function.__code__)))
-                if name in function.__globals__}  # fmt: skip
+        read = {
+            name: function.__globals__[name]
+            for name in sorted(set(_globals_of(function.__code__)))
+            if name in function.__globals__
+        }
         names = sorted(set(_names_of(function.__code__)))
         cells = zip(function.__code__.co_freevars, around, strict=True)
         known = [*read.items(), *((name, value) for name, held in cells for value in held)]
@@ -193,8 +207,10 @@ class _Through:
 
     def _class(self, kind: type) -> None:
         self._all(f"class {kind.__qualname__}", (type(kind), *kind.__bases__))
-        self._all("with", [part for name in sorted(vars(kind)) if name not in _NOTES
-                           for part in (name, vars(kind)[name])])  # fmt: skip
+        self._all(
+            "with",
+            [part for name in sorted(vars(kind)) if name not in _NOTES for part in (name, vars(kind)[name])],
+        )
 
     def _array(self, array: Any) -> None:
         """Take in an array of NumPy, or a tensor, which has other types and may be on a GPU."""

@@ -77,8 +77,14 @@ def run(
         simulation = _simulation(config, num_clients, engine, way, federation_config or {})
         try:
             directory = run_on(
-                engine, config, simulation, way=way, stopped=stopped, observers=observers, on_directory=made.append
-            )  # fmt: skip
+                engine,
+                config,
+                simulation,
+                way=way,
+                stopped=stopped,
+                observers=observers,
+                on_directory=made.append,
+            )
         except Exception as error:
             if made:
                 error.add_note(f"What the run has recorded is in {made[0].path}")

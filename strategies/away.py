@@ -57,8 +57,12 @@ class CountsAway(SynchronousStrategy):
         self._away = {i: (client, since) for i, (client, since) in gone.items() if number - since < ABSENCE}
         for index in sorted(gone.keys() - self._away.keys()):
             client = gone[index][0]
-            log.warning("%s has been away for %d rounds: it doesn't count until it is back",
-                        client, ABSENCE, extra=client.fields)  # fmt: skip
+            log.warning(
+                "%s has been away for %d rounds: it doesn't count until it is back",
+                client,
+                ABSENCE,
+                extra=client.fields,
+            )
 
     def _have_counted(self) -> set[int]:
         """Return the clients, by index, whose work has ever counted."""
@@ -73,10 +77,14 @@ class CountsAway(SynchronousStrategy):
         """Add whose work has counted: index, size (not a number: it hasn't told) and, if away, since which round."""
         since, counted = {index: first for index, (_, first) in self._away.items()}, self._have_counted()
         rows = [
-            (client.index, np.nan if client.num_examples is None else client.num_examples, since.get(client.index, 0))
+            (
+                client.index,
+                np.nan if client.num_examples is None else client.num_examples,
+                since.get(client.index, 0),
+            )
             for client in self._counting
             if client.index in counted
-        ]  # fmt: skip
+        ]
         return super().state() | {_COUNTING: np.array(rows, dtype=np.float64).reshape(-1, 3)}
 
     def restore(self, state: State) -> None:

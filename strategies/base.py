@@ -99,8 +99,12 @@ class FederatedStrategy(Lifecycle):
             )
         given = "client_weights" in options or own.client_weights != StrategyConfig.client_weights
         if own.client_weights != self.config.client_weights and given:
-            log.warning("client_weights = %r isn't read: %s's are %s",
-                        own.client_weights, type(self).__name__, self.config.client_weights)  # fmt: skip
+            log.warning(
+                "client_weights = %r isn't read: %s's are %s",
+                own.client_weights,
+                type(self).__name__,
+                self.config.client_weights,
+            )
         self.witness = witness
         self._check_extrapolation()
         super().__init__(clock, observer, stopped)

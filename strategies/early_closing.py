@@ -66,9 +66,13 @@ class EarlyClosing(RoundScheme):
             raise ValueError(f"{given}: {type(self).__name__} chooses clients by itself (select)")
         if type(self).select is not RoundScheme.select and (scheme, config.fraction_train) != ("full", 1.0):
             # It may well read them, or ask its base.
-            log.warning("participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
-                        "only where it reads them",
-                        config.participation, config.fraction_train, type(self).__name__)  # fmt: skip
+            log.warning(
+                "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
+                "only where it reads them",
+                config.participation,
+                config.fraction_train,
+                type(self).__name__,
+            )
         if not self.closes_early:
             return
         if scheme == "paired":
@@ -266,8 +270,11 @@ class EarlyClosing(RoundScheme):
         if not self.closes_early or self._objective_said or (played := self._played()) is None:
             return
         self._objective_said = True
-        never = [c for c, asked, counted in zip(self.clients, played.asked, played.counted, strict=True)
-                 if asked >= SEVERAL and not counted]  # fmt: skip
+        never = [
+            c
+            for c, asked, counted in zip(self.clients, played.asked, played.counted, strict=True)
+            if asked >= SEVERAL and not counted
+        ]
         rules = f"round_deadline = {self.config.round_deadline:g}, over_select = {self.config.over_select:g}"
         if not played.counted.any() or (never and self.counts_again):
             waits = f"{type(self).__name__} waits for {never[0]}, which is never" if never else ""
@@ -277,13 +284,20 @@ class EarlyClosing(RoundScheme):
             )
         if never:
             named = ", ".join(str(client.index) for client in never[:10]) + ", …" * (len(never) > 10)
-            log.warning("%s: %d of %d clients never count, as they are always late: %s",
-                        rules, len(never), len(self.clients), named)  # fmt: skip
+            log.warning(
+                "%s: %d of %d clients never count, as they are always late: %s",
+                rules,
+                len(never),
+                len(self.clients),
+                named,
+            )
         if self._tells_shares and played.sure:
             self._say_distance(played.shares, "this run minimises")
         elif self._tells_shares:
-            log.warning("rounds close before slow clients are done, so that fast ones count more: how much more, of "
-                        "so many clients, the end says")  # fmt: skip
+            log.warning(
+                "rounds close before slow clients are done, so that fast ones count more: how much more, of "
+                "so many clients, the end says"
+            )
 
     def _say_observed(self) -> None:
         """Say at the end who counted how much, where that couldn't be known before."""
@@ -301,8 +315,12 @@ class EarlyClosing(RoundScheme):
             log.warning(
                 "%s Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f (½ Σ |q_i − p_i|), as rounds "
                 "close before slow clients are done; %s counts most in excess, %.4f for %.4f",
-                what, distance, self.clients[most], q[most], p[most],
-            )  # fmt: skip
+                what,
+                distance,
+                self.clients[most],
+                q[most],
+                p[most],
+            )
 
     # ---- Its loop, and going on where an earlier run was -----------------------------------------------------
 
@@ -355,8 +373,9 @@ class EarlyClosing(RoundScheme):
         if self.pace.waits and config.round_deadline > self.timeout:
             log.warning(
                 "round_deadline = %g changes nothing: no round waits longer than timeout = %g s",
-                config.round_deadline, self.timeout,
-            )  # fmt: skip
+                config.round_deadline,
+                self.timeout,
+            )
         if tasks and self.pace.waits:
             log.warning("late work of %d clients was under way when the run ended: it is lost", len(tasks))
             self.late_work = LateWork()

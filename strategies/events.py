@@ -243,8 +243,10 @@ class AsynchronousStrategy(HandingOut):
         enough = self.safeguards.norms.knows_enough(len(ledger.counting))
         if enough or self.pace.now() >= ledger.patient_until:
             if not enough:
-                log.warning("only %d clients have answered: which updates are too long isn't known yet",
-                            len(self.safeguards.norms.norms))  # fmt: skip
+                log.warning(
+                    "only %d clients have answered: which updates are too long isn't known yet",
+                    len(self.safeguards.norms.norms),
+                )
             while held and self.aggregations < self.total:
                 first = held.popleft()
                 ledger.wait(first.task.member, -1)
@@ -324,8 +326,12 @@ class AsynchronousStrategy(HandingOut):
             self._offer([member])
             return
         if not member.dropped:
-            log.warning("%s is dropped after %d misses in a row, the others share its weight",
-                        client, member.misses, extra=client.fields)  # fmt: skip
+            log.warning(
+                "%s is dropped after %d misses in a row, the others share its weight",
+                client,
+                member.misses,
+                extra=client.fields,
+            )
             member.drop(self.aggregations)
             ledger.changed()
             self._release()

@@ -83,8 +83,11 @@ class FedFix(AsynchronousStrategy):
                 "fedfix_interval = %g s is short: even the fastest client works for %.3g s, so that a contribution "
                 "weighs %.0f times or more what it does in a round, and the model may swing or diverge; as long as "
                 "most clients work, here %.3g s, is what suits",
-                interval, fastest, np.ceil(fastest / interval), np.median(times[np.isfinite(times)]),
-            )  # fmt: skip
+                interval,
+                fastest,
+                np.ceil(fastest / interval),
+                np.median(times[np.isfinite(times)]),
+            )
 
     def expected_periods(self, times: Times) -> Times:
         """E⌈T_i / Δt⌉ in virtual time: eq. 40 takes task times as fixed, and is biased where they are drawn."""

@@ -331,8 +331,12 @@ class Lifecycle(Reporting):
         """Raise RunError if no client's work was ever accepted; say so if all of it still waits for others'."""
         tried = self.aggregations or self._any_missed
         if self.stays and tried and not self.stopped():
-            log.warning("%d aggregations were too few for %s, which waits until all clients that count have answered "
-                        "once: the model is the initial one", self.aggregations, type(self).__name__)  # fmt: skip
+            log.warning(
+                "%d aggregations were too few for %s, which waits until all clients that count have answered "
+                "once: the model is the initial one",
+                self.aggregations,
+                type(self).__name__,
+            )
         if tried and self._result.arrays is initial_arrays and not self.stopped():
             raise self.given_up(
                 f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"

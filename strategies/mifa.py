@@ -91,8 +91,10 @@ class Mifa(CountsAway):
             if i not in answered and (i in never or self.pace.comes(client, now) == NEVER):
                 shares.pop(i, None)
             elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
-                self._say_once(f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
-                               "waits for it, and it counts from its first answer on")  # fmt: skip
+                self._say_once(
+                    f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
+                    "waits for it, and it counts from its first answer on"
+                )
         return {i: share for i, share in shares.items() if share}
 
     def _never_done(self) -> set[int]:

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.strategies")
 
 _NOT_LOGGED = (
-    messages.BYTES_DOWN, messages.BYTES_UP, messages.BYTES_KEPT, messages.DEVICE_SECONDS, messages.WASTED_SECONDS,
-)  # fmt: skip
+    messages.BYTES_DOWN,
+    messages.BYTES_UP,
+    messages.BYTES_KEPT,
+    messages.DEVICE_SECONDS,
+    messages.WASTED_SECONDS,
+)
 
 _LEFT_OUT = "evaluation %d: left out of the means client %s: %s"
 _LATE = "evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s"

@@ -149,8 +149,12 @@ class Roster:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._see(grid)
         if not starting and len(self._present) < self.min_nodes:
-            log.warning("%d clients are connected, the run waits for %d (min_available_nodes) for up to %g s",
-                        len(self._present), self.min_nodes, self.timeout)  # fmt: skip
+            log.warning(
+                "%d clients are connected, the run waits for %d (min_available_nodes) for up to %g s",
+                len(self._present),
+                self.min_nodes,
+                self.timeout,
+            )
             wait_for_nodes(grid, self.min_nodes, self.timeout, self.stopped)
             self._see(grid)
         while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):

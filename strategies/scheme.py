@@ -392,5 +392,8 @@ class Scheme(FederatedStrategy):
             log.warning(
                 "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
                 "(½ Σ |q_i − p_i|); %s counted most in excess, %.4f for %.4f",
-                distance, self.ledger.members[most].client, q[most], p[most],
-            )  # fmt: skip
+                distance,
+                self.ledger.members[most].client,
+                q[most],
+                p[most],
+            )

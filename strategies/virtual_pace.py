@@ -275,9 +275,11 @@ class VirtualPace(Pace):
             place, law = self._place(client), self._scenario()
             cycle = Cycle(self._presences(), place, interval, mean)
             fixed = len(law.distribution(place, load)) == 1 and not self.task_failure
-            self._cycles[key] = cycle.of_fixed() if fixed else cycle.of_drawn(
-                lambda task, when: self.outlook(client, task, when, load)
-            )  # fmt: skip
+            self._cycles[key] = (
+                cycle.of_fixed()
+                if fixed
+                else cycle.of_drawn(lambda task, when: self.outlook(client, task, when, load))
+            )
         return self._cycles[key]
 
     def _leaves(self, client: Client, when: float) -> float:

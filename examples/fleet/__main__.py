@@ -26,10 +26,19 @@ CLIENTS, PERIOD, TARGET, BUDGET = (
 )  # devices, seconds of a day, accuracy, seconds of a run
 SEEDS, TUNING_SEEDS, STEP_SIZES = (0, 1, 2), (100, 101), (0.03, 0.1, 0.3, 1.0)
 FLEET = {
-    "dataset": "digits", "data-imbalance": 0.0, "min-samples": 1, "model": "logistic", "local-epochs": 5,
-    "batch-size": 0, "time-scenario": "lognormal:0.5,1", "availability": f"diurnal:0.5,{PERIOD:g}",
-    "num-server-rounds": 1_000_000, "client-records": "never", "checkpoint-every": 0, "figures": False,
-}  # fmt: skip
+    "dataset": "digits",
+    "data-imbalance": 0.0,
+    "min-samples": 1,
+    "model": "logistic",
+    "local-epochs": 5,
+    "batch-size": 0,
+    "time-scenario": "lognormal:0.5,1",
+    "availability": f"diurnal:0.5,{PERIOD:g}",
+    "num-server-rounds": 1_000_000,
+    "client-records": "never",
+    "checkpoint-every": 0,
+    "figures": False,
+}
 ROUNDS = {"strategy": "fedavg", "participation": "uniform", "fraction-train": 0.1}
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": ROUNDS,
@@ -53,21 +62,31 @@ def runs(
     ]
     fleet: dict[str, Any] = {**FLEET, "time-budget": options.budget}
     made = fedapp.sweep(
-        out=folder, num_clients=options.clients, jobs=options.jobs, quiet=True, method=choices, seed=list(seeds),
+        out=folder,
+        num_clients=options.clients,
+        jobs=options.jobs,
+        quiet=True,
+        method=choices,
+        seed=list(seeds),
         **{key.replace("-", "_"): value for key, value in fleet.items()},
-    )  # fmt: skip
+    )
     rows = []
     for (label, seed), run in made.runs.groupby(["method", "seed"], sort=False):
         name, lr = str(label).rsplit(", lr ", 1)
         reached = run[run["accuracy"] >= TARGET]
         first = reached.iloc[0] if len(reached) else None
-        rows.append({
-            "method": name, "lr": float(lr), "seed": seed, "status": run["status"].iloc[0],
-            "time": np.nan if first is None else first["time"],
-            "device-seconds": np.nan if first is None else first["device-seconds"],
-            "wasted-seconds": np.nan if first is None else first["wasted-seconds"],
-            "accuracy": run["accuracy"].iloc[-1],
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "lr": float(lr),
+                "seed": seed,
+                "status": run["status"].iloc[0],
+                "time": np.nan if first is None else first["time"],
+                "device-seconds": np.nan if first is None else first["device-seconds"],
+                "wasted-seconds": np.nan if first is None else first["wasted-seconds"],
+                "accuracy": run["accuracy"].iloc[-1],
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -88,12 +107,19 @@ def table(shown: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name, each in shown.groupby("method", sort=False):
         there = each.dropna(subset="time")
-        rows.append({
-            "method": name, "lr": each["lr"].iloc[0], "reached": f"{len(there)} of {len(each)}",
-            "seconds": there["time"].mean(), "least": there["time"].min(), "most": there["time"].max(),
-            "device-seconds": there["device-seconds"].mean(), "wasted-seconds": there["wasted-seconds"].mean(),
-            "final accuracy": each["accuracy"].mean(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "lr": each["lr"].iloc[0],
+                "reached": f"{len(there)} of {len(each)}",
+                "seconds": there["time"].mean(),
+                "least": there["time"].min(),
+                "most": there["time"].max(),
+                "device-seconds": there["device-seconds"].mean(),
+                "wasted-seconds": there["wasted-seconds"].mean(),
+                "final accuracy": each["accuracy"].mean(),
+            }
+        )
     return pd.DataFrame(rows)
 
 

@@ -85,9 +85,12 @@ def _section(section: type[Keys]) -> str:
         declared = key_of(section, key)
         default = defaults()[key] if section.field_of(key).is_required() else section.field_of(key).default
         cells = (
-            f"`{key}`", declared.meaning, f"`{_toml(default)}`", section.allowed(key),
+            f"`{key}`",
+            declared.meaning,
+            f"`{_toml(default)}`",
+            section.allowed(key),
             declared.readers.text(key),
-        )  # fmt: skip
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 

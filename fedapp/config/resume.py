@@ -84,8 +84,12 @@ def _as_recorded(given: Mapping[str, Value], before: Mapping[str, Value]) -> dic
         every, has = int(values["eval-every"]), int(before["eval-every"])
         if not has_rounds and scaled(every, int(before["num-server-rounds"])) == has:
             if every != has:
-                log.info("eval-every = %d: taken for what the run was given with num-server-rounds = 0, which is "
-                         "%d aggregations; it goes on with these", every, has)  # fmt: skip
+                log.info(
+                    "eval-every = %d: taken for what the run was given with num-server-rounds = 0, which is "
+                    "%d aggregations; it goes on with these",
+                    every,
+                    has,
+                )
             del values["eval-every"]
     return values
 

@@ -143,8 +143,12 @@ def _is_image(feature: Any) -> bool:
 
 def _is_list(feature: Any) -> bool:
     return isinstance(feature, list) or type(feature).__name__ in (
-        "Sequence", "List", "LargeList", "Array2D", "Array3D",
-    )  # fmt: skip
+        "Sequence",
+        "List",
+        "LargeList",
+        "Array2D",
+        "Array3D",
+    )
 
 
 def _inputs(split: "HFDataset", names: list[str], problem: Problem) -> Array:

@@ -18,9 +18,18 @@ from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import forced
 
 DATASETS = (
-    "digits", "synthetic", "synthetic-iid", "mnist", "cifar10", "cifar100", "femnist", "femnist-digits",
-    "shakespeare", "npz", "files",
-)  # fmt: skip
+    "digits",
+    "synthetic",
+    "synthetic-iid",
+    "mnist",
+    "cifar10",
+    "cifar100",
+    "femnist",
+    "femnist-digits",
+    "shakespeare",
+    "npz",
+    "files",
+)
 """Values of the run-config key `dataset`, beside hf:… and module:function."""
 
 FORMS = f"{ALLOWED}, hf:NAME or hf:PATH of Hugging Face data, or module:function of your own"

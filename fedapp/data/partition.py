@@ -158,16 +158,29 @@ def make_partition(
         If a value is out of range or the dataset can't be divided like this.
     """
     _check_numbers(
-        num_clients, class_imbalance, data_imbalance, min_samples, dirichlet_alpha, similarity, test_fraction, seed,
-    )  # fmt: skip
+        num_clients,
+        class_imbalance,
+        data_imbalance,
+        min_samples,
+        dirichlet_alpha,
+        similarity,
+        test_fraction,
+        seed,
+    )
     _check_choices(partitioner, test_on, min_samples)
     if partitioner == "natural":
         return _natural(dataset, num_clients, min_samples, test_on, test_fraction, seed)
     divide: Divide = partial(
-        _divide, dataset, num_clients, partitioner=partitioner, class_imbalance=class_imbalance,
-        data_imbalance=data_imbalance, min_samples=min_samples, dirichlet_alpha=dirichlet_alpha,
+        _divide,
+        dataset,
+        num_clients,
+        partitioner=partitioner,
+        class_imbalance=class_imbalance,
+        data_imbalance=data_imbalance,
+        min_samples=min_samples,
+        dirichlet_alpha=dirichlet_alpha,
         similarity=similarity,
-    )  # fmt: skip
+    )
     train, test = _split_rows(dataset, test_on, test_fraction, seed)
     enough = partial(_require_enough, dataset, num_clients, min_samples)
     return _both_sides(divide, enough, train, test, test_on, test_fraction, seed)

@@ -239,9 +239,16 @@ def _builder(
 
 def _key_usage(**allowed: bool) -> x509.KeyUsage:
     names = (
-        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
-        "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-    )  # fmt: skip
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
     return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
 
 

@@ -197,5 +197,15 @@ def _own_database(out: Path) -> Path | None:
 
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    register, rekey, remove, status, run, stop, renew, refresh, backup, restore, backup_server,
-)  # fmt: skip
+    register,
+    rekey,
+    remove,
+    status,
+    run,
+    stop,
+    renew,
+    refresh,
+    backup,
+    restore,
+    backup_server,
+)

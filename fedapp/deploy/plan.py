@@ -187,14 +187,26 @@ class Deployment:
         own, host = f"{self.home}/superlink", self.hosts[0]
         everywhere = "::" if ":" in host else "0.0.0.0"
         return [
-            "flower-superlink", "--host", LOOPBACK if self.backend or host == LOOPBACK else everywhere,
-            "--port", str(self.backend or self.port),
-            "--ssl-ca-certfile", f"{own}/ca.crt", "--ssl-certfile", f"{own}/server.crt",
-            "--ssl-keyfile", f"{own}/server.key", "--enable-supernode-auth",
-            "--database", f"{own}/superlink.db", "--isolation", "process",
-            "--superexec-auth-secret-file", f"{own}/superexec.secret",
+            "flower-superlink",
+            "--host",
+            LOOPBACK if self.backend or host == LOOPBACK else everywhere,
+            "--port",
+            str(self.backend or self.port),
+            "--ssl-ca-certfile",
+            f"{own}/ca.crt",
+            "--ssl-certfile",
+            f"{own}/server.crt",
+            "--ssl-keyfile",
+            f"{own}/server.key",
+            "--enable-supernode-auth",
+            "--database",
+            f"{own}/superlink.db",
+            "--isolation",
+            "process",
+            "--superexec-auth-secret-file",
+            f"{own}/superexec.secret",
             "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
+        ]
 
     def superexec_command(self) -> list[str]:
         """Return the command line of the SuperLink's SuperExec: the ServerApp's processes outlive the SuperLink."""
@@ -204,13 +216,33 @@ class Deployment:
         """Return the command line of a device's SuperNode; its own API is on loopback, for its SuperExec alone."""
         own = f"{self.home}/{device.name}"
         return [
-            "python", "-P", "-m", "fedapp.deploy.supernode", "--superlink", self.address,
-            "--root-certificates", f"{own}/ca.crt", "--auth-supernode-private-key", f"{own}/device.key",
-            "--node-config", f"{own}/node.toml",
-            "--host", LOOPBACK, "--port", str(device.port), "--isolation", "process",
-            "--ssl-ca-certfile", f"{own}/local.crt", "--ssl-certfile", f"{own}/local.crt",
-            "--ssl-keyfile", f"{own}/local.key", "--superexec-auth-secret-file", f"{own}/superexec.secret",
-        ]  # fmt: skip
+            "python",
+            "-P",
+            "-m",
+            "fedapp.deploy.supernode",
+            "--superlink",
+            self.address,
+            "--root-certificates",
+            f"{own}/ca.crt",
+            "--auth-supernode-private-key",
+            f"{own}/device.key",
+            "--node-config",
+            f"{own}/node.toml",
+            "--host",
+            LOOPBACK,
+            "--port",
+            str(device.port),
+            "--isolation",
+            "process",
+            "--ssl-ca-certfile",
+            f"{own}/local.crt",
+            "--ssl-certfile",
+            f"{own}/local.crt",
+            "--ssl-keyfile",
+            f"{own}/local.key",
+            "--superexec-auth-secret-file",
+            f"{own}/superexec.secret",
+        ]
 
     def node_superexec_command(self, device: Device) -> list[str]:
         """Return the command line of a SuperNode's SuperExec, which starts the ClientApp's processes."""
@@ -219,9 +251,14 @@ class Deployment:
     def _superexec(self, machine: str, address: str, certificate: str) -> list[str]:
         own = f"{self.home}/{machine}"
         return [
-            "flower-superexec", "--runtime-api-address", address, "--root-certificates", f"{own}/{certificate}",
-            "--superexec-auth-secret-file", f"{own}/{SUPEREXEC}/superexec.secret",
-        ]  # fmt: skip
+            "flower-superexec",
+            "--runtime-api-address",
+            address,
+            "--root-certificates",
+            f"{own}/{certificate}",
+            "--superexec-auth-secret-file",
+            f"{own}/{SUPEREXEC}/superexec.secret",
+        ]
 
 
 def environment(home: str) -> dict[str, str]:

@@ -24,9 +24,16 @@ from fedapp.training.optimizer import optimizer_of
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
 DIVISION_KEYS = (
-    "partitioner", "class_imbalance", "data_imbalance", "min_samples",
-    "dirichlet_alpha", "similarity", "test_on", "test_fraction", "seed",
-)  # fmt: skip
+    "partitioner",
+    "class_imbalance",
+    "data_imbalance",
+    "min_samples",
+    "dirichlet_alpha",
+    "similarity",
+    "test_on",
+    "test_fraction",
+    "seed",
+)
 Division = tuple[tuple[str, Any], ...]
 
 CPU = torch.device("cpu")

@@ -82,9 +82,13 @@ class MapRuns:
         missing = [each for each in planned if each.key not in self.curves]
         if missing:
             self.failures |= run_missing(
-                missing, self.folder / RUNS, engine=self.engine, jobs=self.jobs, console=self.console,
+                missing,
+                self.folder / RUNS,
+                engine=self.engine,
+                jobs=self.jobs,
+                console=self.console,
                 workers=self._workers,
-            )  # fmt: skip
+            )
             self._collect(missing)
 
     def _collect(self, planned: Sequence[PlannedRun]) -> None:
@@ -144,9 +148,11 @@ class MapRuns:
                 if own.get(SAME_UPWARDS) and spot.upwards != plan.upwards.labels[0]:
                     continue
                 value = pick(plan, spot, method, self.curves)
-                there = 0 if value is None else sum(
-                    plan.run(spot, method, value, seed).key in self.curves for seed in plan.seeds
-                )  # fmt: skip
+                there = (
+                    0
+                    if value is None
+                    else sum(plan.run(spot, method, value, seed).key in self.curves for seed in plan.seeds)
+                )
                 each = _expected(known, {**spot._asdict(), "method": method})
                 total += (len(plan.seeds) - there) * each
         return total

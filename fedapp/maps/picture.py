@@ -18,8 +18,17 @@ from fedapp.report.figures import INK, new_figure, save
 # Methods that wait for the slowest are warm, the others cool: told apart in most forms of colour blindness.
 _WARM = ("#CC3311", "#EE7733", "#DDAA33", "#AA4499", "#882255", "#EE99AA", "#993404")
 _COOL = (
-    "#0077BB", "#33BBEE", "#009988", "#117733", "#44AA99", "#332288", "#88CCEE", "#999933", "#66CCAA", "#004488",
-)  # fmt: skip
+    "#0077BB",
+    "#33BBEE",
+    "#009988",
+    "#117733",
+    "#44AA99",
+    "#332288",
+    "#88CCEE",
+    "#999933",
+    "#66CCAA",
+    "#004488",
+)
 _GREY, _WHITE = "#D9D9D9", "#FFFFFF"
 
 # What is ahead by so much has its colour in full: times the time, and part of the metric's range.
@@ -50,10 +59,15 @@ def draw_map(path: Path, plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]
     handles = [Patch(color=colors[name], label=name) for name in plan.methods if name in winners]
     handles.append(Patch(color=_GREY, label=CLOSE))
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, fontsize=8,
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(handles), 6),
+        frameon=False,
+        fontsize=8,
         title=f"the winner, the stronger the further it is ahead of the next (in full: {FULL['time']:g}×, "
-        f"{FULL['mean']:g}); {len(plan.seeds)} seeds", title_fontsize=8,
-    )  # fmt: skip
+        f"{FULL['mean']:g}); {len(plan.seeds)} seeds",
+        title_fontsize=8,
+    )
     return save(figure, path)
 
 
@@ -129,10 +143,16 @@ def _cell(
     lines, ink = text_of(found, measure), "white" if _luminance(fill) < _DARK else "black"
     for at, line in enumerate(lines):
         axes.annotate(
-            line, (place[0] + 0.5, place[1] + 0.5), (0, _LINE * ((len(lines) - 1) / 2 - at)), ha="center",
-            va="center", textcoords="offset points", color=ink, fontsize=7 if len(line) <= _LONG else 6.3,
+            line,
+            (place[0] + 0.5, place[1] + 0.5),
+            (0, _LINE * ((len(lines) - 1) / 2 - at)),
+            ha="center",
+            va="center",
+            textcoords="offset points",
+            color=ink,
+            fontsize=7 if len(line) <= _LONG else 6.3,
             fontweight="bold" if at == 0 and found.outcome == WON else "normal",
-        )  # fmt: skip
+        )
 
 
 def _blend(color: str, part: float) -> str:

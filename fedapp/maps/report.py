@@ -48,13 +48,21 @@ def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
             mean, mean_spread = mean_and_spread(each.means)
             rows.append(
                 {
-                    **spot._asdict(), "method": each.method, "tuned": plan.tuned(each.method), "value": each.value,
-                    "at-edge": each.at_edge, "runs": len(each.means), "diverged": each.diverged,
-                    "reached": each.reached, "time": time, "time-spread": time_spread,
-                    "mean": mean, "mean-spread": mean_spread,
+                    **spot._asdict(),
+                    "method": each.method,
+                    "tuned": plan.tuned(each.method),
+                    "value": each.value,
+                    "at-edge": each.at_edge,
+                    "runs": len(each.means),
+                    "diverged": each.diverged,
+                    "reached": each.reached,
+                    "time": time,
+                    "time-spread": time_spread,
+                    "mean": mean,
+                    "mean-spread": mean_spread,
                     **{f"by-{measure}": _came(wins[measure], each.method) for measure in MEASURES},
                 }
-            )  # fmt: skip
+            )
     return pd.DataFrame(rows).round(6)
 
 

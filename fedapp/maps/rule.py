@@ -67,9 +67,10 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     best = always[0] if measure == "time" else order[0]
     tolerance = math.log1p(plan.rule.alike_time) if measure == "time" else plan.rule.alike_mean
     alike = [
-        method for method in (always if measure == "time" else order)
+        method
+        for method in (always if measure == "time" else order)
         if float(np.abs(merit[best] - merit[method]).max()) <= tolerance + 1e-12
-    ]  # fmt: skip
+    ]
     others = [method for method in order if method not in alike]
     close = [method for method in others if not told_apart(merit[best] - merit[method], plan.rule.level)]
     # Methods that are alike are named in the order of the plan.

@@ -8,9 +8,20 @@ DATA_PATH = "data-path"
 
 # Keys that say where and how a run is recorded or computed, not what it computes.
 PLACES = (
-    DATA_PATH, "results-dir", "run-name", "server-device", "client-device", "client-threads", "tracker",
-    "checkpoint-every", "resume", "log-format", "metrics-port", "metrics-host", "figures",
-)  # fmt: skip
+    DATA_PATH,
+    "results-dir",
+    "run-name",
+    "server-device",
+    "client-device",
+    "client-threads",
+    "tracker",
+    "checkpoint-every",
+    "resume",
+    "log-format",
+    "metrics-port",
+    "metrics-host",
+    "figures",
+)
 
 _BARE = ("strategy", "dataset", "model")  # their values say what they are
 

@@ -233,10 +233,26 @@ def _from_config(run_dir: Path, *keys: str) -> str:
 # What a title names in any case, and keys that say nothing of the curves, or that a run resolves by itself.
 _NAMED = ("strategy", "dataset", "model", "num-clients")
 _UNTOLD = (
-    *_NAMED, "versions", "results-dir", "run-name", "resume", "clock", "num-server-rounds", "eval-every", "tracker",
-    "checkpoint-every", "data-path", "log-format", "metrics-port", "metrics-host", "server-device", "client-device",
-    "client-threads", "min-clients", "round-timeout",
-)  # fmt: skip
+    *_NAMED,
+    "versions",
+    "results-dir",
+    "run-name",
+    "resume",
+    "clock",
+    "num-server-rounds",
+    "eval-every",
+    "tracker",
+    "checkpoint-every",
+    "data-path",
+    "log-format",
+    "metrics-port",
+    "metrics-host",
+    "server-device",
+    "client-device",
+    "client-threads",
+    "min-clients",
+    "round-timeout",
+)
 _LONGEST = 95  # characters of a title's line
 
 

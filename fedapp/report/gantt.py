@@ -26,9 +26,14 @@ ROWS = 60  # up to so many clients have a row each
 COLORS = {RECEIVING: "#56B4E9", WORKING: "#0072B2", SENDING: "#44AA99", AWAY: "#8C8C8C", WAITING: "#ECECEC"}
 # What became of a task: its colour, and the mark at its end.
 OUTCOMES = {
-    "accepted": ("#333333", "|"), "late": ("#E69F00", ">"), "lost": ("#D55E00", "X"), "failed": ("#CC79A7", "s"),
-    "refused": ("#882255", "D"), "discarded": ("#999933", "v"), "under way": ("#332288", "4"),
-}  # fmt: skip
+    "accepted": ("#333333", "|"),
+    "late": ("#E69F00", ">"),
+    "lost": ("#D55E00", "X"),
+    "failed": ("#CC79A7", "s"),
+    "refused": ("#882255", "D"),
+    "discarded": ("#999933", "v"),
+    "under way": ("#332288", "4"),
+}
 _MEANING = {"accepted": "used", "discarded": "discarded (too old)"}
 
 _BINS, _COARSE, _LINES, _GROUPS = (
@@ -136,8 +141,15 @@ def _draw_rows(axes: Axes, activity: Activity) -> None:
         size = {"accepted": min(300 / number, 10), "under way": 6}.get(outcome, 5)
         edge = {"mec": "white", "mew": 0.4} if mark not in "|4" else {"mew": 1}
         axes.plot(
-            activity.ended[own], activity.place[own], mark, color=color, ms=size, clip_on=False, zorder=3, **edge
-        )  # fmt: skip
+            activity.ended[own],
+            activity.place[own],
+            mark,
+            color=color,
+            ms=size,
+            clip_on=False,
+            zorder=3,
+            **edge,
+        )
     style_axes(axes)
     axes.grid(False)
     axes.set(ylabel="client", ylim=(number - 0.4, -0.6))
@@ -254,9 +266,12 @@ def _title(activity: Activity, run_dir: Path) -> str:
 def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[str, Array]) -> None:
     """Say below what the colours and marks mean, of what there is, and the share of each state in all time."""
     names = {
-        RECEIVING: "receiving the model", WORKING: "working", SENDING: "sending the update", AWAY: "away",
+        RECEIVING: "receiving the model",
+        WORKING: "working",
+        SENDING: "sending the update",
+        AWAY: "away",
         WAITING: "waiting",
-    }  # fmt: skip
+    }
     if activity.wall:
         names |= {WORKING: "at the client: handed out, not yet returned", WAITING: "without a task"}
     elif not activity.parts:
@@ -264,8 +279,10 @@ def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[
     if not activity.wall and not activity.absences:
         names[WAITING] = "waiting, or away (isn't on record)"
     there: Mapping[str, bool] = {
-        RECEIVING: activity.parts, SENDING: activity.parts, AWAY: bool(len(activity.away[0]))
-    }  # fmt: skip
+        RECEIVING: activity.parts,
+        SENDING: activity.parts,
+        AWAY: bool(len(activity.away[0])),
+    }
     handles: list[Any] = []
     for state in (state for state in STATES if there.get(state, True)):
         handles.append(Patch(fc=COLORS[state], label=f"{names[state]}: {share[state].mean():.1%}", lw=0))
@@ -282,6 +299,11 @@ def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[
             handles.append(Line2D([], [], color=color, marker=mark, ls="", ms=6, label=label))
     title = "what a client does, with its share of all clients' time, and how tasks end"
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8,
-        title=title, title_fontsize=8,
-    )  # fmt: skip
+        handles=handles,
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+        title=title,
+        title_fontsize=8,
+    )

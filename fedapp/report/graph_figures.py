@@ -75,7 +75,7 @@ class GraphPanel:
         ------
         ValueError
             If it isn't square.
-        """  # fmt: skip
+        """
         if misalignment.ndim != 2 or len(set(misalignment.shape)) > 1:
             raise ValueError(f"misalignment: must be square, has shape {misalignment.shape}")
         mis = np.clip(np.asarray(misalignment, dtype=np.float64), _LEAST, 1)

@@ -94,12 +94,24 @@ def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
     ends.sort(key=lambda end: end[0])
     for place, (end, name, color) in zip(_apart([end for end, _, _ in ends]), ends, strict=True):
         axes.annotate(
-            _short(name), (1.0, end), (1.04, place), xycoords="axes fraction", textcoords="axes fraction",
-            color=color, fontsize=8, va="center", annotation_clip=False,
+            _short(name),
+            (1.0, end),
+            (1.04, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=color,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
             arrowprops={
-                "arrowstyle": "-", "color": color, "lw": 0.6, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0,
+                "arrowstyle": "-",
+                "color": color,
+                "lw": 0.6,
+                "relpos": (0, 0.5),
+                "shrinkA": 2,
+                "shrinkB": 0,
             },
-        )  # fmt: skip
+        )
 
 
 def _apart(places: Sequence[float]) -> list[float]:

@@ -63,8 +63,11 @@ def judge(evaluations: Evaluations, num_classes: int, config: RunConfig) -> None
         log.warning(
             "the model is no better than guessing: loss %.4g, where guessing costs %.2f%s; are the "
             "steps (lr = %g) too large?",
-            losses[-1], guessing, f", accuracy {accuracies[-1]:.3f}" if known else "", config.lr,
-        )  # fmt: skip
+            losses[-1],
+            guessing,
+            f", accuracy {accuracies[-1]:.3f}" if known else "",
+            config.lr,
+        )
         return
     if train_loss > guessing or loss > TIMES_WHATEVER * base:
         raise WorseThanGuessingError(

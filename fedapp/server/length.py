@@ -54,8 +54,10 @@ def with_length(
     every = scaled(config.eval_every, number)
     log.info(
         "num-server-rounds = 0: %d aggregations, as long as %d rounds of all clients; evaluated every %d",
-        number, ROUNDS, every,
-    )  # fmt: skip
+        number,
+        ROUNDS,
+        every,
+    )
     return config.model_copy(update={"num_server_rounds": number, "eval_every": every})
 
 
@@ -70,9 +72,13 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
     if fresh and not waits:
         return _played_on(strategy, times, size, ROUNDS * times.max())
     if fresh or own.accept is not base.accept:
-        log.warning("num-server-rounds = 0: how much work %s throws away isn't known beforehand; it counts as if "
-                    "none were, so that the run is longer than %d rounds%s",
-                    own.__name__, ROUNDS, "" if waits else ": `fresh` in place of `accept` tells")  # fmt: skip
+        log.warning(
+            "num-server-rounds = 0: how much work %s throws away isn't known beforehand; it counts as if "
+            "none were, so that the run is longer than %d rounds%s",
+            own.__name__,
+            ROUNDS,
+            "" if waits else ": `fresh` in place of `accept` tells",
+        )
     size = min(size, num_clients)
     if size > 1 and not concurrency and num_clients <= MOST_PLAYED:
         return _played(times, size, ROUNDS * times.max())

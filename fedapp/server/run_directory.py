@@ -195,8 +195,10 @@ class RunDirectory:
             log.warning(
                 "num-server-rounds = %d (was %d): time-based weights of %s are those of all aggregations, from here "
                 "on of more; a new run of that number differs from this one",
-                self.config.num_server_rounds, earlier.num_server_rounds, earlier.strategy,
-            )  # fmt: skip
+                self.config.num_server_rounds,
+                earlier.num_server_rounds,
+                earlier.strategy,
+            )
         return checkpoint
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

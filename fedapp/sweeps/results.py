@@ -52,9 +52,12 @@ def runs_frame(outcome: Outcome) -> pd.DataFrame:
         run = outcome.run_of(each)
         status, reason = outcome.status_of(each)
         known = {
-            "run": run.path.name, **outcome.labelled(each.labels), SEED: each.config.seed, "status": status,
+            "run": run.path.name,
+            **outcome.labelled(each.labels),
+            SEED: each.config.seed,
+            "status": status,
             "reason": reason,
-        }  # fmt: skip
+        }
         rows += [known | values for values in _evaluations(run)] or [known]
     return _tidy(rows, ["run", *outcome.columns.values(), SEED, "status", "reason", "aggregation", "time"])
 

@@ -153,9 +153,11 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
         try:
             path = folder_of(planned, folder)
             directory = _cut_off(path)
-            config = directory.config if directory else planned.config.model_copy(
-                update={"results_dir": str(folder), "run_name": path.name}
-            )  # fmt: skip
+            config = (
+                directory.config
+                if directory
+                else planned.config.model_copy(update={"results_dir": str(folder), "run_name": path.name})
+            )
             simulation = SimulationConfig.read({"num-supernodes": planned.num_clients})
             run_on(engine, config, simulation, directory=directory, workers=1, stopped=_INTERRUPTED.is_set)
         except Exception as error:  # one run that can't be made doesn't keep the others from it

@@ -17,10 +17,26 @@ AUTO, NONE = "auto", "none"
 
 # What metrics.jsonl says of a run beside its metrics.
 _TAKEN = (
-    "loss", "aggregation", "time", "clock", "participants", "contributions", "failures", "train-loss",
-    "federated-loss", "surrogate-loss", "bytes-up", "bytes-down", "bytes-kept", "device-seconds", "wasted-seconds",
-    "staleness-mean", "staleness-max", "weights-distance", "dp-epsilon",
-)  # fmt: skip
+    "loss",
+    "aggregation",
+    "time",
+    "clock",
+    "participants",
+    "contributions",
+    "failures",
+    "train-loss",
+    "federated-loss",
+    "surrogate-loss",
+    "bytes-up",
+    "bytes-down",
+    "bytes-kept",
+    "device-seconds",
+    "wasted-seconds",
+    "staleness-mean",
+    "staleness-max",
+    "weights-distance",
+    "dp-epsilon",
+)
 
 
 @dataclass(frozen=True)

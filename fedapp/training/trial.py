@@ -39,9 +39,17 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     if rate is None:
         return None
     task = LocalTask(
-        model, {name: state[name] for name in names.trained}, x, y, 0, _steps(STEPS, len(x)), rate, LocalRule(),
-        loss=loss, fixed={name: state[name] for name in names.fixed},
-    )  # fmt: skip
+        model,
+        {name: state[name] for name in names.trained},
+        x,
+        y,
+        0,
+        _steps(STEPS, len(x)),
+        rate,
+        LocalRule(),
+        loss=loss,
+        fixed={name: state[name] for name in names.fixed},
+    )
     start = {name: value.numpy(force=True) for name, value in state.items()}
     first, again = (train_one(task)[0] for _ in range(2))
     # What a model keeps may come again with every second or third forward pass: then single steps tell.

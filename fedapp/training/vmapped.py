@@ -44,11 +44,19 @@ def _try(task: LocalTask) -> bool:
         x = x * torch.tensor([1.0, 0.5, 2.0], device=x.device).view(-1, *[1] * (x.dim() - 1))
     tasks = [
         LocalTask(
-            task.model, task.start, x, y, 0, Batches(np.arange(size)[None], np.array([size]), 3),
-            task.lr, LocalRule(), fixed=task.fixed, loss=task.loss,
+            task.model,
+            task.start,
+            x,
+            y,
+            0,
+            Batches(np.arange(size)[None], np.array([size]), 3),
+            task.lr,
+            LocalRule(),
+            fixed=task.fixed,
+            loss=task.loss,
         )
         for size in (3, 2)
-    ]  # fmt: skip
+    ]
     try:
         together, _ = train_vmapped(tasks)
         for k, one in enumerate(tasks):

@@ -92,8 +92,12 @@ def _by_rate(runs: Runs, plan: Plan) -> list[str]:
     if not plan.tuning:
         return []
     tries = plan.tuning.tries(runs)
-    lines = ["## Federated loss by learning rate, last 5 %", "", "| problem | γ | loss | seeds |",
-             "|---|--:|--:|--:|"]  # fmt: skip
+    lines = [
+        "## Federated loss by learning rate, last 5 %",
+        "",
+        "| problem | γ | loss | seeds |",
+        "|---|--:|--:|--:|",
+    ]
     for problem in tries.labels("problem"):
         for rate in tries.where(problem=problem).labels("lr"):
             losses = tries.where(problem=problem, lr=rate).tails(FEDERATED)

@@ -179,6 +179,13 @@ def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]]) -> None:
         room = low + apart * (len(ends) - number - 1)  # for those below
         place = min(max(min(value, high), room), place - apart)
         axes.annotate(
-            _as_written(name), (1.0, place), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="center", color=colors[name], fontsize=9, annotation_clip=False,
-        )  # fmt: skip
+            _as_written(name),
+            (1.0, place),
+            (6, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            color=colors[name],
+            fontsize=9,
+            annotation_clip=False,
+        )

@@ -119,8 +119,12 @@ def _tuning(runs: Runs, plan: Plan) -> str:
     """Write what the step sizes were chosen from."""
     tuned = runs.where(seed=plan.setting("tuning-seed"))
     rates = sorted(tuned.labels("lr"))
-    lines = ["## Test accuracy by step size, mean over the evaluations of the seed that isn't judged", "",
-             f"| | {' | '.join(f'γ = {rate:g}' for rate in rates)} |", "|---|" + "--:|" * len(rates)]  # fmt: skip
+    lines = [
+        "## Test accuracy by step size, mean over the evaluations of the seed that isn't judged",
+        "",
+        f"| | {' | '.join(f'γ = {rate:g}' for rate in rates)} |",
+        "|---|" + "--:|" * len(rates),
+    ]
     for case in tuned.labels("case"):
         scores = [[_score(run) for run in tuned.where(case=case, lr=rate)] for rate in rates]
         lines.append(f"| {case} | {' | '.join(f'{score[0]:.4f}' if score else '–' for score in scores)} |")

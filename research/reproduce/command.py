@@ -77,10 +77,21 @@ def reproduce(
     if engine not in IN_PROCESS:
         raise SystemExit(f"error: --engine {engine}: allowed are {', '.join(IN_PROCESS)}")
     try:
-        path = from_results(name, out, quick=quick) if from_curves else make(
-            name, out, quick=quick, engine=engine, data_path=absolute(data_path), jobs=jobs, minutes=minutes,
-            only=only, console=Console(),
-        )  # fmt: skip
+        path = (
+            from_results(name, out, quick=quick)
+            if from_curves
+            else make(
+                name,
+                out,
+                quick=quick,
+                engine=engine,
+                data_path=absolute(data_path),
+                jobs=jobs,
+                minutes=minutes,
+                only=only,
+                console=Console(),
+            )
+        )
     except USER_ERRORS as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
@@ -97,9 +108,7 @@ _OF_RUNS = ("engine", "jobs", "only", "minutes")
 def _check_options(context: typer.Context) -> None:
     """Refuse options that go unread beside others."""
     flags = {param.name or "": param.opts[0] for param in context.command.params}
-    given = [
-        name for name in flags if context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-    ]  # fmt: skip
+    given = [name for name in flags if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     for alone, beside in _ALONE.items():
         unread = [flags[name] for name in given if name != alone and name not in beside]
         if alone in given and unread:
@@ -192,9 +201,15 @@ def make(
             ]
             _check_data([run for run in missing if fnmatch(run.name, only)])
             failures |= run_missing(
-                planned, folder / RUNS, engine=engine, jobs=jobs, minutes=max(0.0, until - time.monotonic()) / 60,
-                only=only, console=console, have=have,
-            )  # fmt: skip
+                planned,
+                folder / RUNS,
+                engine=engine,
+                jobs=jobs,
+                minutes=max(0.0, until - time.monotonic()) / 60,
+                only=only,
+                console=console,
+                have=have,
+            )
         for remark in collect(plan, folder, data_path=data_path, failures=failures):
             console.print(remark, markup=False)
     report = report_on(plan, folder)

@@ -72,9 +72,13 @@ def panels(
     }
     if handles:
         figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 5),
-            frameon=False, fontsize=9,
-        )  # fmt: skip
+            handles.values(),
+            handles.keys(),
+            loc="outside lower center",
+            ncols=min(len(handles), 5),
+            frameon=False,
+            fontsize=9,
+        )
     return save(figure, path)
 
 

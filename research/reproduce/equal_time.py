@@ -159,11 +159,25 @@ def _table_2(scenarios: list[tuple[int, str]], runs: Runs) -> str:
         periods = fedfix.periods(times, interval)
         rows = [
             ("sync", np.full(clients, 1 / clients), budget / slowest, slowest, 1, "0", 1),
-            ("async", by_arrival, arrivals, budget / arrivals, 0, f"{by_arrival.max():.3g}",
-             asynchronous_window([float(time) for time in times])),
-            ("FedFix-0.5", periods / clients, budget / interval, interval, 1, "0",
-             fedfix_window([int(period) for period in periods])),
-        ]  # fmt: skip
+            (
+                "async",
+                by_arrival,
+                arrivals,
+                budget / arrivals,
+                0,
+                f"{by_arrival.max():.3g}",
+                asynchronous_window([float(time) for time in times]),
+            ),
+            (
+                "FedFix-0.5",
+                periods / clients,
+                budget / interval,
+                interval,
+                1,
+                "0",
+                fedfix_window([int(period) for period in periods]),
+            ),
+        ]
         for method, d, number, step, alpha, beta, window in rows:
             stale = [run.column("staleness-max") for run in own if _method_in(run["method"]) == method]
             seen = [float(np.nanmax(column)) for column in stale if np.isfinite(column).any()]

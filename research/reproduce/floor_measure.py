@@ -269,9 +269,14 @@ def _sampled_levels(settings: Settings, seed: int) -> dict[str, list[dict[str, l
 
 
 def sampled_level(
-    groups: Sequence[LogisticLosses], limits: Sequence[Array], lr: float, local_steps: int, rounds: Sequence[float],
-    chains: int, rng: np.random.Generator,
-) -> list[float]:  # fmt: skip
+    groups: Sequence[LogisticLosses],
+    limits: Sequence[Array],
+    lr: float,
+    local_steps: int,
+    rounds: Sequence[float],
+    chains: int,
+    rng: np.random.Generator,
+) -> list[float]:
     """E F(θ_R) − F(θ_∞) by FedAvg with one row a step, drawn with replacement; one number per federation.
 
     Parameters

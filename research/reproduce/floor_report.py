@@ -44,8 +44,11 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
     report.figures.append(_draw(folder, found))
     report.rows += [*_floor_rows(found), *_noise_rows(found), *_power_rows(found)]
     report.verdicts += [
-        _heterogeneity(found, plan), _local_steps(found, plan), _variance(found, plan), _lojasiewicz(found, plan),
-    ]  # fmt: skip
+        _heterogeneity(found, plan),
+        _local_steps(found, plan),
+        _variance(found, plan),
+        _lojasiewicz(found, plan),
+    ]
     report.notes += _notes(found)
     return report
 

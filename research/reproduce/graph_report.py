@@ -51,10 +51,14 @@ def _name(dataset: str, clients: int, phi: float, kappa: float, seed: int) -> st
 def _config(dataset: str, data_path: str, phi: float, kappa: float, seed: int) -> RunConfig:
     return RunConfig.load(
         {
-            "dataset": dataset, "data-path": data_path if dataset in STORED else "", "class-imbalance": kappa,
-            "data-imbalance": phi, "seed": seed, "partitioner": "label-quantity-skew",
+            "dataset": dataset,
+            "data-path": data_path if dataset in STORED else "",
+            "class-imbalance": kappa,
+            "data-imbalance": phi,
+            "seed": seed,
+            "partitioner": "label-quantity-skew",
         }
-    )  # fmt: skip
+    )
 
 
 def _cell(config: RunConfig, clients: int, *, with_heat: bool) -> Cell:
@@ -87,9 +91,16 @@ def _panel(cell: Cell, phi: float, kappa: float) -> GraphPanel:
     heat = np.zeros((number, number))
     heat[np.triu_indices(number, 1)] = 10 ** (np.array(cell["heat"]) / 100)
     return GraphPanel(
-        kappa, phi, heat + heat.T, cell["every"], counts, np.array(cell["eigenvalues"]), cell["homogeneity"],
-        cell["theta"], cell["phi"],
-    )  # fmt: skip
+        kappa,
+        phi,
+        heat + heat.T,
+        cell["every"],
+        counts,
+        np.array(cell["eigenvalues"]),
+        cell["homogeneity"],
+        cell["theta"],
+        cell["phi"],
+    )
 
 
 class _Cells:
@@ -126,9 +137,11 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
         ]
         made.rows += _rows(dataset, cells)
     rules = (
-        ("003-1-grows", _grows), ("003-1-lognormal", _lognormal), ("003-2-spectrum", _spectrum),
+        ("003-1-grows", _grows),
+        ("003-1-lognormal", _lognormal),
+        ("003-2-spectrum", _spectrum),
         ("003-2-homogeneity", _homogeneity),
-    )  # fmt: skip
+    )
     made.verdicts += [_judged(claim, cells, rule) for claim, rule in rules]
     made.notes.append(
         "The principal directions of images have no negative entries, so misalignments are at most ½: where classes "

@@ -110,11 +110,14 @@ def write_report(folder: Path, report: Report, plan: Plan, *, setting: Sequence[
         folder / "table.csv",
         ("quantity", "published", "ours", "spread", "difference", "seeds"),
         [
-            (row.quantity, *(_plain(v) for v in (row.published, row.mean, row.spread, row.mean - row.published)),
-             len(row.ours))
+            (
+                row.quantity,
+                *(_plain(v) for v in (row.published, row.mean, row.spread, row.mean - row.published)),
+                len(row.ours),
+            )
             for row in report.rows
         ],
-    )  # fmt: skip
+    )
     _write_csv(
         folder / "claims.csv",
         CLAIM_COLUMNS,
@@ -195,9 +198,11 @@ def _numbers(report: Report) -> list[str]:
 def _settings(plan: Plan) -> list[str]:
     lines = []
     tables: dict[str, Mapping[str, Any]] = {
-        "base": plan.base, "grid": plan.grid, "tuning": plan.tuning.model_dump() if plan.tuning else {},
+        "base": plan.base,
+        "grid": plan.grid,
+        "tuning": plan.tuning.model_dump() if plan.tuning else {},
         "settings": plan.settings,
-    }  # fmt: skip
+    }
     for name, table in tables.items():
         if table:
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]

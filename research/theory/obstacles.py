@@ -24,17 +24,64 @@ ASYNCHRONOUS = ("async-fedavg", "fedfix")
 # What these change is in the problem, its constants, the bounds or the repeated run, or in none of the models.
 ANY_VALUE = frozenset(
     [
-        "client-weights", "proximal-mu", "perturbation-beta", "neighbour-memory", "message-floor", "neighbours",
-        "message-epsilon", "message-delta", "fedfix-interval", "time-scenario", "task-work", "dataset", "data-path",
-        "input-column", "label-column", "group-column", "normalize", "test-fraction", "test-on", "partitioner",
-        "class-imbalance", "data-imbalance", "min-samples", "dirichlet-alpha", "similarity", "init", "metrics",
-        "local-epochs", "local-steps", "fine-tune-epochs", "normalize-steps", "batch-size", "lr", "l2",
-        "num-server-rounds", "time-budget", "round-timeout", "min-clients", "client-evaluation", "client-records",
-        "figures", "seed", "eval-every", "checkpoint-every", "resume", "record-divergence", "server-device",
-        "client-device", "tf32", "client-threads", "results-dir", "tracker", "log-format", "metrics-port",
-        "metrics-host", "run-name",
+        "client-weights",
+        "proximal-mu",
+        "perturbation-beta",
+        "neighbour-memory",
+        "message-floor",
+        "neighbours",
+        "message-epsilon",
+        "message-delta",
+        "fedfix-interval",
+        "time-scenario",
+        "task-work",
+        "dataset",
+        "data-path",
+        "input-column",
+        "label-column",
+        "group-column",
+        "normalize",
+        "test-fraction",
+        "test-on",
+        "partitioner",
+        "class-imbalance",
+        "data-imbalance",
+        "min-samples",
+        "dirichlet-alpha",
+        "similarity",
+        "init",
+        "metrics",
+        "local-epochs",
+        "local-steps",
+        "fine-tune-epochs",
+        "normalize-steps",
+        "batch-size",
+        "lr",
+        "l2",
+        "num-server-rounds",
+        "time-budget",
+        "round-timeout",
+        "min-clients",
+        "client-evaluation",
+        "client-records",
+        "figures",
+        "seed",
+        "eval-every",
+        "checkpoint-every",
+        "resume",
+        "record-divergence",
+        "server-device",
+        "client-device",
+        "tf32",
+        "client-threads",
+        "results-dir",
+        "tracker",
+        "log-format",
+        "metrics-port",
+        "metrics-host",
+        "run-name",
     ]
-)  # fmt: skip
+)
 
 _AS_PLANNED = "every client must take part as planned"
 _SAME_STEPS = "all clients must do the same number of steps"
@@ -66,7 +113,7 @@ DEMANDS: dict[str, tuple[tuple[Value, ...], str]] = {
     "server-lr": ((0, 1), f"must be 1, but for {' and '.join(ASYNCHRONOUS)}"),
     "clock": (("auto", "virtual"), "the run can't be repeated"),
     "aggregation-weights": (("time-based",), "must be time-based, by task times that are known"),
-}  # fmt: skip
+}
 
 
 def obstacles(config: RunConfig, num_clients: int) -> list[str]:

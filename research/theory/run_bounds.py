@@ -274,12 +274,22 @@ def _terms(
     if config.strategy == "fedfix":
         counts = periods(times, config.fedfix_interval).astype(int).tolist()
         terms = asynchronous.fedfix_terms(
-            aggregations, c, local_steps=steps, noise=noise, residual=c.Gamma,
-            periods=max(counts), window=asynchronous.fedfix_window(counts),
-        )  # fmt: skip
+            aggregations,
+            c,
+            local_steps=steps,
+            noise=noise,
+            residual=c.Gamma,
+            periods=max(counts),
+            window=asynchronous.fedfix_window(counts),
+        )
     else:
         terms = asynchronous.asynchronous_terms(
-            aggregations, c, local_steps=steps, noise=noise, residual=c.Gamma,
-            spread=float(times.max() / times.min()), window=asynchronous.asynchronous_window(times.tolist()),
-        )  # fmt: skip
+            aggregations,
+            c,
+            local_steps=steps,
+            noise=noise,
+            residual=c.Gamma,
+            spread=float(times.max() / times.min()),
+            window=asynchronous.asynchronous_window(times.tolist()),
+        )
     return {name: float(value) for name, value in vars(terms).items()}

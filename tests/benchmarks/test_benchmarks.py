@@ -244,11 +244,16 @@ def test_tables_fit_in_80_columns() -> None:
     speedup = dict.fromkeys(REFERENCES, 123.45)
     rows = [
         {
-            **cells, "workload": "w", "title": "1,000 clients of 10 samples, CNN", "unit": "round",
-            "contender": name, "speedup": speedup, "seconds-of-runs": [1.0],
+            **cells,
+            "workload": "w",
+            "title": "1,000 clients of 10 samples, CNN",
+            "unit": "round",
+            "contender": name,
+            "speedup": speedup,
+            "seconds-of-runs": [1.0],
         }
         for name in CONTENDERS
-    ]  # fmt: skip
+    ]
     (table,) = tables({"rows": rows, "scaling": []})
     console = Console(width=80, file=io.StringIO(), color_system=None)
     console.print(table)

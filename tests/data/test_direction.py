@@ -29,10 +29,17 @@ def by_svd(x: Array) -> Array:
 def digits_directions(class_imbalance: float, data_imbalance: float, seed: int) -> Array:
     dataset = load_dataset("digits")
     partition = make_partition(
-        dataset, 50, partitioner="label-quantity-skew", class_imbalance=class_imbalance,
-        data_imbalance=data_imbalance, min_samples=2, dirichlet_alpha=0.1, test_on="held-out", test_fraction=0.2,
+        dataset,
+        50,
+        partitioner="label-quantity-skew",
+        class_imbalance=class_imbalance,
+        data_imbalance=data_imbalance,
+        min_samples=2,
+        dirichlet_alpha=0.1,
+        test_on="held-out",
+        test_fraction=0.2,
         seed=seed,
-    )  # fmt: skip
+    )
     return np.stack([client_direction(dataset, partition.client(i)) for i in range(50)])
 
 

@@ -107,8 +107,11 @@ def pair(): return Pictures(), Pictures()
     assert (alone.x.tolist(), alone.y.tolist(), alone.num_train) == ([[0, 1], [2, 3], [4, 5]], [0, 1, 1], 3)
     pictures = load_dataset(name.replace(":load", ":pair"))
     assert (pictures.kind, pictures.scale, pictures.input_shape, pictures.num_train) == (
-        "image", 1 / 255, (3, 5, 4), 3,
-    )  # fmt: skip
+        "image",
+        1 / 255,
+        (3, 5, 4),
+        3,
+    )
     assert pictures.x[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
 
 

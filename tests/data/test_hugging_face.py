@@ -99,8 +99,10 @@ def test_lists_and_arrays_of_numbers(tmp_path: Path) -> None:
     name = saved(tmp_path / "a", {"v": [[1, 2, 3], [4, 5, 6]], "label": [[0, 1], [2, 3]]}, features)
     data = load_dataset(name)
     assert (data.x.tolist(), data.y.tolist(), data.num_outputs) == (
-        [[1, 2, 3], [4, 5, 6]], [[0, 1], [2, 3]], 2,
-    )  # fmt: skip
+        [[1, 2, 3], [4, 5, 6]],
+        [[0, 1], [2, 3]],
+        2,
+    )
     features = Features({"m": Array2D((2, 3), "float32"), "label": Value("string")})
     name = saved(tmp_path / "b", {"m": np.arange(12.0).reshape(2, 2, 3), "label": ["b", "a"]}, features)
     data = load_dataset(name)

@@ -91,11 +91,18 @@ def test_what_can_not_be_standardized() -> None:
 @pytest.mark.parametrize(
     ("count", "total", "squares"),
     [
-        (0, [0, 0], [0, 0]), (-3, [1, 1], [1, 1]), (3, [1], [1]), (3, [1, 1, 1], [1, 1, 1]), (3, [1, 1], [1]),
-        (3, [np.nan, 0], [1, 1]), (3, [0, 0], [np.inf, 1]), (3, [0, 0], [-1, 1]), (3, [1e300, 0], [1, 1]),
+        (0, [0, 0], [0, 0]),
+        (-3, [1, 1], [1, 1]),
+        (3, [1], [1]),
+        (3, [1, 1, 1], [1, 1, 1]),
+        (3, [1, 1], [1]),
+        (3, [np.nan, 0], [1, 1]),
+        (3, [0, 0], [np.inf, 1]),
+        (3, [0, 0], [-1, 1]),
+        (3, [1e300, 0], [1, 1]),
         (3, [0, 0], [1e300, 1]),
     ],
-)  # fmt: skip
+)
 def test_sums_that_no_inputs_have(count: int, total: list[float], squares: list[float]) -> None:
     data = dataset(np.ones((3, 2), np.float32))
     assert same_size(sums_of(data, np.arange(3)), data)

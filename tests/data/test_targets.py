@@ -42,9 +42,13 @@ def test_targets_of_an_npz(labels: Any, asked: Any, targets: str, values: Any, t
     data = load_dataset("npz", path, targets=asked)
     assert (data.targets, data.y.tolist()) == (targets, values)
     assert data.y.dtype == (np.int64 if targets == "classes" else np.float32)
-    assert (data.num_classes, data.num_outputs) == ((3, 3) if np.max(labels) > 1 and targets == "classes"
-                                                    else (2, 2) if targets == "classes"
-                                                    else (0, len(values[0])))  # fmt: skip
+    assert (data.num_classes, data.num_outputs) == (
+        (3, 3)
+        if np.max(labels) > 1 and targets == "classes"
+        else (2, 2)
+        if targets == "classes"
+        else (0, len(values[0]))
+    )
 
 
 def test_classes_refuse_numbers_and_names_are_no_numbers(tmp_path: Path) -> None:
@@ -135,9 +139,14 @@ def test_equal_targets_are_in_one_stratum_and_larger_ones_in_none_before(y: np.n
 def test_numbers_are_divided_by_tenths(partitioner: str) -> None:
     y = np.random.default_rng(1).normal(size=(2000, 1))
     keys: dict[str, Any] = {
-        "class_imbalance": 50.0, "data_imbalance": 0.0, "min_samples": 2, "dirichlet_alpha": 0.02,
-        "test_on": "held-out", "test_fraction": 0.2, "seed": 3,
-    }  # fmt: skip
+        "class_imbalance": 50.0,
+        "data_imbalance": 0.0,
+        "min_samples": 2,
+        "dirichlet_alpha": 0.02,
+        "test_on": "held-out",
+        "test_fraction": 0.2,
+        "seed": 3,
+    }
     partition = make_partition(with_targets(y), 10, partitioner=partitioner, **keys)
     assert len(partition.client_indices) == 1600
     spread = np.mean([y[partition.client(i)].std() for i in range(10)])
@@ -147,9 +156,14 @@ def test_numbers_are_divided_by_tenths(partitioner: str) -> None:
 
 def test_constant_targets_are_one_stratum_that_is_divided_evenly() -> None:
     keys: dict[str, Any] = {
-        "class_imbalance": 50.0, "data_imbalance": 0.0, "min_samples": 2, "dirichlet_alpha": 0.02,
-        "test_on": "held-out", "test_fraction": 0.2, "seed": 3,
-    }  # fmt: skip
+        "class_imbalance": 50.0,
+        "data_imbalance": 0.0,
+        "min_samples": 2,
+        "dirichlet_alpha": 0.02,
+        "test_on": "held-out",
+        "test_fraction": 0.2,
+        "seed": 3,
+    }
     partition = make_partition(with_targets(np.ones((50, 1))), 4, partitioner="label-quantity-skew", **keys)
     assert partition.sizes.tolist() == [10] * 4
 
@@ -171,18 +185,28 @@ def test_constant_targets_are_one_stratum_that_is_divided_evenly() -> None:
 )
 def test_odd_targets_are_remarked_on(y: np.ndarray, said: list[str]) -> None:
     keys: dict[str, Any] = {
-        "class_imbalance": 0.0, "data_imbalance": 0.0, "min_samples": 2, "dirichlet_alpha": 1.0,
-        "test_on": "held-out", "test_fraction": 0.1, "seed": 0,
-    }  # fmt: skip
+        "class_imbalance": 0.0,
+        "data_imbalance": 0.0,
+        "min_samples": 2,
+        "dirichlet_alpha": 1.0,
+        "test_on": "held-out",
+        "test_fraction": 0.1,
+        "seed": 0,
+    }
     data = with_targets(y)
     assert remarks(data, make_partition(data, 3, partitioner="iid", **keys)) == said
 
 
 def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path: Path) -> None:
     keys: dict[str, Any] = {
-        "class_imbalance": 0.0, "data_imbalance": 0.0, "min_samples": 2, "dirichlet_alpha": 1.0,
-        "test_on": "held-out", "test_fraction": 0.1, "seed": 0,
-    }  # fmt: skip
+        "class_imbalance": 0.0,
+        "data_imbalance": 0.0,
+        "min_samples": 2,
+        "dirichlet_alpha": 1.0,
+        "test_on": "held-out",
+        "test_fraction": 0.1,
+        "seed": 0,
+    }
     x, y = np.arange(80).reshape(40, 2), np.arange(40) % 2
     said = "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
     for dtype, expected in ((np.uint8, [said]), (np.int16, [])):
@@ -196,9 +220,14 @@ def test_a_division_by_groups_of_a_table(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", {"x": range(10), "label": [0, 1] * 5, "ward": wards})
     data = load_dataset("files", path, columns=DataColumns(group="ward"))
     keys: dict[str, Any] = {
-        "class_imbalance": 0.0, "data_imbalance": 0.0, "min_samples": 2, "dirichlet_alpha": 1.0,
-        "test_on": "held-out", "test_fraction": 0.1, "seed": 0,
-    }  # fmt: skip
+        "class_imbalance": 0.0,
+        "data_imbalance": 0.0,
+        "min_samples": 2,
+        "dirichlet_alpha": 1.0,
+        "test_on": "held-out",
+        "test_fraction": 0.1,
+        "seed": 0,
+    }
     partition = make_partition(data, 2, partitioner="natural", **keys)
     assert data.groups is not None
     for client in range(2):

@@ -54,9 +54,14 @@ class Trial:
         """Start everything, and the run."""
         self.deployment.start()
         given = {
-            "clock": "wall", "min-clients": len(self.deployment.deployment.devices), "round-timeout": 90.0,
-            "local-epochs": 5, "results-dir": str(self.path.parent), "run-name": "run", **config,
-        }  # fmt: skip
+            "clock": "wall",
+            "min-clients": len(self.deployment.deployment.devices),
+            "round-timeout": 90.0,
+            "local-epochs": 5,
+            "results-dir": str(self.path.parent),
+            "run-name": "run",
+            **config,
+        }
         with self.log.open("wb") as log:
             self.process = self.deployment.start_run(self.app, given, stdout=log, stderr=log)
 

@@ -170,10 +170,11 @@ def test_the_audit_log_says_who_did_what_and_how_it_ended(made: Path) -> None:
     assert stat.S_IMODE((made / "audit.jsonl").stat().st_mode) == 0o600
     found = entries(made)
     assert [(e["command"], e.get("device"), e["outcome"]) for e in found] == [
-        ("init", None, "done"), ("add", "lima", "done"),
+        ("init", None, "done"),
+        ("add", "lima", "done"),
         ("add", "lima", "failed: --device 'lima': is there twice; names must differ"),
         ("remove", "rome", "failed: device 'rome': isn't one of oslo, bern, lima"),
-    ]  # fmt: skip
+    ]
     for entry in found:
         assert entry["user"] == pwd.getpwuid(os.getuid()).pw_name
         assert entry["host"] == socket.gethostname()

@@ -45,10 +45,17 @@ def test_a_device_that_hangs_is_late_once_and_not_asked_again(make_trial: MakeTr
 def test_late_work_of_a_device_counts_in_a_later_round(make_trial: MakeTrial, tmp_path: Path) -> None:
     trial, rounds = make_trial({}, {}, {"fault": f"waits-for:{tmp_path / 'go-on'}"}), 7
     # Two of three count, so that no round waits for a deadline.
-    trial.begin({
-        "num-server-rounds": rounds, "participation": "uniform", "fraction-train": 0.67, "over-select": 0.5,
-        "late": "next", "round-timeout": 3600.0, "client-weights": "uniform",
-    })  # fmt: skip
+    trial.begin(
+        {
+            "num-server-rounds": rounds,
+            "participation": "uniform",
+            "fraction-train": 0.67,
+            "over-select": 0.5,
+            "late": "next",
+            "round-timeout": 3600.0,
+            "client-weights": "uniform",
+        }
+    )
     trial.wait_for_aggregation(2)
     (tmp_path / "go-on").touch()
     trial.end(600)

@@ -39,9 +39,13 @@ class Trial:
         self.deployment = deployment
         self.path, self.log = folder / "results" / "run", folder / "run.log"
         given = {
-            "clock": "wall", "min-clients": 2, "num-server-rounds": 200, "model": "logistic",
-            "results-dir": str(self.path.parent), "run-name": "run",
-        }  # fmt: skip
+            "clock": "wall",
+            "min-clients": 2,
+            "num-server-rounds": 200,
+            "model": "logistic",
+            "results-dir": str(self.path.parent),
+            "run-name": "run",
+        }
         with self.log.open("wb") as log:
             self.process = deployment.start_run(app, {**given, **config}, stdout=log, stderr=log)
 

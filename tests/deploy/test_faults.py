@@ -40,9 +40,11 @@ def test_devices_that_fail_or_lie_are_left_out_and_named(make_trial: MakeTrial) 
     for client, text in enumerate(LIES.values(), 1):
         for number in (1, 2):
             assert [
-                line for line in output.splitlines()
-                if f"round {number}: left out client {client} (device-{client}, node " in line and text in line
-            ], output  # fmt: skip
+                line
+                for line in output.splitlines()
+                if f"round {number}: left out client {client} (device-{client}, node " in line
+                and text in line
+            ], output
     assert [line["participants"] for line in trial.metrics[1:]] == [1, 1]
     assert trial.summary["failures"] == 2 * len(LIES)
     assert trial.metrics[2]["train-loss"] < trial.metrics[1]["train-loss"]

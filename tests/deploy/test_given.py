@@ -67,9 +67,13 @@ def test_devices_in_virtual_time_are_a_warning(caplog: pytest.LogCaptureFixture)
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_of_a_strategy_of_ones_own_goes_to_devices(tmp_path: Path) -> None:
     given = {
-        "strategy": HALF_LIFE, "half-life": 2.5, "model": "logistic", "num-server-rounds": 1,
-        "results-dir": str(tmp_path), "loss": "custom.losses:focal",
-    }  # fmt: skip
+        "strategy": HALF_LIFE,
+        "half-life": 2.5,
+        "model": "logistic",
+        "num-server-rounds": 1,
+        "results-dir": str(tmp_path),
+        "loss": "custom.losses:focal",
+    }
     recorded = run(SequentialGrid(app, 2), prepare(RunConfig.load(given), 2)).path / "config.toml"
     assert "half-life = 2.5" in recorded.read_text()
     values, *_ = read_given([str(recorded)])

@@ -48,9 +48,14 @@ def contents(out: Path) -> dict[str, bytes]:
 def test_private_keys_are_for_their_owner_alone_and_nothing_else_is_private(made: Path) -> None:
     private = {name for name, content in contents(made).items() if b"PRIVATE KEY" in content}
     assert private == {
-        "ca.key", "operator.key", "superlink/server.key",
-        "oslo/device.key", "oslo/local.key", "bern/device.key", "bern/local.key",
-    }  # fmt: skip
+        "ca.key",
+        "operator.key",
+        "superlink/server.key",
+        "oslo/device.key",
+        "oslo/local.key",
+        "bern/device.key",
+        "bern/local.key",
+    }
     secrets = {name: content for name, content in contents(made).items() if name.endswith(".secret")}
     for name in (*private, *secrets):
         assert stat.S_IMODE((made / name).stat().st_mode) == 0o600, name
@@ -160,8 +165,10 @@ def test_device_keys_are_what_flower_reads_and_differ(made: Path) -> None:
 
 def test_flower_reads_what_a_device_is_told(made: Path) -> None:
     assert parse_config_args([str(made / "oslo" / "node.toml")]) == {
-        "name": "oslo", "data-path": "/srv/my data/$x.npz", "state-path": "/opt/fedapp/oslo/superexec/state",
-    }  # fmt: skip
+        "name": "oslo",
+        "data-path": "/srv/my data/$x.npz",
+        "state-path": "/opt/fedapp/oslo/superexec/state",
+    }
 
 
 def test_partitions_instead_of_data(tmp_path: Path) -> None:
@@ -210,11 +217,21 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
     assert deploy("add", out, "lima=/data/lima.npz").exit_code == 0
     after = contents(out)
     assert {name for name in after if after[name] != before.get(name)} == {
-        "audit.jsonl", "deployment.toml", "compose.yaml", "lima/ca.crt", "lima/device.key", "lima/device.pub",
-        "lima/local.crt", "lima/local.key", "lima/superexec.secret", "lima/superexec/superexec.secret",
-        "lima/node.toml", "lima/fedapp-lima.service", "lima/fedapp-lima-superexec.service",
+        "audit.jsonl",
+        "deployment.toml",
+        "compose.yaml",
+        "lima/ca.crt",
+        "lima/device.key",
+        "lima/device.pub",
+        "lima/local.crt",
+        "lima/local.key",
+        "lima/superexec.secret",
+        "lima/superexec/superexec.secret",
+        "lima/node.toml",
+        "lima/fedapp-lima.service",
+        "lima/fedapp-lima-superexec.service",
         "lima/fedapp-lima-worker.service",
-    }  # fmt: skip
+    }
     assert after["lima/ca.crt"] == before["ca.crt"]
     ports = [device["port"] for device in tomllib.loads(after["deployment.toml"].decode())["devices"]]
     assert ports == [9094, 9095, 9096]

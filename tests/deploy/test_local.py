@@ -33,10 +33,15 @@ def start(repository: Path, tmp_path: Path) -> Iterator[Start]:
         ]
         begun.append(
             subprocess.Popen(
-                command, cwd=repository, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=_heeds_interrupts,
+                command,
+                cwd=repository,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_heeds_interrupts,
             )
-        )  # fmt: skip
+        )
         return begun[-1]
 
     yield run

@@ -91,8 +91,10 @@ def test_status_while_a_run_goes(two: LocalDeployment, repository: Path) -> None
     assert deploy("stop", out).output == "error: stop: no run goes\n"
     entries = [json.loads(line) for line in (out / "audit.jsonl").read_text().splitlines()]
     assert [(e["command"], e["outcome"], e.get("run")) for e in entries] == [
-        ("run", "started", run_id), ("stop", "stopped", run_id), ("stop", "failed: stop: no run goes", None),
-    ]  # fmt: skip
+        ("run", "started", run_id),
+        ("stop", "stopped", run_id),
+        ("stop", "failed: stop: no run goes", None),
+    ]
 
 
 def test_a_run_that_nobody_starts_says_where_to_look(two: LocalDeployment, repository: Path) -> None:

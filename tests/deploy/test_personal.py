@@ -20,10 +20,23 @@ ROUNDS, STEPS, SECONDS = 7, 3, 800.0
 
 # λ = 0: what a client keeps is then the work of its own tasks alone, whatever became of the global model meanwhile.
 CONFIG = {
-    "strategy": "ditto", "ditto-lambda": 0.0, "test-on": "own", "client-evaluation": True, "model": "logistic",
-    "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR, "l2": 0.01,
-    "num-server-rounds": ROUNDS, "clock": "wall", "min-clients": 2, "round-timeout": 60.0, "run-name": "run",
-}  # fmt: skip
+    "strategy": "ditto",
+    "ditto-lambda": 0.0,
+    "test-on": "own",
+    "client-evaluation": True,
+    "model": "logistic",
+    "init": "zeros",
+    "batch-size": 0,
+    "local-epochs": 0,
+    "local-steps": STEPS,
+    "lr": LR,
+    "l2": 0.01,
+    "num-server-rounds": ROUNDS,
+    "clock": "wall",
+    "min-clients": 2,
+    "round-timeout": 60.0,
+    "run-name": "run",
+}
 NODES = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
 
 

@@ -102,8 +102,10 @@ def test_an_unregistered_key_is_refused_and_a_new_one_is_offered(superlink: Loca
     assert refused.exit_code == 1
     lines = refused.output.splitlines()
     assert [line.split(": ")[1].split(",")[0] for line in lines] == [
-        "already registered", "REFUSED", "already registered",
-    ]  # fmt: skip
+        "already registered",
+        "REFUSED",
+        "already registered",
+    ]
     assert "its key was unregistered and can never return" in lines[1]
     assert f"'fedapp deploy rekey {out} device-1' makes a new one" in lines[1]
     assert (out / "device-1" / "device.pub").read_bytes() == key
@@ -117,8 +119,9 @@ def test_an_unregistered_key_is_refused_and_a_new_one_is_offered(superlink: Loca
     assert listed(out)[after] == "registered"
     assert listed(out)[before] == "unregistered"
     assert audit(out)[-2:] == [
-        ("register", "device-1", "new key"), ("register", "device-2", "already registered"),
-    ]  # fmt: skip
+        ("register", "device-1", "new key"),
+        ("register", "device-2", "already registered"),
+    ]
     superlink.start_supernode("device-1")
     wait_for_state(out, "device-1", "online")
 

@@ -74,11 +74,21 @@ def paths(tmp_path: Path) -> list[str]:
 def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
     strategy: str, client_weights: str, paths: list[str], tmp_path: Path
 ) -> None:
-    config = RunConfig.load({
-        "strategy": strategy, "client-weights": client_weights, "dataset": "files", "data-path": paths[0],
-        "model": "logistic", "num-server-rounds": 3, "client-evaluation": True, "buffer-size": 2,
-        "server-lr": 0.1, "batch-size": 10, "results-dir": str(tmp_path / "results"),
-    })  # fmt: skip
+    config = RunConfig.load(
+        {
+            "strategy": strategy,
+            "client-weights": client_weights,
+            "dataset": "files",
+            "data-path": paths[0],
+            "model": "logistic",
+            "num-server-rounds": 3,
+            "client-evaluation": True,
+            "buffer-size": 2,
+            "server-lr": 0.1,
+            "batch-size": 10,
+            "results-dir": str(tmp_path / "results"),
+        }
+    )
     experiment = prepare(config, DEVICES)
     grid = RecordingGrid(paths[1:])
     run(grid, experiment)
@@ -128,10 +138,15 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
 
 
 def test_a_refusal_names_the_schema_and_no_data(paths: list[str], tmp_path: Path) -> None:
-    config = RunConfig.load({
-        "dataset": "files", "data-path": paths[0], "model": "logistic", "num-server-rounds": 2,
-        "results-dir": str(tmp_path / "results"),
-    })  # fmt: skip
+    config = RunConfig.load(
+        {
+            "dataset": "files",
+            "data-path": paths[0],
+            "model": "logistic",
+            "num-server-rounds": 2,
+            "results-dir": str(tmp_path / "results"),
+        }
+    )
     Path(paths[2]).write_text(Path(paths[2]).read_text().replace("malign", "unknown"))
     Path(paths[3]).write_text("x0,label\nSmith,benign\n")
     grid = RecordingGrid(paths[1:])

@@ -20,10 +20,15 @@ from fedapp.deploy.plan import Service
 HOSTS = ("--host", "fl.example.org", "--host", "2001:db8::5")
 DEVICES = ("--device", "oslo=/srv/my data/$x.npz", "--device", "bern=/data/images")
 UNITS = [
-    "fedapp-bern-superexec.service", "fedapp-bern-worker.service", "fedapp-bern.service",
-    "fedapp-oslo-superexec.service", "fedapp-oslo-worker.service", "fedapp-oslo.service",
-    "fedapp-superexec.service", "fedapp-superlink.service",
-]  # fmt: skip
+    "fedapp-bern-superexec.service",
+    "fedapp-bern-worker.service",
+    "fedapp-bern.service",
+    "fedapp-oslo-superexec.service",
+    "fedapp-oslo-worker.service",
+    "fedapp-oslo.service",
+    "fedapp-superexec.service",
+    "fedapp-superlink.service",
+]
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 
 
@@ -132,9 +137,15 @@ def test_what_needs_no_network_has_none_but_loopback(made: Path, tmp_path: Path)
         service.name: "IPAddressDeny=any" in unit(made, service) for service in read_deployment(made).services
     }
     assert kept == {
-        "superlink": True, "superexec": False, "oslo": False, "oslo-superexec": True, "oslo-worker": True,
-        "bern": False, "bern-superexec": True, "bern-worker": True,
-    }  # fmt: skip
+        "superlink": True,
+        "superexec": False,
+        "oslo": False,
+        "oslo-superexec": True,
+        "oslo-worker": True,
+        "bern": False,
+        "bern-superexec": True,
+        "bern-worker": True,
+    }
     out = init(tmp_path / "d", "--partitions", 1, "--no-proxy")
     assert not any("IPAddressDeny" in unit(out, service) for service in read_deployment(out).services)
 
@@ -150,8 +161,11 @@ def test_compose_starts_what_the_units_start(made: Path) -> None:
     assert {name: service["command"] for name, service in services.items()} == commands
     # Data is mounted where the device has it, for reading only; $ is doubled for compose.
     assert services["oslo-superexec"]["volumes"][2] == {
-        "type": "bind", "source": "/srv/my data/$$x.npz", "target": "/srv/my data/$$x.npz", "read_only": True,
-    }  # fmt: skip
+        "type": "bind",
+        "source": "/srv/my data/$$x.npz",
+        "target": "/srv/my data/$$x.npz",
+        "read_only": True,
+    }
     site = next(volume for volume in proxy["volumes"] if volume["target"].startswith("/etc/nginx"))
     assert (made / site["source"]).read_text() == (made / "proxy" / "nginx.conf").read_text()
 

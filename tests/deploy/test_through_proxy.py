@@ -48,8 +48,15 @@ def proxied(
 
 def command(deployment: LocalDeployment, *arguments: str) -> list[str]:
     return [
-        sys.executable, "-m", "fedapp.cli", "deploy", "flwr", "--deployment", str(deployment.folder), *arguments
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "fedapp.cli",
+        "deploy",
+        "flwr",
+        "--deployment",
+        str(deployment.folder),
+        *arguments,
+    ]
 
 
 def flower(deployment: LocalDeployment, *arguments: str) -> str:

@@ -87,9 +87,15 @@ class Devices:
     def start(self, partition: int) -> subprocess.Popen[bytes]:
         """Start a SuperNode."""
         return self._start(
-            "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}",
-            "--port", str(self.node_ports[partition]), "--node-config", f"partition-id={partition} num-partitions=3",
-        )  # fmt: skip
+            "flower-supernode",
+            "--insecure",
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--port",
+            str(self.node_ports[partition]),
+            "--node-config",
+            f"partition-id={partition} num-partitions=3",
+        )
 
     def start_run(self, config: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
         """Start the app on all three; the command ends with the run, and what it prints goes to a file."""

@@ -64,20 +64,42 @@ def descend(X: np.ndarray, Y: np.ndarray, W: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("strategy", "weights", "optimizer"),
-    [("async-fedavg", "time-based", "sgd"), ("async-fedavg", "identical", "sgd"), ("fedfix", "time-based", "sgd"),
-     ("fedbuff", "time-based", "sgd"), ("fedbuff", "identical", "sgd"), ("fedbuff", "time-based", "momentum"),
-     ("async-fedavg", "time-based", "adagrad"), ("fedfix", "time-based", "adam"), ("fedbuff", "identical", "yogi")],
-)  # fmt: skip
+    [
+        ("async-fedavg", "time-based", "sgd"),
+        ("async-fedavg", "identical", "sgd"),
+        ("fedfix", "time-based", "sgd"),
+        ("fedbuff", "time-based", "sgd"),
+        ("fedbuff", "identical", "sgd"),
+        ("fedbuff", "time-based", "momentum"),
+        ("async-fedavg", "time-based", "adagrad"),
+        ("fedfix", "time-based", "adam"),
+        ("fedbuff", "identical", "yogi"),
+    ],
+)
 def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, optimizer):
     config = RunConfig.load(
         {
-            "strategy": strategy, "aggregation-weights": weights, "server-lr": SERVER_LR, "buffer-size": M,
-            "server-optimizer": optimizer, "fedfix-interval": 0.5, "time-scenario": "F80", "dataset": "digits",
-            "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR,
-            "l2": L2, "num-server-rounds": AGGREGATIONS, "eval-every": 10, "results-dir": str(tmp_path),
+            "strategy": strategy,
+            "aggregation-weights": weights,
+            "server-lr": SERVER_LR,
+            "buffer-size": M,
+            "server-optimizer": optimizer,
+            "fedfix-interval": 0.5,
+            "time-scenario": "F80",
+            "dataset": "digits",
+            "model": "logistic",
+            "init": "zeros",
+            "batch-size": 0,
+            "local-epochs": 0,
+            "local-steps": STEPS,
+            "lr": LR,
+            "l2": L2,
+            "num-server-rounds": AGGREGATIONS,
+            "eval-every": 10,
+            "results-dir": str(tmp_path),
             "run-name": "run",
         }
-    )  # fmt: skip
+    )
     grid = SequentialGrid(client_app.app, CLIENTS)
     path = server.run(grid, server.prepare(config, CLIENTS)).path
 
@@ -127,24 +149,48 @@ def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, op
 
 @pytest.mark.parametrize(
     ("strategy", "own", "rule"),
-    [("fedbuff", {"aggregation-weights": "identical", "staleness-discount": "polynomial:0.5"},
-      {"s": lambda delay: (1 + delay) ** -0.5}),
-     ("fedasync", {"mixing-alpha": 0.5, "staleness-discount": "hinge:1,2"},
-      {"alpha": 0.5, "s": lambda delay: 1.0 if delay <= 2 else 1 / (delay - 1)}),
-     ("delay-adaptive", {"aggregation-weights": "identical"}, {}),
-     ("ringmaster", {"delay-threshold": 5}, {"R": 5}),
-     ("rennala", {}, {}), ("ca2fl", {}, {}), ("ace", {}, {}), ("fadas", {}, {})],
-)  # fmt: skip
+    [
+        (
+            "fedbuff",
+            {"aggregation-weights": "identical", "staleness-discount": "polynomial:0.5"},
+            {"s": lambda delay: (1 + delay) ** -0.5},
+        ),
+        (
+            "fedasync",
+            {"mixing-alpha": 0.5, "staleness-discount": "hinge:1,2"},
+            {"alpha": 0.5, "s": lambda delay: 1.0 if delay <= 2 else 1 / (delay - 1)},
+        ),
+        ("delay-adaptive", {"aggregation-weights": "identical"}, {}),
+        ("ringmaster", {"delay-threshold": 5}, {"R": 5}),
+        ("rennala", {}, {}),
+        ("ca2fl", {}, {}),
+        ("ace", {}, {}),
+        ("fadas", {}, {}),
+    ],
+)
 def test_the_app_equals_the_papers_rules_in_numpy(tmp_path, strategy, own, rule):
     eta = {"fedasync": 1.0, "fadas": 0.02}.get(strategy, SERVER_LR)
     config = RunConfig.load(
         {
-            "strategy": strategy, "server-lr": eta, "buffer-size": M, "time-scenario": "F80", "dataset": "digits",
-            "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR,
-            "l2": L2, "num-server-rounds": AGGREGATIONS, "eval-every": 20, "results-dir": str(tmp_path),
-            "run-name": "run", **own,
+            "strategy": strategy,
+            "server-lr": eta,
+            "buffer-size": M,
+            "time-scenario": "F80",
+            "dataset": "digits",
+            "model": "logistic",
+            "init": "zeros",
+            "batch-size": 0,
+            "local-epochs": 0,
+            "local-steps": STEPS,
+            "lr": LR,
+            "l2": L2,
+            "num-server-rounds": AGGREGATIONS,
+            "eval-every": 20,
+            "results-dir": str(tmp_path),
+            "run-name": "run",
+            **own,
         }
-    )  # fmt: skip
+    )
     path = server.run(SequentialGrid(client_app.app, CLIENTS), server.prepare(config, CLIENTS)).path
     digits = load_digits()
     X, Y = np.c_[digits.data / 16, np.ones(len(digits.data))], np.eye(10)[digits.target]
@@ -152,9 +198,16 @@ def test_the_app_equals_the_papers_rules_in_numpy(tmp_path, strategy, own, rule)
     clients = np.split(partition["client_indices"], partition["client_offsets"][1:-1])
     p = np.array([len(rows) for rows in clients]) / len(partition["client_indices"])
     models = simulate(
-        strategy, lambda i, task: TAU[i] / 30, lambda i, W: descend(X[clients[i]], Y[clients[i]], W), p,
-        np.zeros((10, 65)), AGGREGATIONS, eta=eta, m=M, **rule,
-    )  # fmt: skip
+        strategy,
+        lambda i, task: TAU[i] / 30,
+        lambda i, W: descend(X[clients[i]], Y[clients[i]], W),
+        p,
+        np.zeros((10, 65)),
+        AGGREGATIONS,
+        eta=eta,
+        m=M,
+        **rule,
+    )
     model = safetensors.numpy.load_file(path / "model.safetensors")
     ours, W = np.c_[model["1.weight"], model["1.bias"]], models[-1]
     assert np.linalg.norm(ours - W) < 1e-5 * np.linalg.norm(W)
@@ -168,9 +221,13 @@ def test_the_app_equals_the_papers_rules_in_numpy(tmp_path, strategy, own, rule)
 @pytest.mark.parametrize("strategy", ["async-fedavg", "fedfix", "fedbuff"])
 def test_any_number_of_workers_and_the_sequential_engine_give_the_same_bits(simulate, strategy):
     config = {
-        "strategy": strategy, "num-server-rounds": 12, "server-lr": 0.3, "buffer-size": 2, "eval-every": 3,
+        "strategy": strategy,
+        "num-server-rounds": 12,
+        "server-lr": 0.3,
+        "buffer-size": 2,
+        "eval-every": 3,
         "model": "logistic",
-    }  # fmt: skip
+    }
     federation = "num-supernodes=5 client-resources-num-cpus="
     runs = [
         simulate(config, federation=f"{federation}2"),  # one worker: Ray has two CPUs

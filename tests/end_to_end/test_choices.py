@@ -34,10 +34,13 @@ def run_app(tmp_path: Path):
 @pytest.mark.parametrize(
     ("participation", "fraction", "participants"),
     [
-        ("full", 1.0, {4}), ("uniform", 0.5, {2}), ("md", 0.5, {1, 2}), ("paired", 1.0, {2}),
+        ("full", 1.0, {4}),
+        ("uniform", 0.5, {2}),
+        ("md", 0.5, {1, 2}),
+        ("paired", 1.0, {2}),
         ("fixed:0,2,3", 1.0, {3}),
     ],
-)  # fmt: skip
+)
 def test_participation(run_app, participation, fraction, participants):
     metrics = run_app({"participation": participation, "fraction-train": fraction, "num-server-rounds": 5})
     assert {m["participants"] for m in metrics[1:]} <= participants
@@ -82,13 +85,21 @@ def test_datasets_and_models(run_app, tmp_path, dataset, shape, classes, model):
 @pytest.mark.parametrize("dataset", ["femnist", "femnist-digits"])
 def test_femnist_by_writer_on_unseen_writers(run_app, tmp_path, dataset):
     data = images((28, 28), 62, 1240, writer=(np.arange(1240) % 7).astype(np.int16))
-    arrays = {f"{k}_{side}": v[rows] for k, v in data.items() for side, rows in
-              (("train", slice(0, 1000)), ("test", slice(1000, None)))}  # fmt: skip
+    arrays = {
+        f"{k}_{side}": v[rows]
+        for k, v in data.items()
+        for side, rows in (("train", slice(0, 1000)), ("test", slice(1000, None)))
+    }
     np.savez(tmp_path / "femnist.npz", **arrays)
     metrics = run_app(
-        {"dataset": dataset, "data-path": str(tmp_path), "partitioner": "natural", "test-on": "unseen-clients",
-         "model": "logistic"}
-    )  # fmt: skip
+        {
+            "dataset": dataset,
+            "data-path": str(tmp_path),
+            "partitioner": "natural",
+            "test-on": "unseen-clients",
+            "model": "logistic",
+        }
+    )
     assert all(m["accuracy-std"] >= 0 for m in metrics)
 
 
@@ -96,18 +107,31 @@ def test_shakespeare_by_role_with_the_lstm(run_app, tmp_path):
     line = "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer "
     (tmp_path / "roles.json").write_text(json.dumps({f"ROLE_{i}": line * (2 + i // 3) for i in range(6)}))
     metrics = run_app(
-        {"dataset": "shakespeare", "data-path": str(tmp_path / "roles.json"), "partitioner": "natural",
-         "model": "lstm", "local-epochs": 0, "local-steps": 2}
-    )  # fmt: skip
+        {
+            "dataset": "shakespeare",
+            "data-path": str(tmp_path / "roles.json"),
+            "partitioner": "natural",
+            "model": "lstm",
+            "local-epochs": 0,
+            "local-steps": 2,
+        }
+    )
     assert metrics[-1]["loss"] < metrics[0]["loss"]
 
 
 def test_the_synthetic_problem_of_000(run_app):
     """Its perceptron, its participation, one client per generated one; 20 steps pull b towards the optimum."""
     config = {
-        "dataset": "synthetic", "model": "perceptron", "partitioner": "natural", "participation": "paired",
-        "batch-size": 0, "local-epochs": 0, "local-steps": 20, "lr": 0.2, "num-server-rounds": 10,
-    }  # fmt: skip
+        "dataset": "synthetic",
+        "model": "perceptron",
+        "partitioner": "natural",
+        "participation": "paired",
+        "batch-size": 0,
+        "local-epochs": 0,
+        "local-steps": 20,
+        "lr": 0.2,
+        "num-server-rounds": 10,
+    }
     metrics = run_app(config, clients=20)
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     assert metrics[-1]["accuracy"] > 0.9
@@ -131,10 +155,20 @@ def test_a_time_budget_ends_the_run(run_app):
 
 def test_everything_else_at_once(run_app):
     config = {
-        "strategy": "fedprox", "momentum": 0.5, "l2": 0.001, "clip-norm": 1.0, "lr-schedule": "cosine",
-        "normalize-steps": True, "lr": 2.0, "client-threads": 0, "clock": "wall", "eval-every": 3,
-        "num-server-rounds": 8, "test-on": "unseen-clients", "client-weights": "uniform",
-    }  # fmt: skip
+        "strategy": "fedprox",
+        "momentum": 0.5,
+        "l2": 0.001,
+        "clip-norm": 1.0,
+        "lr-schedule": "cosine",
+        "normalize-steps": True,
+        "lr": 2.0,
+        "client-threads": 0,
+        "clock": "wall",
+        "eval-every": 3,
+        "num-server-rounds": 8,
+        "test-on": "unseen-clients",
+        "client-weights": "uniform",
+    }
     metrics = run_app(config)
     assert [m["aggregation"] for m in metrics] == [0, 3, 6, 8]
     assert metrics[-1]["loss"] < metrics[0]["loss"]

@@ -17,10 +17,19 @@ ROUNDS, STEPS, LR, CLIENTS, SHARE = 6, 5, 0.5, 7, 0.1
 def test_the_largest_values_with_error_feedback_equal_numpy(pairs, tmp_path):
     # Of no client are two values that nearly make it so close that float32 would take the other.
     config = {
-        "strategy": "fedavg", "dataset": "digits", "model": "logistic", "init": "zeros", "batch-size": 0,
-        "local-epochs": 0, "local-steps": STEPS, "lr": LR, "num-server-rounds": ROUNDS,
-        "compression": f"topk:{SHARE}", "results-dir": str(tmp_path), "run-name": "run",
-    }  # fmt: skip
+        "strategy": "fedavg",
+        "dataset": "digits",
+        "model": "logistic",
+        "init": "zeros",
+        "batch-size": 0,
+        "local-epochs": 0,
+        "local-steps": STEPS,
+        "lr": LR,
+        "num-server-rounds": ROUNDS,
+        "compression": f"topk:{SHARE}",
+        "results-dir": str(tmp_path),
+        "run-name": "run",
+    }
     arguments = ["--engine", "sequential", "--run-config", pairs(config)]
     assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
     digits = load_digits()

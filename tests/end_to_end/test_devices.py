@@ -31,10 +31,16 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulat
 def test_async_training_completes_although_a_supernode_is_killed_and_restarted(devices, tmp_path):
     # Data of very different sizes: devices of different real speeds.
     config = {
-        "strategy": "async-fedavg", "server-lr": 0.3, "num-server-rounds": 14, "data-imbalance": 2.0,
-        "class-imbalance": 0.5, "local-epochs": 20, "round-timeout": 40.0, "results-dir": str(tmp_path),
+        "strategy": "async-fedavg",
+        "server-lr": 0.3,
+        "num-server-rounds": 14,
+        "data-imbalance": 2.0,
+        "class-imbalance": 0.5,
+        "local-epochs": 20,
+        "round-timeout": 40.0,
+        "results-dir": str(tmp_path),
         "run-name": "run",
-    }  # fmt: skip
+    }
     run = devices.start_run(config, tmp_path / "log")
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4, "no progress")

@@ -12,8 +12,15 @@ RUNS = {
     "fedavg": {"model": "mlp", "data-imbalance": 1.0, "num-server-rounds": 3},
     "async-fedavg": {"model": "logistic", "num-server-rounds": 20, "eval-every": 5},
 }
-ROUNDED = ("loss", "accuracy", "train-loss", "federated-loss", "federated-loss-std", "surrogate-loss",
-           "surrogate-loss-std")  # fmt: skip
+ROUNDED = (
+    "loss",
+    "accuracy",
+    "train-loss",
+    "federated-loss",
+    "federated-loss-std",
+    "surrogate-loss",
+    "surrogate-loss-std",
+)
 
 
 # Without Ray, of every strategy and model: tests/fedapp/engine/test_vectorized.py.
@@ -52,12 +59,24 @@ def test_linear_models_of_images_are_trained_alike_by_every_engine(simulate, tmp
     labels = rng.integers(3, size=480)
     images = rng.integers(60, size=(480, 32, 32)) + 60 * labels[:, None, None]
     train, test = slice(0, 400), slice(400, 480)
-    arrays = {"x_train": images[train].astype(np.uint8), "y_train": labels[train],
-              "x_test": images[test].astype(np.uint8), "y_test": labels[test]}  # fmt: skip
+    arrays = {
+        "x_train": images[train].astype(np.uint8),
+        "y_train": labels[train],
+        "x_test": images[test].astype(np.uint8),
+        "y_test": labels[test],
+    }
     np.savez(tmp_path / "images.npz", **arrays)
-    config = {"dataset": "npz", "data-path": str(tmp_path / "images.npz"), "normalize": "symmetric",
-              "model": "logistic", "strategy": "spectral", "local-epochs": 20, "batch-size": 0,
-              "lr": 0.01, "num-server-rounds": 3}  # fmt: skip
+    config = {
+        "dataset": "npz",
+        "data-path": str(tmp_path / "images.npz"),
+        "normalize": "symmetric",
+        "model": "logistic",
+        "strategy": "spectral",
+        "local-epochs": 20,
+        "batch-size": 0,
+        "lr": 0.01,
+        "num-server-rounds": 3,
+    }
     runs = {engine: simulate(config, engine=engine) for engine in ("sequential", "ray", "vectorized")}
     assert all(run.returncode == 0 for run in runs.values()), [run.output for run in runs.values()]
     assert runs["ray"].model == runs["sequential"].model

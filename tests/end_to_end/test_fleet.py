@@ -23,9 +23,14 @@ SPEEDS, DOWN, UP, LATENCY = [900.0, 2100.0, 400.0, 1300.0, 700.0], 3e5, 1e5, 0.0
 PERIOD = 9.7
 STRETCHES = [[(0.0, 5.1)], [(1.3, 9.1)], [(0.0, PERIOD)], [(0.0, 2.9), (4.1, 8.3)], [(3.7, 9.3)]]
 LOGISTIC = {
-    "dataset": "digits", "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0,
-    "local-steps": STEPS, "lr": LR,
-}  # fmt: skip
+    "dataset": "digits",
+    "model": "logistic",
+    "init": "zeros",
+    "batch-size": 0,
+    "local-epochs": 0,
+    "local-steps": STEPS,
+    "lr": LR,
+}
 
 
 @pytest.fixture
@@ -85,9 +90,17 @@ def descend(X, Y, W):
 def test_the_app_equals_an_independent_simulation(fleet, strategy):
     number, m, interval = 40, 3, 0.8
     path = go(
-        {**LOGISTIC, **fleet, "strategy": strategy, "num-server-rounds": number, "eval-every": 10,
-         "server-lr": SERVER_LR, "buffer-size": m, "fedfix-interval": interval}
-    )  # fmt: skip
+        {
+            **LOGISTIC,
+            **fleet,
+            "strategy": strategy,
+            "num-server-rounds": number,
+            "eval-every": 10,
+            "server-lr": SERVER_LR,
+            "buffer-size": m,
+            "fedfix-interval": interval,
+        }
+    )
     clients = clients_of(path)
     expected = Reference(
         seconds([len(rows) for rows in clients], [STEPS] * CLIENTS, model_bytes(path)), STRETCHES, PERIOD
@@ -126,10 +139,18 @@ def test_a_round_is_as_long_as_its_work_and_bytes_by_hand(fleet, strategy, down,
     # E_k of their own, in epochs; what goes beside the model counts.
     work = [2, 1, 1, 3, 2]
     path = go(
-        {"dataset": "digits", "model": "logistic", "batch-size": 64, "strategy": strategy, "num-server-rounds": 3,
-         "step-heterogeneity": "list:" + ",".join(map(str, work)), **fleet, "availability": "always"},
+        {
+            "dataset": "digits",
+            "model": "logistic",
+            "batch-size": 64,
+            "strategy": strategy,
+            "num-server-rounds": 3,
+            "step-heterogeneity": "list:" + ",".join(map(str, work)),
+            **fleet,
+            "availability": "always",
+        },
         engine=engine,
-    )  # fmt: skip
+    )
     sizes = [len(rows) for rows in clients_of(path)]
     longest = max(seconds(sizes, work, model_bytes(path), down))
     assert [line["time"] for line in metrics_of(path)] == pytest.approx(
@@ -148,9 +169,17 @@ def test_operations_are_counted_where_speeds_are_operations(fleet, tmp_path):
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
 def test_the_engines_agree_and_a_run_goes_on_where_it_was(fleet, strategy):
     config = {
-        **LOGISTIC, **fleet, "strategy": strategy, "num-server-rounds": 8, "eval-every": 2, "checkpoint-every": 1,
-        "server-lr": 0.5, "buffer-size": 2, "task-failure": 0.2, "aggregation-weights": "observed",
-    }  # fmt: skip
+        **LOGISTIC,
+        **fleet,
+        "strategy": strategy,
+        "num-server-rounds": 8,
+        "eval-every": 2,
+        "checkpoint-every": 1,
+        "server-lr": 0.5,
+        "buffer-size": 2,
+        "task-failure": 0.2,
+        "aggregation-weights": "observed",
+    }
     whole, vectorized = go(config, "whole"), go(config, "vectorized", "vectorized")
     for one, other in zip(metrics_of(whole), metrics_of(vectorized), strict=True):
         assert one["time"] == other["time"]
@@ -178,12 +207,20 @@ def test_a_run_without_a_length_is_as_long_as_forty_rounds_of_the_profile(fleet)
     [
         ({"time-scenario": "profile:/no/such"}, "time-scenario = 'profile:/no/such': is no file"),
         ({"availability": "trace:/no/such"}, "availability = 'trace:/no/such': is no file"),
-        ({"availability": "diurnal:2"}, "availability = 'diurnal:2': the first number must be above 0, at most 1"),
-        ({"availability": "diurnal:0.5", "participation": "paired"}, "participation = 'paired': the last client"),
-        ({"task-work": "flop", "time-scenario": "lognormal:1"},
-         "task-work = 'flop': time-scenario = 'lognormal:1' says no speed in operations a second"),
+        (
+            {"availability": "diurnal:2"},
+            "availability = 'diurnal:2': the first number must be above 0, at most 1",
+        ),
+        (
+            {"availability": "diurnal:0.5", "participation": "paired"},
+            "participation = 'paired': the last client",
+        ),
+        (
+            {"task-work": "flop", "time-scenario": "lognormal:1"},
+            "task-work = 'flop': time-scenario = 'lognormal:1' says no speed in operations a second",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cant_be_is_said_before_a_client_starts(values, text):
     with pytest.raises(ConfigError) as error:
         server.prepare(RunConfig.load({**LOGISTIC, "num-server-rounds": 2, **values}), CLIENTS)

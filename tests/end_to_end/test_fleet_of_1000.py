@@ -17,10 +17,20 @@ CLIENTS = 1000
 # Rows and lognormal devices such that a task takes 1.1 s (median), and 2.2 s at most. Of a day of 5 s each device is
 # there for half: who loses its first task, as it goes, ends its next one by 6.7 s.
 FLEET = {
-    "dataset": "digits", "partitioner": "iid", "min-samples": 1, "model": "logistic", "init": "zeros",
-    "local-epochs": 0, "local-steps": 1, "batch-size": 1, "lr": 0.02, "time-scenario": "lognormal:0.2,1",
-    "availability": "diurnal:0.5,5", "checkpoint-every": 0, "client-records": "last",
-}  # fmt: skip
+    "dataset": "digits",
+    "partitioner": "iid",
+    "min-samples": 1,
+    "model": "logistic",
+    "init": "zeros",
+    "local-epochs": 0,
+    "local-steps": 1,
+    "batch-size": 1,
+    "lr": 0.02,
+    "time-scenario": "lognormal:0.2,1",
+    "availability": "diurnal:0.5,5",
+    "checkpoint-every": 0,
+    "client-records": "last",
+}
 DAY_AND_A_HALF = {**FLEET, "num-server-rounds": 100_000, "eval-every": 100_000, "time-budget": 7.5}
 # MIFA's first model is made when all have answered: with these, none has gone by the end of every round.
 FAST = {"mifa": {"time-scenario": "lognormal:0.2,2"}}

@@ -16,9 +16,16 @@ def test_flwr_run_gives_the_same_bits_as_run_simulation(
     place = {"results-dir": str(tmp_path), "run-name": "run"}
     federation = "num-supernodes=4 client-resources-num-cpus=1"
     done = flower(
-        "flwr", "run", ".", "--stream", "--run-config", pairs(config | place), "--federation-config", federation,
+        "flwr",
+        "run",
+        ".",
+        "--stream",
+        "--run-config",
+        pairs(config | place),
+        "--federation-config",
+        federation,
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(free_port),
-    )  # fmt: skip
+    )
     assert f"Run directory: {tmp_path / 'run'}" in done.stdout, done.stdout
     said = "not read by fedprox: fedfix-interval = 2.0"
     assert done.stdout.count(said) == 1, done.stdout
@@ -29,9 +36,16 @@ def test_flwr_run_gives_the_same_bits_as_run_simulation(
     assert (summary["engine"], summary["unread-keys"]) == ("ray", ["fedfix-interval"])
 
     wrong = flower(
-        "flwr", "run", ".", "--stream", "--run-config", "lr=-1", "--federation-config", federation,
+        "flwr",
+        "run",
+        ".",
+        "--stream",
+        "--run-config",
+        "lr=-1",
+        "--federation-config",
+        federation,
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(free_port),
-    )  # fmt: skip
+    )
     assert "lr = -1: must be a number > 0" in wrong.stdout
 
 
@@ -45,9 +59,16 @@ def test_flwr_run_takes_the_keys_of_a_strategy_of_ones_own(
     place = {"results-dir": str(tmp_path), "run-name": "run"}
     federation = "num-supernodes=3 client-resources-num-cpus=1"
     done = flower(
-        "flwr", "run", ".", "--stream", "--run-config", pairs(config | place), "--federation-config", federation,
+        "flwr",
+        "run",
+        ".",
+        "--stream",
+        "--run-config",
+        pairs(config | place),
+        "--federation-config",
+        federation,
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(free_port),
-    )  # fmt: skip
+    )
     assert f"Run directory: {tmp_path / 'run'}" in done.stdout, done.stdout
     model = (tmp_path / "run" / "model.safetensors").read_bytes()
     same, other = own | {"half-life": 0.25, "tick": 0.3}, own | {"half-life": 1.0, "tick": 0.3}

@@ -31,9 +31,14 @@ def begin(repository: Path, home: Path) -> Callable[..., subprocess.Popen[str]]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, *arguments], cwd=repository, env={**os.environ, "FLWR_HOME": str(home)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, *arguments],
+            cwd=repository,
+            env={**os.environ, "FLWR_HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     return start
 

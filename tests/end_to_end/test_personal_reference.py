@@ -59,11 +59,22 @@ Run = Callable[..., tuple[Problem, Array, dict[str, list[float]]]]
 def go(pairs, tmp_path) -> Run:
     def run(engine: str = "sequential", **given):
         config = {
-            "dataset": "digits", "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0,
-            "local-steps": STEPS, "lr": LR, "l2": L2, "num-server-rounds": ROUNDS, "test-on": "own",
-            "test-fraction": 0.3, "eval-every": ROUNDS, "results-dir": str(tmp_path), "run-name": "run",
+            "dataset": "digits",
+            "model": "logistic",
+            "init": "zeros",
+            "batch-size": 0,
+            "local-epochs": 0,
+            "local-steps": STEPS,
+            "lr": LR,
+            "l2": L2,
+            "num-server-rounds": ROUNDS,
+            "test-on": "own",
+            "test-fraction": 0.3,
+            "eval-every": ROUNDS,
+            "results-dir": str(tmp_path),
+            "run-name": "run",
             **{key.replace("_", "-"): value for key, value in given.items()},
-        }  # fmt: skip
+        }
         arguments = ["--engine", engine, "--run-config", pairs(config)]
         assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
         path = tmp_path / "run"

@@ -32,9 +32,18 @@ def test_the_run_directory_is_complete_and_true(base):
     names = {file.name for file in base.path.iterdir()}
     # Checkpoints take a twentieth of the time at most: a run as short as this may have none.
     assert names - {"checkpoint"} == {
-        "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "partition.npz", "curves.png",
-        "partition.png", "log.txt", "clients.parquet", "tasks.parquet", "timeline.png",
-    }  # fmt: skip
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "partition.npz",
+        "curves.png",
+        "partition.png",
+        "log.txt",
+        "clients.parquet",
+        "tasks.parquet",
+        "timeline.png",
+    }
     config = tomllib.loads((base.path / "config.toml").read_text())
     assert (config["strategy"], config["num-server-rounds"], config["num-clients"]) == ("fedavg", ROUNDS, 4)
     assert config["versions"]["flwr"].startswith("1.41")
@@ -216,13 +225,19 @@ simulate(server_app, client_app, SimulationConfig.read(json.loads(sys.argv[1])))
 def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository, tmp_path):
     """A logical GPU: Ray counts it, whether the machine has one or not; the first clients wait for the fourth."""
     federation = {
-        "num-supernodes": 8, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.25,
-        "init-args-num-cpus": 8, "init-args-num-gpus": 1,
-    }  # fmt: skip
+        "num-supernodes": 8,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": 0.25,
+        "init-args-num-cpus": 8,
+        "init-args-num-gpus": 1,
+    }
     done = subprocess.run(
         [sys.executable, "-c", GPU_SCRIPT, json.dumps(federation), str(tmp_path)],
-        cwd=repository, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     tasks = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(tasks) == 8
@@ -248,8 +263,12 @@ def test_an_interrupt_leaves_a_complete_run_directory(
     command = [sys.executable, "run_simulation.py", "--engine", engine, "--run-config", pairs(config)]
     process = subprocess.Popen(
         [*command, "--federation-config", f"num-supernodes=4 workers={workers}"],
-        cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 240)
         if signal_number == signal.SIGINT:
@@ -275,8 +294,10 @@ def test_a_killed_run_leaves_a_readable_run_directory(repository, tmp_path, pair
     config = {"num-server-rounds": 5000, "results-dir": str(tmp_path), "run-name": "run"}
     process = subprocess.Popen(
         [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config", pairs(config)],
-        cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=repository,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 120)
     process.kill()
     process.wait(timeout=30)

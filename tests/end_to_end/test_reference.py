@@ -16,18 +16,37 @@ ROUNDS, STEPS, LR, CLIENTS = 6, 5, 0.5, 7
 @pytest.mark.parametrize(("strategy", "alpha"), [("fedavg", 0.0), ("fedprox", 0.3)])
 @pytest.mark.parametrize(
     ("weights", "optimizer", "server_lr"),
-    [("samples", "sgd", 1.0), ("uniform", "sgd", 1.0), ("samples", "sgd", 0.5), ("samples", "momentum", 0.3),
-     ("samples", "adagrad", 0.05), ("uniform", "adam", 0.05), ("samples", "yogi", 0.05)],
-)  # fmt: skip
+    [
+        ("samples", "sgd", 1.0),
+        ("uniform", "sgd", 1.0),
+        ("samples", "sgd", 0.5),
+        ("samples", "momentum", 0.3),
+        ("samples", "adagrad", 0.05),
+        ("uniform", "adam", 0.05),
+        ("samples", "yogi", 0.05),
+    ],
+)
 def test_full_batch_federated_descent_equals_numpy(
     pairs, tmp_path, strategy, alpha, weights, optimizer, server_lr
 ):
     config = {
-        "strategy": strategy, "client-weights": weights, "server-optimizer": optimizer, "server-lr": server_lr,
-        "dataset": "digits", "model": "logistic", "init": "zeros", "batch-size": 0, "local-epochs": 0,
-        "local-steps": STEPS, "lr": LR, "l2": 0.01, "num-server-rounds": ROUNDS, "proximal-mu": alpha,
-        "results-dir": str(tmp_path), "run-name": "run",
-    }  # fmt: skip
+        "strategy": strategy,
+        "client-weights": weights,
+        "server-optimizer": optimizer,
+        "server-lr": server_lr,
+        "dataset": "digits",
+        "model": "logistic",
+        "init": "zeros",
+        "batch-size": 0,
+        "local-epochs": 0,
+        "local-steps": STEPS,
+        "lr": LR,
+        "l2": 0.01,
+        "num-server-rounds": ROUNDS,
+        "proximal-mu": alpha,
+        "results-dir": str(tmp_path),
+        "run-name": "run",
+    }
     arguments = ["--engine", "sequential", "--run-config", pairs(config)]
     assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
     digits = load_digits()
@@ -58,20 +77,39 @@ def test_full_batch_federated_descent_equals_numpy(
 
 @pytest.mark.parametrize(
     ("strategy", "momentum", "alpha", "optimizer"),
-    [("fednova", 0.0, 0.0, "sgd"), ("fednova", 0.6, 0.0, "sgd"), ("fednova", 0.6, 0.0, "fedexp"),
-     ("scaffold", 0.0, 0.0, "sgd"), ("scaffold", 0.6, 0.0, "sgd"), ("scaffold", 0.0, 0.0, "fedexp"),
-     ("feddyn", 0.0, 0.3, "sgd"), ("mifa", 0.0, 0.0, "sgd"), ("fedavg", 0.0, 0.0, "fedexp")],
-)  # fmt: skip
+    [
+        ("fednova", 0.0, 0.0, "sgd"),
+        ("fednova", 0.6, 0.0, "sgd"),
+        ("fednova", 0.6, 0.0, "fedexp"),
+        ("scaffold", 0.0, 0.0, "sgd"),
+        ("scaffold", 0.6, 0.0, "sgd"),
+        ("scaffold", 0.0, 0.0, "fedexp"),
+        ("feddyn", 0.0, 0.3, "sgd"),
+        ("mifa", 0.0, 0.0, "sgd"),
+        ("fedavg", 0.0, 0.0, "fedexp"),
+    ],
+)
 def test_methods_for_clients_of_unequal_steps_equal_numpy(
     pairs, tmp_path, strategy, momentum, alpha, optimizer
 ):
     steps, lr = (1, 2, 3, 4, 5, 6, 9), 0.2
     config = {
-        "strategy": strategy, "dataset": "digits", "model": "logistic", "init": "zeros", "batch-size": 0,
-        "local-epochs": 0, "local-steps": 1, "step-heterogeneity": f"list:{','.join(map(str, steps))}", "lr": lr,
-        "momentum": momentum, "feddyn-alpha": alpha or 0.01, "num-server-rounds": ROUNDS,
-        "server-optimizer": optimizer, "results-dir": str(tmp_path), "run-name": "run",
-    }  # fmt: skip
+        "strategy": strategy,
+        "dataset": "digits",
+        "model": "logistic",
+        "init": "zeros",
+        "batch-size": 0,
+        "local-epochs": 0,
+        "local-steps": 1,
+        "step-heterogeneity": f"list:{','.join(map(str, steps))}",
+        "lr": lr,
+        "momentum": momentum,
+        "feddyn-alpha": alpha or 0.01,
+        "num-server-rounds": ROUNDS,
+        "server-optimizer": optimizer,
+        "results-dir": str(tmp_path),
+        "run-name": "run",
+    }
     arguments = ["--engine", "sequential", "--run-config", pairs(config)]
     assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
     digits = load_digits()

@@ -22,8 +22,12 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 CLIENTS, ROUNDS = 4, 80
 BASE: dict[str, Any] = {
-    "model": "logistic", "local-epochs": 0, "local-steps": 2, "num-server-rounds": ROUNDS, "checkpoint-every": 3,
-}  # fmt: skip
+    "model": "logistic",
+    "local-epochs": 0,
+    "local-steps": 2,
+    "num-server-rounds": ROUNDS,
+    "checkpoint-every": 3,
+}
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {
         "participation": "uniform",
@@ -62,9 +66,20 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 THOROUGH = (
-    "fedprox", "fedfix", "fedbuff", "fednova", "feddyn", "mifa", "fedamp", "fedasync", "delay-adaptive", "ringmaster",
-    "rennala", "ca2fl", "fadas",
-)  # fmt: skip
+    "fedprox",
+    "fedfix",
+    "fedbuff",
+    "fednova",
+    "feddyn",
+    "mifa",
+    "fedamp",
+    "fedasync",
+    "delay-adaptive",
+    "ringmaster",
+    "rennala",
+    "ca2fl",
+    "fadas",
+)
 
 
 @pytest.fixture
@@ -306,9 +321,16 @@ def test_weights_that_go_by_the_number_of_aggregations_are_said_to_be_others(
 def test_no_aggregation_that_was_reported_is_lost_when_the_serverapp_dies(tmp_path, repository):
     results = tmp_path / "results"
     config = {
-        "strategy": "async-fedavg", "clock": "wall", "server-lr": 0.3, "num-server-rounds": 10, "min-clients": 2,
-        "local-epochs": 5, "round-timeout": 120.0, "results-dir": str(results), "run-name": "run",
-    }  # fmt: skip
+        "strategy": "async-fedavg",
+        "clock": "wall",
+        "server-lr": 0.3,
+        "num-server-rounds": 10,
+        "min-clients": 2,
+        "local-epochs": 5,
+        "round-timeout": 120.0,
+        "results-dir": str(results),
+        "run-name": "run",
+    }
     path = results / "run"
     nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
     with LocalDeployment(tmp_path / "deployment", nodes) as deployment:

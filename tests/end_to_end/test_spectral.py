@@ -31,10 +31,20 @@ CPU = torch.device("cpu")
 
 # A convex problem on which all is known: full batches from zero.
 CONVEX = {
-    "strategy": "spectral", "dataset": "digits", "class-imbalance": 10.0, "model": "logistic", "init": "zeros",
-    "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "lr": LR, "l2": L2, "num-server-rounds": ROUNDS,
-    "server-device": "cpu", "client-device": "cpu",
-}  # fmt: skip
+    "strategy": "spectral",
+    "dataset": "digits",
+    "class-imbalance": 10.0,
+    "model": "logistic",
+    "init": "zeros",
+    "batch-size": 0,
+    "local-epochs": 0,
+    "local-steps": STEPS,
+    "lr": LR,
+    "l2": L2,
+    "num-server-rounds": ROUNDS,
+    "server-device": "cpu",
+    "client-device": "cpu",
+}
 
 
 class RecordingGrid(SequentialGrid):
@@ -177,9 +187,12 @@ def local_iterates(run: InProcess, request: Message, reply: Message, client: int
     rows = experiment.partition.client(client)
     x, y = federation.to_tensors(experiment.dataset, rows, config.normalize, CPU)
     batches = plan_batches(
-        len(rows), batch_size=config.batch_size, epochs=config.local_epochs, steps=config.local_steps,
+        len(rows),
+        batch_size=config.batch_size,
+        epochs=config.local_epochs,
+        steps=config.local_steps,
         rng=task_rng(config.seed, client, int(record[messages.TASK])),
-    ).ragged()  # fmt: skip
+    ).ragged()
     beta = float(record[messages.BETA])
     w, found = w_bar, []
     for batch in [*batches, None]:
@@ -203,15 +216,24 @@ def flat(state: Mapping[str, torch.Tensor]) -> np.ndarray:
     "options",
     [
         pytest.param({}, id="full batches"),
-        pytest.param({"local-epochs": 4, "local-steps": 0, "perturbation-beta": 0.1}, id="epochs of full batches"),
         pytest.param(
-            {"batch-size": 16, "local-steps": 7, "model": "mlp", "init": "default", "lr": 0.1,
-             "perturbation-beta": 0.25, "num-server-rounds": 5},
+            {"local-epochs": 4, "local-steps": 0, "perturbation-beta": 0.1}, id="epochs of full batches"
+        ),
+        pytest.param(
+            {
+                "batch-size": 16,
+                "local-steps": 7,
+                "model": "mlp",
+                "init": "default",
+                "lr": 0.1,
+                "perturbation-beta": 0.25,
+                "num-server-rounds": 5,
+            },
             id="mini-batches",
         ),
         pytest.param({"neighbours": 2, "num-server-rounds": 5}, id="neighbours"),
     ],
-)  # fmt: skip
+)
 def test_lemma_4_3_holds_at_every_local_step(in_process, convex, options):
     # Σ p_i w̃_{t,k}^i = β w̄_{t,k} + (1−β) w̄_{t,0} with w̄_{t,k} = Σ p_i w_{t,k}^i
     run = in_process({**CONVEX, **options}) if options else convex
@@ -240,8 +262,12 @@ def test_lemma_4_3_holds_at_every_local_step(in_process, convex, options):
 def test_the_run_directory_holds_the_graph(convex):
     arrays = convex.graph
     assert {name: arrays[name].shape for name in arrays} == {
-        "clients": (7,), "messages": (7, 64), "misalignment": (7, 7), "adjacency": (7, 7), "eigenvalues": (7,),
-    }  # fmt: skip
+        "clients": (7,),
+        "messages": (7, 64),
+        "misalignment": (7, 7),
+        "adjacency": (7, 7),
+        "eigenvalues": (7,),
+    }
     assert arrays["clients"].tolist() == list(range(7))
     assert {arrays[name].dtype for name in arrays if name != "clients"} == {np.dtype(np.float64)}
     for i, m in enumerate(arrays["messages"]):
@@ -298,9 +324,12 @@ def test_another_seed_draws_other_noise(in_process):
 def test_homogeneity_falls_as_classes_get_imbalanced(in_process):
     def mean_homogeneity(class_imbalance: float, seeds: Iterable[int] = (0, 1, 2)) -> float:
         config = {
-            **CONVEX, "class-imbalance": class_imbalance, "data-imbalance": 0.0, "num-server-rounds": 1,
+            **CONVEX,
+            "class-imbalance": class_imbalance,
+            "data-imbalance": 0.0,
+            "num-server-rounds": 1,
             "local-steps": 1,
-        }  # fmt: skip
+        }
         return float(np.mean([in_process({**config, "seed": s}, 50).homogeneity for s in seeds]))
 
     found = [mean_homogeneity(imbalance) for imbalance in (0.0, 1.0, 10.0, 100.0)]
@@ -312,9 +341,13 @@ def test_homogeneity_falls_as_classes_get_imbalanced(in_process):
 
 def test_on_ray_it_is_what_it_is_in_one_process(simulate):
     config = {
-        "strategy": "spectral", "class-imbalance": 10.0, "num-server-rounds": 4, "participation": "uniform",
-        "fraction-train": 0.75, "perturbation-beta": 0.3,
-    }  # fmt: skip
+        "strategy": "spectral",
+        "class-imbalance": 10.0,
+        "num-server-rounds": 4,
+        "participation": "uniform",
+        "fraction-train": 0.75,
+        "perturbation-beta": 0.3,
+    }
     ray, sequential = (simulate(config, engine=engine) for engine in ("ray", "sequential"))
     assert ray.returncode == sequential.returncode == 0, ray.output + sequential.output
     with np.load(ray.path / "graph.npz") as one, np.load(sequential.path / "graph.npz") as other:

@@ -26,9 +26,12 @@ LEAST = {
 }
 # What a strategy is made with in the place of an app's own.
 OWN = {
-    "fedbuff": "buffer_size=2", "ca2fl": "buffer_size=2", "fadas": "buffer_size=2", "rennala": "buffer_size=2",
+    "fedbuff": "buffer_size=2",
+    "ca2fl": "buffer_size=2",
+    "fadas": "buffer_size=2",
+    "rennala": "buffer_size=2",
     "fedfix": "fedfix_interval=0.5",
-}  # fmt: skip
+}
 ASYNCHRONOUS = ("pytorch_fedfix", "own_scheme", "jax_fedbuff")
 
 

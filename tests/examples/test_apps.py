@@ -118,8 +118,11 @@ def test_the_readmes_commands_let_a_stranger_run_it(name: str) -> None:
     # As the line has it, but without a network: what it needs beside the library is here.
     words = ["--dry-run", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
     done = subprocess.run(
-        [sys.executable, "-m", *install.split(), *words], cwd=apps.EXAMPLES / name, capture_output=True, text=True,
+        [sys.executable, "-m", *install.split(), *words],
+        cwd=apps.EXAMPLES / name,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "Would install fedapp-strategies-" in done.stdout

@@ -39,9 +39,14 @@ def flwr_run(app: Path, home: Path, *arguments: str, config: Mapping[str, Any] =
     if config:
         command += ["--run-config", toml_pairs(config)]
     done = subprocess.run(
-        command, cwd=home, env=environment(home) | more, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
-    )  # fmt: skip
+        command,
+        cwd=home,
+        env=environment(home) | more,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -49,9 +54,13 @@ def flwr_run(app: Path, home: Path, *arguments: str, config: Mapping[str, Any] =
 def statuses(home: Path, *where: str, **more: str) -> list[str]:
     """Return what Flower says of the runs of a SuperLink."""
     done = subprocess.run(
-        command_of("flwr", "list", *where, "--format", "json"), cwd=home, env=environment(home) | more,
-        text=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+        command_of("flwr", "list", *where, "--format", "json"),
+        cwd=home,
+        env=environment(home) | more,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
     return [run["status"] for run in json.loads(done.stdout)["runs"]]
 
 
@@ -67,9 +76,15 @@ class Link:
         wait_until(self._answers, "the SuperLink didn't start")
         for partition in range(2):
             self._start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{ports[0]}",
-                "--port", str(ports[1 + partition]), "--node-config", f"partition-id={partition} num-partitions=2",
-            )  # fmt: skip
+                "flower-supernode",
+                "--insecure",
+                "--superlink",
+                f"127.0.0.1:{ports[0]}",
+                "--port",
+                str(ports[1 + partition]),
+                "--node-config",
+                f"partition-id={partition} num-partitions=2",
+            )
 
     def _start(self, *arguments: str) -> None:
         with (self.home / f"{arguments[0]}-{len(processes_of(self.home))}.log").open("wb") as log:

@@ -91,6 +91,10 @@ def test_what_is_shown_is_what_the_files_have() -> None:
 def cells_of(row: pd.Series) -> list[str]:  # type: ignore[type-arg]
     return [
         row["method"],
-        f"{row['lr']:g}", f"{row['seconds']:.0f} ({row['least']:.0f} to {row['most']:.0f})", row["reached"],
-        f"{row['device-seconds']:,.0f}", f"{row['wasted-seconds']:,.0f}", f"{row['final accuracy']:.3f}",
-    ]  # fmt: skip
+        f"{row['lr']:g}",
+        f"{row['seconds']:.0f} ({row['least']:.0f} to {row['most']:.0f})",
+        row["reached"],
+        f"{row['device-seconds']:,.0f}",
+        f"{row['wasted-seconds']:,.0f}",
+        f"{row['final accuracy']:.3f}",
+    ]

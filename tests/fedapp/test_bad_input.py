@@ -34,9 +34,15 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
         )
         rounds = "" if "num-server-rounds" in config else "num-server-rounds=1 "
         code = run_simulation.main(
-            ["--engine", "sequential", "--run-config", f"{rounds}{config}{results}",
-             "--federation-config", f"num-supernodes={clients}"]
-        )  # fmt: skip
+            [
+                "--engine",
+                "sequential",
+                "--run-config",
+                f"{rounds}{config}{results}",
+                "--federation-config",
+                f"num-supernodes={clients}",
+            ]
+        )
         text = capsys.readouterr().err
         assert code == 1
         lines = [line for line in text.splitlines() if line.startswith("error: ")]
@@ -237,9 +243,29 @@ def test_steps_too_small_to_do_anything(tmp_path: Path, caplog: pytest.LogCaptur
 
 # Any config -------------------------------------------------------------------------------------------------
 
-WORDS = ["", "none", "auto", "full", "md", "fixed:0", "fixed:9", "F0", "F99", "exponential", "trace:", "speed",
-         "list:1,2,3", "range:1-3", "uniform:1-2", "lognormal:1", "~nouser", "\x1b[31m",
-         "x" * 300, "ü", "-rf"]  # fmt: skip
+WORDS = [
+    "",
+    "none",
+    "auto",
+    "full",
+    "md",
+    "fixed:0",
+    "fixed:9",
+    "F0",
+    "F99",
+    "exponential",
+    "trace:",
+    "speed",
+    "list:1,2,3",
+    "range:1-3",
+    "uniform:1-2",
+    "lognormal:1",
+    "~nouser",
+    "\x1b[31m",
+    "x" * 300,
+    "ü",
+    "-rf",
+]
 NUMBERS = [0, 1, 2, 3, -1, 0.5, 1e-300, 1e300, float("inf"), float("nan"), 2**63 - 1, 2**63, 10**9]
 
 

@@ -80,8 +80,10 @@ def test_other_processes_are_refused_what_they_would_import_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "losses_of_mine.py"
-    source.write_text("from torch.nn.functional import cross_entropy as of\n\n\ndef loss(o, t):\n    "
-                      "return of(o, t, reduction='none')\n")  # fmt: skip
+    source.write_text(
+        "from torch.nn.functional import cross_entropy as of\n\n\ndef loss(o, t):\n    "
+        "return of(o, t, reduction='none')\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     swept: dict[str, Any] = {**SMALL, "loss": "losses_of_mine:loss", "lr": [0.1], "out": tmp_path / "sweep"}
     assert fedapp.sweep(**swept).table["runs"].tolist() == [1]

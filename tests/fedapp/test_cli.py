@@ -138,9 +138,13 @@ def test_without_a_package_that_brings_commands_the_others_work(repository: Path
 
     def without(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-S", "-m", "fedapp.cli", *arguments], cwd=tmp_path, text=True, capture_output=True,
-            env={**os.environ, "PYTHONPATH": paths}, check=False,
-        )  # fmt: skip
+            [sys.executable, "-S", "-m", "fedapp.cli", *arguments],
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": paths},
+            check=False,
+        )
 
     assert "reproduce" in {entry.name for entry in entry_points(group="fedapp.commands")}
     told = without("--version")

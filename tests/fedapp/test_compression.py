@@ -92,11 +92,13 @@ def test_the_bytes_of_a_round_are_those_foretold(go: Go, compression: str) -> No
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     "values",
-    [{"compression": "topk:0.05", "participation": "uniform", "fraction_train": 0.5},
-     {"compression": "int8", "strategy": "fedbuff", "buffer_size": 2, "eval_every": 1},
-     {"compression": "topk:0.05", "strategy": "ditto", "participation": "uniform", "fraction_train": 0.5}],
+    [
+        {"compression": "topk:0.05", "participation": "uniform", "fraction_train": 0.5},
+        {"compression": "int8", "strategy": "fedbuff", "buffer_size": 2, "eval_every": 1},
+        {"compression": "topk:0.05", "strategy": "ditto", "participation": "uniform", "fraction_train": 0.5},
+    ],
     ids=["fedavg", "fedbuff", "ditto"],
-)  # fmt: skip
+)
 def test_a_resumed_run_equals_one_that_went_through(go: Go, engine: str, values: dict[str, Any]) -> None:
     common = {**values, "num_server_rounds": 7, "checkpoint_every": 1}
     whole = go("whole", engine, **common)
@@ -170,9 +172,12 @@ class Normalising(torch.nn.Sequential):
 
     def __init__(self, inputs: int = 64, outputs: int = 10) -> None:
         super().__init__(
-            torch.nn.Flatten(), torch.nn.Linear(inputs, 12), torch.nn.BatchNorm1d(12), torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(inputs, 12),
+            torch.nn.BatchNorm1d(12),
+            torch.nn.ReLU(),
             torch.nn.Linear(12, outputs),
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -55,10 +55,17 @@ def test_running_statistics_are_averaged_and_not_corrected_on_both_engines(
     models = []
     for engine in ("sequential", "vectorized"):
         values = {
-            "strategy": strategy, "model": "tests.fedapp.own_parts:normalising", "feddyn-alpha": 0.1,
-            "local-epochs": 0, "local-steps": 2, "step-heterogeneity": "list:1,2,4", "num-server-rounds": 4,
-            "momentum": 0.5, "results-dir": str(tmp_path), "run-name": engine,
-        }  # fmt: skip
+            "strategy": strategy,
+            "model": "tests.fedapp.own_parts:normalising",
+            "feddyn-alpha": 0.1,
+            "local-epochs": 0,
+            "local-steps": 2,
+            "step-heterogeneity": "list:1,2,4",
+            "num-server-rounds": 4,
+            "momentum": 0.5,
+            "results-dir": str(tmp_path),
+            "run-name": engine,
+        }
         experiment = server.prepare(RunConfig.load(values), 3)
         path = server.run(make_grid(engine, 3, workers=1), experiment).path
         models.append(safetensors.numpy.load_file(path / "model.safetensors"))

@@ -26,8 +26,15 @@ def go(tmp_path: Path) -> Go:
     """Run the app in this process; return the run's folder."""
 
     def run(name: str = "run", **values: Any) -> Path:
-        given = {"model": "logistic", "num-server-rounds": 4, "checkpoint-every": 1, "eval-every": 1,
-                 "results-dir": str(tmp_path), "run-name": name, **values}  # fmt: skip
+        given = {
+            "model": "logistic",
+            "num-server-rounds": 4,
+            "checkpoint-every": 1,
+            "eval-every": 1,
+            "results-dir": str(tmp_path),
+            "run-name": name,
+            **values,
+        }
         experiment = server.prepare(RunConfig.load(given), CLIENTS)
         return server.run(SequentialGrid(client_app.app, CLIENTS), experiment).path
 

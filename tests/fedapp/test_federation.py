@@ -60,9 +60,16 @@ def test_a_process_loads_and_divides_once(configure: Callable[..., RunConfig]) -
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("partitioner", "iid"), ("class_imbalance", 0.5), ("data_imbalance", 0.0), ("min_samples", 100),
-     ("test_on", "unseen-clients"), ("test_fraction", 0.3), ("seed", 1)],
-)  # fmt: skip
+    [
+        ("partitioner", "iid"),
+        ("class_imbalance", 0.5),
+        ("data_imbalance", 0.0),
+        ("min_samples", 100),
+        ("test_on", "unseen-clients"),
+        ("test_fraction", 0.3),
+        ("seed", 1),
+    ],
+)
 def test_every_key_of_the_division_counts(
     key: str, value: Value, configure: Callable[..., RunConfig]
 ) -> None:

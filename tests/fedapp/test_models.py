@@ -146,18 +146,20 @@ def test_zeros_are_zeros(model: str, name: str) -> None:
         ("perceptron", "synthetic", 1),  # the slope is frozen
         # grey: two 5x5 convolutions, 28 → 14 → 7 after pooling, hidden 512
         (
-            "cnn", "mnist",
+            "cnn",
+            "mnist",
             (25 * 32 + 32) + (25 * 32 * 64 + 64) + (64 * 7 * 7 * 512 + 512) + (512 * 10 + 10),
         ),
         # colour: 32 → 16 → 8, no hidden layer
         ("cnn", "cifar10", (25 * 3 * 32 + 32) + (25 * 32 * 64 + 64) + (64 * 8 * 8 * 10 + 10)),
         # embedding; four gates of 100 over input and hidden, each with two biases; output
         (
-            "lstm", "shakespeare",
+            "lstm",
+            "shakespeare",
             80 * 8 + 400 * (8 + 100 + 2) + 400 * (100 + 100 + 2) + (100 * 80 + 80),
         ),
     ],
-)  # fmt: skip
+)
 def test_number_of_parameters_by_hand(model: str, name: str, parameters: int) -> None:
     assert count(build(model, DATA[name])) == parameters
 

@@ -21,8 +21,10 @@ from fedapp.server.run_directory import RunDirectory
         ([], {}),
         ([""], {}),
         (["lr=0.1"], {"lr": 0.1}),
-        (['strategy="fedprox" proximal-mu=0.1 seed=3 normalize=true'],
-         {"strategy": "fedprox", "proximal-mu": 0.1, "seed": 3, "normalize": True}),
+        (
+            ['strategy="fedprox" proximal-mu=0.1 seed=3 normalize=true'],
+            {"strategy": "fedprox", "proximal-mu": 0.1, "seed": 3, "normalize": True},
+        ),
         (["  lr=0.1   seed=1  "], {"lr": 0.1, "seed": 1}),
         (["strategy='fedprox'"], {"strategy": "fedprox"}),
         (['run-name="two words"'], {"run-name": "two words"}),
@@ -30,12 +32,16 @@ from fedapp.server.run_directory import RunDirectory
         (["lr=0.1", "seed=1"], {"lr": 0.1, "seed": 1}),
         # One word needs no quotes, unless it means something in TOML.
         (["strategy=fedprox normalize=true"], {"strategy": "fedprox", "normalize": True}),
-        (["participation=uniform time-scenario=exponential:F80"],
-         {"participation": "uniform", "time-scenario": "exponential:F80"}),
-        (["strategy=custom.half_life:HalfLife data-path=~/a-b/c.npz results-dir=/tmp/x"],
-         {"strategy": "custom.half_life:HalfLife", "data-path": "~/a-b/c.npz", "results-dir": "/tmp/x"}),
+        (
+            ["participation=uniform time-scenario=exponential:F80"],
+            {"participation": "uniform", "time-scenario": "exponential:F80"},
+        ),
+        (
+            ["strategy=custom.half_life:HalfLife data-path=~/a-b/c.npz results-dir=/tmp/x"],
+            {"strategy": "custom.half_life:HalfLife", "data-path": "~/a-b/c.npz", "results-dir": "/tmp/x"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_key_value_pairs(texts: list[str] | None, values: dict[str, Any]) -> None:
     read = read_options("--run-config", texts)
     assert read == values

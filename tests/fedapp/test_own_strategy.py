@@ -231,12 +231,17 @@ def test_a_strategy_without_keys_of_its_own_says_so() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("half-life", 0, "a number in (0, 100]"), ("half-life", 101.0, "a number in (0, 100]"),
-        ("half-life", float("nan"), "a number in (0, 100]"), ("half-life", True, "a number in (0, 100]"),
-        ("tick", 0.1, "a number >= 0.125"), ("tock", 3, "one of 1, 2, 4"), ("tock", 2.0, "one of 1, 2, 4"),
-        ("shape", "square", "one of exponential, linear"), ("loud", 1, "true or false"),
+        ("half-life", 0, "a number in (0, 100]"),
+        ("half-life", 101.0, "a number in (0, 100]"),
+        ("half-life", float("nan"), "a number in (0, 100]"),
+        ("half-life", True, "a number in (0, 100]"),
+        ("tick", 0.1, "a number >= 0.125"),
+        ("tock", 3, "one of 1, 2, 4"),
+        ("tock", 2.0, "one of 1, 2, 4"),
+        ("shape", "square", "one of exponential, linear"),
+        ("loud", 1, "true or false"),
     ],
-)  # fmt: skip
+)
 def test_config_and_constructor_refuse_the_same(tuned: str, key: str, value: Any, allowed: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RunConfig.load({"strategy": tuned, key: value})

@@ -157,7 +157,7 @@ def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path:
             "aggregation-rule = 'krum', faulty-clients = 1: needs 5 clients a round or more, 3 take part",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_refused_before_any_client_starts(
     values: dict[str, Any], text: str, tmp_path: Path
 ) -> None:

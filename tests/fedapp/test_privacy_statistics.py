@@ -118,12 +118,17 @@ def test_noise_is_on_what_is_trained_as_much_as_it_says() -> None:
 def test_values_that_are_not_finite_only_there_do_not_count() -> None:
     be_the_server()
     request = Message(
-        RecordDict({
-            "arrays": record_of(normalising()),
-            "config": ConfigRecord({"dp": "central", "dp-clipping-norm": NORM, "dp-noise-multiplier": 1.0}),
-        }),
-        dst_node_id=1, message_type=messages.TRAIN,
-    )  # fmt: skip
+        RecordDict(
+            {
+                "arrays": record_of(normalising()),
+                "config": ConfigRecord(
+                    {"dp": "central", "dp-clipping-norm": NORM, "dp-noise-multiplier": 1.0}
+                ),
+            }
+        ),
+        dst_node_id=1,
+        message_type=messages.TRAIN,
+    )
     spoilt = record_of(normalising())
     spoilt["1.running_var"] = Array(np.full(6, np.nan, np.float32))
     reply = Message(RecordDict({"arrays": spoilt, "metrics": MetricRecord({})}), reply_to=request)

@@ -44,42 +44,64 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
     [
         ({"strategy": "fedbuff", "buffer_size": 6000}, ConfigError, "buffer-size = 6000: there are "),
         ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = "),
-        ({"strategy": "fedfix", "participation": "md"}, ConfigError, "participation = 'md': fedfix works with every"),
         (
-            {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"}, ConfigError,
+            {"strategy": "fedfix", "participation": "md"},
+            ConfigError,
+            "participation = 'md': fedfix works with every",
+        ),
+        (
+            {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"},
+            ConfigError,
             "aggregation-rule = 'median': compares updates of one round, from one model; fedbuff has no rounds",
         ),
-        ({"time_scenario": "trace:/no/such.csv"}, ConfigError, "time-scenario = 'trace:/no/such.csv': is no file"),
         (
-            {"step_heterogeneity": "list:1,2"}, ConfigError,
+            {"time_scenario": "trace:/no/such.csv"},
+            ConfigError,
+            "time-scenario = 'trace:/no/such.csv': is no file",
+        ),
+        (
+            {"step_heterogeneity": "list:1,2"},
+            ConfigError,
             "step-heterogeneity = 'list:1,2': has 2 numbers, must have one for each of the 5 clients",
         ),
         (
-            {"participation": "fixed:0,5"}, ConfigError,
+            {"participation": "fixed:0,5"},
+            ConfigError,
             "participation names client 5: there are 5 clients, allowed are 0 to 4",
         ),
         ({"min_clients": 6}, ConfigError, "min-clients = 6: there are 5 clients"),
         (
-            {"normalize": True}, DataError,
+            {"normalize": True},
+            DataError,
             "normalize = true: dataset 'digits' has no published mean and deviation; allowed for mnist",
         ),
         (
-            {"augment": "flip", "dataset": "synthetic", "model": "logistic"}, ConfigError,
+            {"augment": "flip", "dataset": "synthetic", "model": "logistic"},
+            ConfigError,
             "augment = 'flip': the inputs of 'synthetic' are vector; only images can be mirrored or moved",
         ),
-        ({"partitioner": "natural"}, DataError, "partitioner = 'natural': dataset 'digits' has no natural clients"),
+        (
+            {"partitioner": "natural"},
+            DataError,
+            "partitioner = 'natural': dataset 'digits' has no natural clients",
+        ),
         ({"min_samples": 400}, DataError, "num-supernodes = 5: 'digits' has 1438 training rows"),
         ({"data_path": "/tmp"}, DataError, "data-path = '/tmp': 'digits' comes with scikit-learn"),
         (
-            {"dataset": "npz", "data_path": "/no/such.npz"}, DataError,
+            {"dataset": "npz", "data_path": "/no/such.npz"},
+            DataError,
             "data-path = '/no/such.npz': no such file",
         ),
-        ({"dataset": "mnist", "data_path": "/no/such"}, DataError, "data-path = '/no/such': no such file or folder"),
+        (
+            {"dataset": "mnist", "data_path": "/no/such"},
+            DataError,
+            "data-path = '/no/such': no such file or folder",
+        ),
         ({"model": "lstm"}, ModelError, "model = 'lstm': lstm goes with text"),
         ({"model": "perceptron"}, ModelError, "model = 'perceptron': needs two features and two classes"),
         ({"dataset": "synthetic", "model": "cnn"}, ModelError, "model = 'cnn': needs images of 4x4 or more"),
     ],
-)  # fmt: skip
+)
 def test_a_users_error_is_one_line(
     values: dict[str, Any], kind: type[Exception], start: str, configure: Callable[..., RunConfig]
 ) -> None:
@@ -153,10 +175,12 @@ def test_a_task_carries_the_whole_config_and_the_shape_of_the_data(
     config = configure(lr=0.3)
     record = dict(task_config(prepare(config, 5)))
     shape = {
-        records.DATA_KIND: "image", records.DATA_TYPE: "uint8",
-        records.INPUT_SHAPE: [1, 8, 8], records.NUM_CLASSES: 10,
+        records.DATA_KIND: "image",
+        records.DATA_TYPE: "uint8",
+        records.INPUT_SHAPE: [1, 8, 8],
+        records.NUM_CLASSES: 10,
         records.TARGET_TYPE: "classes",
-    }  # fmt: skip
+    }
     fields = {
         key: value for key, value in config.flat().items() if key != "proximal-mu"
     }  # that is the strategy's

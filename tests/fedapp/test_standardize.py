@@ -47,13 +47,23 @@ def go(tmp_path: Path, table: str) -> Go:
 
     def run(*, on_devices: bool = False, grid: Any = None, resume: Path | None = None, **values: Any) -> Path:
         given = {
-            "dataset": "npz", "data-path": table, "model": "logistic", "normalize": "standardize",
-            "num-server-rounds": 3, "clock": "virtual", "checkpoint-every": 1,
+            "dataset": "npz",
+            "data-path": table,
+            "model": "logistic",
+            "normalize": "standardize",
+            "num-server-rounds": 3,
+            "clock": "virtual",
+            "checkpoint-every": 1,
             **{key.replace("_", "-"): value for key, value in values.items()},
-        }  # fmt: skip
-        name = {"resume": str(resume)} if resume else {
-            "results-dir": str(tmp_path), "run-name": f"run-{next(numbers)}",
-        }  # fmt: skip
+        }
+        name = (
+            {"resume": str(resume)}
+            if resume
+            else {
+                "results-dir": str(tmp_path),
+                "run-name": f"run-{next(numbers)}",
+            }
+        )
         experiment = server.prepare(RunConfig.load({**given, **name}), CLIENTS, on_devices=on_devices)
         return server.run(grid or SequentialGrid(client_app.app, CLIENTS), experiment).path
 

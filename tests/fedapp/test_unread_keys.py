@@ -96,25 +96,42 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         {"strategy": "async-fedavg", "staleness-discount": "polynomial:1", "delay-threshold": 1},
         ["staleness-discount", "delay-threshold"],
     ),
-    ({"strategy": "async-fedavg", "server-lr": 0.1, "round-deadline": 0.5, "over-select": 0.5, "late": "next"},
-     ["round-deadline", "over-select", "late"]),
+    (
+        {
+            "strategy": "async-fedavg",
+            "server-lr": 0.1,
+            "round-deadline": 0.5,
+            "over-select": 0.5,
+            "late": "next",
+        },
+        ["round-deadline", "over-select", "late"],
+    ),
     ({"strategy": "fedavg", "late": "next"}, ["late"]),
     ({"strategy": "fedavg", "message-floor": 0.5}, ["message-floor"]),
     ({"strategy": "fedbuff", "buffer-size": 2, "neighbours": 1}, ["neighbours"]),
-    ({"strategy": "fedavg", "message-epsilon": 1.0, "message-delta": 0.1}, ["message-epsilon", "message-delta"]),
+    (
+        {"strategy": "fedavg", "message-epsilon": 1.0, "message-delta": 0.1},
+        ["message-epsilon", "message-delta"],
+    ),
     ({"strategy": "spectral", "message-delta": 0.1}, ["message-delta"]),
     ({"strategy": "spectral", "client-weights": "uniform"}, ["client-weights"]),
     ({"strategy": "fedavg", "participation": "paired", "client-weights": "uniform"}, ["client-weights"]),
-    ({"size-ratio-bound": 1.1, "examples-bound": 9, "norm-ratio-bound": 0.5},
-     ["size-ratio-bound", "examples-bound", "norm-ratio-bound"]),
-    ({"safeguards": "on", "client-weights": "uniform", "size-ratio-bound": 1.1, "examples-bound": 9},
-     ["size-ratio-bound", "examples-bound"]),
+    (
+        {"size-ratio-bound": 1.1, "examples-bound": 9, "norm-ratio-bound": 0.5},
+        ["size-ratio-bound", "examples-bound", "norm-ratio-bound"],
+    ),
+    (
+        {"safeguards": "on", "client-weights": "uniform", "size-ratio-bound": 1.1, "examples-bound": 9},
+        ["size-ratio-bound", "examples-bound"],
+    ),
     ({"safeguards": "on", "strategy": "spectral", "size-ratio-bound": 1.1}, ["size-ratio-bound"]),
     ({"safeguards": "on", "arrival-weight-bound": 0.1}, ["arrival-weight-bound"]),
     ({"safeguards": "on", "update-norm-bound": 0.1, "norm-ratio-bound": 0.5}, ["norm-ratio-bound"]),
     ({"safeguards": "off", "clock": "wall", "norm-ratio-bound": 0.5}, ["norm-ratio-bound"]),
-    ({"safeguards": "on", "dp": "central", "client-weights": "uniform", "norm-ratio-bound": 0.5},
-     ["norm-ratio-bound"]),
+    (
+        {"safeguards": "on", "dp": "central", "client-weights": "uniform", "norm-ratio-bound": 0.5},
+        ["norm-ratio-bound"],
+    ),
     ({"strategy": "async-fedavg", "server-lr": 0.1, "arrival-weight-bound": 0.1}, ["arrival-weight-bound"]),
     ({"strategy": "fedavg", "faulty-clients": 1}, ["faulty-clients"]),
     ({"strategy": "async-fedavg", "server-lr": 0.1, "faulty-clients": 1}, ["faulty-clients"]),
@@ -123,18 +140,31 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         ["dp-clipping-norm", "dp-noise-multiplier", "dp-delta"],
     ),
     ({"clock": "wall", "time-scenario": "F0"}, ["time-scenario"]),
-    ({"clock": "wall", "time-scenario": "lognormal:1", "task-work": "flop", "availability": "bernoulli:0.1,9",
-      "task-failure": 0.9}, ["time-scenario", "task-work", "availability", "task-failure"]),
+    (
+        {
+            "clock": "wall",
+            "time-scenario": "lognormal:1",
+            "task-work": "flop",
+            "availability": "bernoulli:0.1,9",
+            "task-failure": 0.9,
+        },
+        ["time-scenario", "task-work", "availability", "task-failure"],
+    ),
     ({"task-work": "flop"}, ["task-work"]),
-    ({"partitioner": "iid", "class-imbalance": 9.0, "data-imbalance": 0.0}, ["class-imbalance", "data-imbalance"]),
+    (
+        {"partitioner": "iid", "class-imbalance": 9.0, "data-imbalance": 0.0},
+        ["class-imbalance", "data-imbalance"],
+    ),
     ({"dirichlet-alpha": 9.0}, ["dirichlet-alpha"]),
     ({"partitioner": "dirichlet", "dirichlet-alpha": 1.0, "class-imbalance": 9.0}, ["class-imbalance"]),
     ({"partitioner": "shards", "dirichlet-alpha": 1.0}, ["dirichlet-alpha"]),
     ({"partitioner": "iid", "similarity": 0.5}, ["similarity"]),
     ({"strategy": "fedavg", "drop-stragglers": True}, ["drop-stragglers"]),
     ({"strategy": "fedavg", "stragglers": 0.7}, ["stragglers"]),  # of a single epoch nothing is missing
-    ({"strategy": "fedbuff", "buffer-size": 2, "stragglers": 0.5, "drop-stragglers": True},
-     ["stragglers", "drop-stragglers"]),
+    (
+        {"strategy": "fedbuff", "buffer-size": 2, "stragglers": 0.5, "drop-stragglers": True},
+        ["stragglers", "drop-stragglers"],
+    ),
     ({"local-epochs": 5, "step-heterogeneity": "list:1,2,1"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "range:1-3"}, ["local-epochs"]),
     ({"local-epochs": 5, "step-heterogeneity": "uniform:1-3"}, ["local-epochs"]),
@@ -142,7 +172,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"client-device": "cpu", "server-device": "cpu", "tf32": True}, ["tf32"]),
     ({"input-column": "a"}, ["input-column"]),
     ({"label-column": "b", "group-column": "c"}, ["label-column", "group-column"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("values", "named"), CASES, ids=[str(named) for _, named in CASES])
@@ -203,7 +233,11 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
         ("task-work", "flop", {"time-scenario": "lognormal:1,1e6"}),
         ("availability", "bernoulli:0.5", {}),
         ("task-failure", 0.9, {}),
-        ("aggregation-weights", "observed", {"strategy": "fedbuff", "buffer-size": 2, "num-server-rounds": 6}),
+        (
+            "aggregation-weights",
+            "observed",
+            {"strategy": "fedbuff", "buffer-size": 2, "num-server-rounds": 6},
+        ),
         ("time-scenario", "F0", {"clock": "wall", "step-heterogeneity": "speed", "local-epochs": 3}),
         ("class-imbalance", 1.0, {}),
         ("data-imbalance", 0.0, {}),
@@ -215,7 +249,7 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
         ("test-fraction", 0.3, {}),
         ("local-epochs", 2, {"step-heterogeneity": "lognormal:0.1"}),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: Any, others: Values) -> None:
     path, before = go({**others, key: value}), go(others, "before")
     assert summary(path)["unread-keys"] == []
@@ -227,27 +261,69 @@ def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: 
     [
         {},
         {"strategy": "fedprox", "proximal-mu": 1.0, "server-optimizer": "yogi", "server-lr": 0.1},
-        {"strategy": "spectral", "perturbation-beta": 0.3, "neighbour-memory": 1.0, "neighbours": 1,
-         "message-floor": 0.1, "message-epsilon": 500.0, "message-delta": 0.01, "client-weights": "adjacency"},
+        {
+            "strategy": "spectral",
+            "perturbation-beta": 0.3,
+            "neighbour-memory": 1.0,
+            "neighbours": 1,
+            "message-floor": 0.1,
+            "message-epsilon": 500.0,
+            "message-delta": 0.01,
+            "client-weights": "adjacency",
+        },
         {"strategy": "fedavg", "client-weights": "adjacency", "neighbours": 1, "message-floor": 0.1},
         {"strategy": "fedfix", "fedfix-interval": 2.0, "client-weights": "uniform", "time-scenario": "F0"},
-        {"strategy": "fedbuff", "buffer-size": 2, "aggregation-weights": "identical", "update-norm-bound": 1.0},
+        {
+            "strategy": "fedbuff",
+            "buffer-size": 2,
+            "aggregation-weights": "identical",
+            "update-norm-bound": 1.0,
+        },
         {"strategy": "fedbuff", "buffer-size": 2, "concurrency": 2, "dp": "local", "dp-clipping-norm": 2.0},
-        {"strategy": "fedavg", "client-weights": "uniform", "aggregation-rule": "median", "faulty-clients": 1},
+        {
+            "strategy": "fedavg",
+            "client-weights": "uniform",
+            "aggregation-rule": "median",
+            "faulty-clients": 1,
+        },
         {"strategy": "fedavg", "client-weights": "uniform", "dp": "central", "dp-noise-multiplier": 0.1},
-        {"participation": "uniform", "fraction-train": 0.5, "client-evaluation": True, "lr-schedule": "cosine"},
-        {"participation": "md", "fraction-train": 0.5, "round-deadline": 0.7, "over-select": 0.5, "late": "next"},
+        {
+            "participation": "uniform",
+            "fraction-train": 0.5,
+            "client-evaluation": True,
+            "lr-schedule": "cosine",
+        },
+        {
+            "participation": "md",
+            "fraction-train": 0.5,
+            "round-deadline": 0.7,
+            "over-select": 0.5,
+            "late": "next",
+        },
         {"participation": "paired", "client-weights": "uniform", "client-evaluation": True},
         {"participation": "paired", "client-weights": "adjacency"},
         {"clock": "wall", "time-scenario": "F50", "step-heterogeneity": "speed", "local-epochs": 3},
-        {"time-scenario": "zipf:2,1e9", "task-work": "flop", "availability": "diurnal:0.5,9", "task-failure": 0.1},
+        {
+            "time-scenario": "zipf:2,1e9",
+            "task-work": "flop",
+            "availability": "diurnal:0.5,9",
+            "task-failure": 0.1,
+        },
         {"local-epochs": 0, "local-steps": 3, "step-heterogeneity": "list:1,2,3", "normalize-steps": True},
         {"partitioner": "dirichlet", "dirichlet-alpha": 1.0, "min-samples": 3, "test-fraction": 0.3},
         {"class-imbalance": 1.0, "data-imbalance": 1.0, "test-on": "unseen-clients", "test-fraction": 0.3},
-        {"eval-every": 2, "seed": 3, "momentum": 0.5, "l2": 0.1, "clip-norm": 1.0, "batch-size": 8, "init": "zeros"},
+        {
+            "eval-every": 2,
+            "seed": 3,
+            "momentum": 0.5,
+            "l2": 0.1,
+            "clip-norm": 1.0,
+            "batch-size": 8,
+            "init": "zeros",
+        },
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_nothing_is_said_where_all_is_read(values: Values) -> None:
     assert unread(values) == {}
 

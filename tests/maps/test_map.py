@@ -33,8 +33,13 @@ TINY: dict[str, Any] = {
     "title": "tiny",
     "seeds": [0, 1],
     "base": {
-        "num-clients": 3, "local-epochs": 0, "local-steps": 2, "time-budget": 2.0, "num-server-rounds": 1000,
-        "client-records": "never", "checkpoint-every": 0,
+        "num-clients": 3,
+        "local-epochs": 0,
+        "local-steps": 2,
+        "time-budget": 2.0,
+        "num-server-rounds": 1000,
+        "client-records": "never",
+        "checkpoint-every": 0,
     },
     "across": {"name": "data", "values": [{"label": "even", "class-imbalance": 0.0}]},
     "upwards": {
@@ -49,7 +54,7 @@ TINY: dict[str, Any] = {
     "tuning": {"seeds": [9]},
     "rule": {"text": "the rule"},
     "quick": {"note": "one row", "upwards": ["5"], "seeds": [0]},
-}  # fmt: skip
+}
 RUNS = (2 + 2 * 2) + (
     2 + 2 * 2
 )  # tuning: fedavg once, the other in both rows; judged: the same, on two seeds
@@ -331,9 +336,13 @@ def test_a_round_is_as_long_whatever_the_others_need(method, tmp_path, no_figure
     for scenario in ("F0", "F98"):
         run = plan.run(plan.spots[0], method, 0.1, 0)
         changes = {
-            "dataset": "digits", "time_scenario": scenario, "time_budget": 2.0, "results_dir": str(tmp_path),
-            "run_name": scenario, "local_steps": 2,
-        }  # fmt: skip
+            "dataset": "digits",
+            "time_scenario": scenario,
+            "time_budget": 2.0,
+            "results_dir": str(tmp_path),
+            "run_name": scenario,
+            "local_steps": 2,
+        }
         config = run.config.model_copy(update=changes)
         path = run_on("vectorized", config, SimulationConfig.read({"num-supernodes": 5}), workers=1).path
         recorded = RecordedRun(path)

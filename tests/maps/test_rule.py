@@ -247,8 +247,10 @@ def test_curves_come_back_as_they_were_and_the_report_from_them_is_the_same(tmp_
     assert list(back) == list(curves)
     for key, each in curves.items():
         assert (dict(back[key].labels), back[key].status, back[key].seconds) == (
-            dict(each.labels), each.status, each.seconds
-        )  # fmt: skip
+            dict(each.labels),
+            each.status,
+            each.seconds,
+        )
         np.testing.assert_array_equal(back[key].times, each.times)
         np.testing.assert_array_equal(back[key].values, each.values)
     table = frame(one, scores_of(one, back))

@@ -48,9 +48,14 @@ def go(tmp_path: Path) -> Go:
     with (tmp_path / "there.csv").open("w", newline="") as file:
         csv.writer(file).writerows([i, a, b, PERIOD] for i, own in enumerate(STRETCHES) for a, b in own)
     fixed = {
-        "model": "logistic", "batch-size": 0, "local-epochs": 0, "local-steps": STEPS, "checkpoint-every": 1,
-        "results-dir": str(tmp_path), "time-scenario": f"profile:{tmp_path / 'devices.csv'}",
-    }  # fmt: skip
+        "model": "logistic",
+        "batch-size": 0,
+        "local-epochs": 0,
+        "local-steps": STEPS,
+        "checkpoint-every": 1,
+        "results-dir": str(tmp_path),
+        "time-scenario": f"profile:{tmp_path / 'devices.csv'}",
+    }
 
     def run(name: str, rounds: int, *, there: bool = True, resume: Path | None = None, **values: Any) -> Path:
         federation.forget()
@@ -235,8 +240,12 @@ def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path: Path) -> 
     assert found.spans(WORKING)[2].tolist() == [1, 1]  # the run was over before the late task was
     drawn = timeline(tmp_path, 100, 100, [])
     assert drawn["spans"]["late"] == {
-        "client": [2], "began": [0], "ended": [2], "wall-began": [0], "wall-ended": [0.2]
-    }  # fmt: skip
+        "client": [2],
+        "began": [0],
+        "ended": [2],
+        "wall-began": [0],
+        "wall-ended": [0.2],
+    }
     assert (drawn["parts"], drawn["absences"], drawn["away"]["client"]) == (False, False, [])
     file = TasksFile(tmp_path)  # and a run goes on behind it
     file.cut(2)

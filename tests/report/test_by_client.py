@@ -99,8 +99,10 @@ def test_runs_are_over_each_other_and_those_without_clients_left_out(
 @pytest.mark.parametrize("own", [True, False])
 def test_a_comparison_has_them_where_clients_have_test_rows_of_their_own(own: bool, tmp_path: Path) -> None:
     config = {"test-on": "own"} if own else {}
-    runs = [with_clients(tmp_path / name, {"accuracy": [0.1, 0.9]}, lr=lr, **config) for name, lr in
-            (("one", 0.1), ("two", 0.2))]  # fmt: skip
+    runs = [
+        with_clients(tmp_path / name, {"accuracy": [0.1, 0.9]}, lr=lr, **config)
+        for name, lr in (("one", 0.1), ("two", 0.2))
+    ]
     paths = Comparison([RecordedRun(run) for run in runs]).write(tmp_path / "out")
     assert (tmp_path / "out" / FIGURE in paths) is own
     assert ("![clients](clients.png)" in (tmp_path / "out" / "comparison.md").read_text()) is own

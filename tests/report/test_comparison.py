@@ -128,8 +128,10 @@ def test_where_none_came_to_its_end_that_is_said(tmp_path: Path) -> None:
     comparison = Comparison([RecordedRun(path) for path in ended])
     assert [row[1:] for row in comparison.rows("accuracy")] == [["0 of 1: 1 interrupted", "-"]] * 2
     assert comparison.remarks == [
-        "no run came to its end: nothing is compared", "a: interrupted", "b: interrupted"
-    ]  # fmt: skip
+        "no run came to its end: nothing is compared",
+        "a: interrupted",
+        "b: interrupted",
+    ]
 
 
 def test_clocks_of_runs_that_are_not_shown_do_not_matter(runs: list[Path], tmp_path: Path) -> None:

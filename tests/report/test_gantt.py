@@ -37,11 +37,20 @@ def written(
     file, takes = TasksFile(folder), np.linspace(2, 8, clients)
     ways = (0.5, 1.0) if parts else (None, None)
     for began in 10.0 * np.arange(rounds - gone):
-        file.add([
-            TaskSpan(client, began, began + takes[client], began, began + takes[client],
-                     outcome if client == 0 else "accepted", *ways)
-            for client in range(clients)
-        ])  # fmt: skip
+        file.add(
+            [
+                TaskSpan(
+                    client,
+                    began,
+                    began + takes[client],
+                    began,
+                    began + takes[client],
+                    outcome if client == 0 else "accepted",
+                    *ways,
+                )
+                for client in range(clients)
+            ]
+        )
     file.publish(last=True)
     if gone:
         places, end = np.arange(clients, dtype=np.int32), 10.0 * rounds

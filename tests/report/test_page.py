@@ -44,11 +44,20 @@ def write_run(
     lines = []
     for number in range(evaluations):
         each = np.sort(rng.random(clients))
-        lines.append({
-            "aggregation": number, "time": 1.5 * number, "clock": "virtual", "loss": 2.0 / (number + 1),
-            "accuracy": number / evaluations, "bytes-up": 100 * number, "bytes-down": 300 * number,
-            "client-accuracy-worst-tenth": float(each[0]), "staleness-mean": 1.0, **({name: 1.0} if name else {}),
-        })  # fmt: skip
+        lines.append(
+            {
+                "aggregation": number,
+                "time": 1.5 * number,
+                "clock": "virtual",
+                "loss": 2.0 / (number + 1),
+                "accuracy": number / evaluations,
+                "bytes-up": 100 * number,
+                "bytes-down": 300 * number,
+                "client-accuracy-worst-tenth": float(each[0]),
+                "staleness-mean": 1.0,
+                **({name: 1.0} if name else {}),
+            }
+        )
         shares = np.full(clients, 1 / clients).tolist()
         columns = {"loss": (2 - each).tolist(), "accuracy": each.tolist(), "participation": [1.0] * clients}
         columns |= {"personal-accuracy": (1 - each / 2).tolist()} if own else {}
@@ -370,8 +379,10 @@ def test_runs_are_toggled_and_the_axis_is_chosen(browser: Any, tmp_path: Path) -
         "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
     )
     assert bars == [  # wall time, as of the curves
-        ["at the client", 0, [0, 1]], ["ends: accepted", 0, [1, 1]], ["ends: late", 1, [1, 3]]
-    ]  # fmt: skip
+        ["at the client", 0, [0, 1]],
+        ["ends: accepted", 0, [1, 1]],
+        ["ends: late", 1, [1, 3]],
+    ]
     assert errors == []
 
 
@@ -393,16 +404,24 @@ def test_the_parts_of_tasks_and_absences_are_drawn(browser: Any, tmp_path: Path)
         "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
     )
     assert [line[:2] for line in drawn] == [
-        ["away", 0], ["receiving the model", 0], ["working", 0], ["sending the update", 0], ["ends: accepted", 0]
-    ]  # fmt: skip
+        ["away", 0],
+        ["receiving the model", 0],
+        ["working", 0],
+        ["sending the update", 0],
+        ["ends: accepted", 0],
+    ]
     expected = [[0.75, 1], [0, 0.1], [0.1, 0.35], [0.35, 0.5], [0.5, 0.5]]
     assert [line[2] for line in drawn] == [pytest.approx(each) for each in expected]
     fleet = page.evaluate(
         "document.querySelector('#fleet .plot').data.map(t => [t.name, t.y.reduce((a, b) => a + b) / t.y.length])"
     )
     assert [name for name, _ in fleet] == [
-        "working", "receiving the model", "sending the update", "waiting", "away"
-    ]  # fmt: skip
+        "working",
+        "receiving the model",
+        "sending the update",
+        "waiting",
+        "away",
+    ]
     means = [0.25, 0.1, 0.15, 0.5 - 0.25 / 12, 0.25 / 12]
     assert [mean for _, mean in fleet] == [pytest.approx(mean, abs=0.005) for mean in means]
     assert errors == []

@@ -28,10 +28,17 @@ Record = Mapping[str, object]
 CONFIG = 'strategy = "fedprox"\ndataset = "digits"\nmodel = "logistic"\nnum-clients = 20\n'
 MAX_BYTES = 150_000
 SUMMARY = {
-    "strategy": "async-fedavg", "engine": "vectorized", "status": "interrupted", "wall-seconds": 73.24,
-    "aggregations": 1200, "failures": 3, "bytes-up": 5_200_000, "bytes-down": 1_300_000_000,
-    "accuracy": 0.9126, "loss": 0.3178,
-}  # fmt: skip
+    "strategy": "async-fedavg",
+    "engine": "vectorized",
+    "status": "interrupted",
+    "wall-seconds": 73.24,
+    "aggregations": 1200,
+    "failures": 3,
+    "bytes-up": 5_200_000,
+    "bytes-down": 1_300_000_000,
+    "accuracy": 0.9126,
+    "loss": 0.3178,
+}
 
 
 def evaluations(count: int, clock: str = "virtual", train: bool = True) -> list[dict[str, object]]:
@@ -180,10 +187,16 @@ def test_threads_draw_at_the_same_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "classes", "height"),
     [
-        (1, 2, 660), (2, 2, 660), (20, 10, 660), (60, 10, 660),
-        (61, 10, 840), (5, 100, 840), (200, 62, 840), (3000, 62, 840),
+        (1, 2, 660),
+        (2, 2, 660),
+        (20, 10, 660),
+        (60, 10, 660),
+        (61, 10, 840),
+        (5, 100, 840),
+        (200, 62, 840),
+        (3000, 62, 840),
     ],
-)  # fmt: skip
+)
 def test_partition(tmp_path: Path, clients: int, classes: int, height: int) -> None:
     rng = np.random.default_rng(clients)
     rows = write_partition(tmp_path, (rng.integers(0, 200, clients) + (np.arange(clients) == 0)).tolist())

@@ -15,9 +15,15 @@ from fedapp.report.runs import devices_of, runs_in
 from fedapp.report.summary import GONE, this_process
 
 CLIENTS: dict[str, Any] = {
-    "name": ["oslo", ""], "participation": [9.0, 0.0], "tasks": [10.0, 4.0], "late": [1.0, 0.0],
-    "failed": [0.0, 3.0], "refused": [0.0, 1.0], "discarded": [0.0, 0.0], "clipped": [2.0, 0.0],
-}  # fmt: skip
+    "name": ["oslo", ""],
+    "participation": [9.0, 0.0],
+    "tasks": [10.0, 4.0],
+    "late": [1.0, 0.0],
+    "failed": [0.0, 3.0],
+    "refused": [0.0, 1.0],
+    "discarded": [0.0, 0.0],
+    "clipped": [2.0, 0.0],
+}
 
 
 def write_run(folder: Path, summary: Any, *evaluations: Any, config: str = "seed = 0\n") -> Path:

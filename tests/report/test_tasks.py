@@ -203,8 +203,12 @@ def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> Non
     (run,) = page_content([tmp_path] * 1)["runs"]
     assert run["tasks"]["clients"] == [0]
     assert run["tasks"]["spans"]["late"] == {
-        "client": [0], "began": [3], "ended": [3.5], "wall-began": [3], "wall-ended": [3.5]
-    }  # fmt: skip
+        "client": [0],
+        "began": [3],
+        "ended": [3.5],
+        "wall-began": [3],
+        "wall-ended": [3.5],
+    }
     file.cut(0)
     # 200 clients, the slower half of which works all the time, the other a tenth of it.
     every = [(client, begun) for begun in range(10) for client in range(200)]

@@ -18,9 +18,11 @@ def figure_2_runs(time_based):
 
     def run(problem, seed, rate, scheme, level):
         metrics = {
-            "federated-loss": [3.0, level], "federated-loss-std": [1.0, level / 10],
-            "hardware-loss": [math.nan, 2 - level], "hardware-loss-std": [math.nan, 0.1],
-        }  # fmt: skip
+            "federated-loss": [3.0, level],
+            "federated-loss-std": [1.0, level / 10],
+            "hardware-loss": [math.nan, 2 - level],
+            "hardware-loss-std": [math.nan, 0.1],
+        }
         labels = {"problem": problem, "seed": seed, "lr": rate, "aggregation-weights": scheme}
         return make_run(labels, metrics, lr=rate, seed=seed)
 

@@ -124,17 +124,29 @@ def test_the_runs_of_the_full_study() -> None:
 
 
 CONSTANTS = {
-    "smoothness": 0.19, "local-smoothness": 0.2, "distance": 2.0, "limit-divergence": 0.41, "least-loss": 0.1,
-    "largest-divergence": 0.5, "diagonal-smoothness": 0.19, "diagonal-limit-divergence": 0.41,
-    "least-test-loss": 0.2, "paired-test-loss": 0.21,
+    "smoothness": 0.19,
+    "local-smoothness": 0.2,
+    "distance": 2.0,
+    "limit-divergence": 0.41,
+    "least-loss": 0.1,
+    "largest-divergence": 0.5,
+    "diagonal-smoothness": 0.19,
+    "diagonal-limit-divergence": 0.41,
+    "least-test-loss": 0.2,
+    "paired-test-loss": 0.21,
     "classes": [{"outlier": False, "label": 0, "mean": [0, 0], "deviation": [1, 1]}],
-}  # fmt: skip
+}
 
 # Plateau of the test loss, round that reaches it, largest divergence.
 CASES = {
-    "τ = 10": (0.25, 4, 0.1), "τ = 50": (0.3, 3, 0.2), "τ = 300": (0.4, 2, 0.3), "τ = 1000": (0.5, 1, 0.4),
-    "τ = 3000": (0.6, 1, 0.42), "IID, τ = 1000": (0.201, 1, 0.01), "FedProx, τ = 3000": (0.3, 3, 0.2),
-}  # fmt: skip
+    "τ = 10": (0.25, 4, 0.1),
+    "τ = 50": (0.3, 3, 0.2),
+    "τ = 300": (0.4, 2, 0.3),
+    "τ = 1000": (0.5, 1, 0.4),
+    "τ = 3000": (0.6, 1, 0.42),
+    "IID, τ = 1000": (0.201, 1, 0.01),
+    "FedProx, τ = 3000": (0.3, 3, 0.2),
+}
 
 
 def synthetic_results(numbers: dict[str, Any], **changes: tuple[float, int, float]) -> Results:

@@ -23,8 +23,13 @@ def runs_with(losses, rates=RATES, scenario="F0"):
     """Runs of each method, at each of its rates, on two seeds; losses at the best rate by seed."""
 
     def run(method, seed, rate, loss):
-        labels = {"problem": "X", "seed": seed, "num-clients": 4, "time-scenario": scenario,
-                  "method": f"{method}, γ = {rate:g}"}  # fmt: skip
+        labels = {
+            "problem": "X",
+            "seed": seed,
+            "num-clients": 4,
+            "time-scenario": scenario,
+            "method": f"{method}, γ = {rate:g}",
+        }
         return make_run(labels, {"federated-loss": [3.0, loss]}, time_budget=10.0, lr=rate, seed=seed)
 
     return [

@@ -205,9 +205,13 @@ def test_row_variance_is_that_of_all_rows() -> None:
 def test_the_level_of_powers_obeys_the_virial_theorem() -> None:
     # Small steps: a Langevin equation of temperature T = ησ²/(2DC); E[w·∇f] = DT and w·∇f = p f: E f = ησ²/(2pC).
     settings = {
-        "noise-clients": [1, 4], "power-parameters": 2, "sigma2": 1.0, "power-chains": 200, "power-burn-in": 2000,
+        "noise-clients": [1, 4],
+        "power-parameters": 2,
+        "sigma2": 1.0,
+        "power-chains": 200,
+        "power-burn-in": 2000,
         "power-steps": 6000,
-    }  # fmt: skip
+    }
     found = floor_measure.power_level(settings, 4.0, seed=0)
     lr = 1 / (18 * 3)
     np.testing.assert_allclose(found, [lr / 8, lr / 32], rtol=0.1)
@@ -234,18 +238,24 @@ def numbers(plan: Plan) -> Make:
     """Numbers that go exactly with these powers of ζ² and C; 2 % of the bound."""
 
     def make(
-        gap: float = 1.0, drift: float = 1.0, noise: float = -1.0, powers: tuple[float, float] = (2 / 3, -2 / 3),
-        share: float = 0.02, scatter: float = 0.0,
-    ) -> dict[str, Any]:  # fmt: skip
+        gap: float = 1.0,
+        drift: float = 1.0,
+        noise: float = -1.0,
+        powers: tuple[float, float] = (2 / 3, -2 / 3),
+        share: float = 0.02,
+        scatter: float = 0.0,
+    ) -> dict[str, Any]:
         settings = plan.settings
         problems, steps = len(settings["spreads"]) + len(settings["deviating"]), len(settings["local-steps"])
         clients = np.array(settings["noise-clients"], dtype=float)
         zeta2 = np.broadcast_to(np.geomspace(0.1, 10, problems)[:, None], (steps, 1, problems, 2))
         by_step = np.exp(scatter * np.arange(steps))[:, None, None, None]
         floors = {
-            "zeta2": zeta2, "gap": by_step * zeta2**gap, "drift": 0.01 * by_step * zeta2**drift,
+            "zeta2": zeta2,
+            "gap": by_step * zeta2**gap,
+            "drift": 0.01 * by_step * zeta2**drift,
             "bound": by_step * zeta2**gap / share,
-        }  # fmt: skip
+        }
         level = np.broadcast_to(clients[:, None] ** noise, (steps, 3, 2))
         noisy = {"level": level, "bound": level / share}
         power = {
@@ -338,10 +348,18 @@ def test_floors_of_other_settings_are_measured_anew_and_never_reported(
 
 def test_the_study_as_a_whole(plan: Plan, tmp_path: Path) -> None:
     tiny = {
-        "local-steps": [1, 2, 4], "clients": 8, "parameters": 3, "rows": 40, "chains": 2, "burn-in": 0.05,
-        "measured": 0.05, "power-chains": 8, "power-burn-in": 100, "power-steps": 300,
+        "local-steps": [1, 2, 4],
+        "clients": 8,
+        "parameters": 3,
+        "rows": 40,
+        "chains": 2,
+        "burn-in": 0.05,
+        "measured": 0.05,
+        "power-chains": 8,
+        "power-burn-in": 100,
+        "power-steps": 300,
         "deviating": [1, 2, 4],
-    }  # fmt: skip
+    }
     plan = plan.model_copy(update={"settings": {**plan.settings, **tiny}})
     numbers = study.measure(plan, Runs([]), {}, "")
     assert study.measure(plan, Runs([]), {}, "") == numbers

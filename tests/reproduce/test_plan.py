@@ -19,8 +19,11 @@ def test_a_grid_is_every_combination_with_the_last_axis_fastest(plan):
         {"seed": 1, "rate": "fast"},
     ]
     assert [(run.config.seed, run.config.lr, run.config.local_epochs) for run in runs] == [
-        (0, 0.1, 2), (0, 0.2, 1), (1, 0.1, 2), (1, 0.2, 1),
-    ]  # fmt: skip
+        (0, 0.1, 2),
+        (0, 0.2, 1),
+        (1, 0.1, 2),
+        (1, 0.2, 1),
+    ]
     assert {run.num_clients for run in runs} == {3}
 
 
@@ -140,10 +143,17 @@ def test_every_published_claim_is_checked_by_one_experiment():
     claims = [claim for name in plan_names() for claim in read_plan(name).claims]
     assert len(set(claims)) == len(claims)
     assert {"-".join(claim.split("-")[:2]) for claim in claims} == {
-        *(f"000-{n}" for n in range(1, 6)), "001-1", *(f"002-{n}" for n in range(1, 5)),
-        *(f"003-{n}" for n in range(1, 5)), "004-1", "004-2",
-        "fedprox-1", "fedprox-2", "scaffold-1", "fedbuff-1",
-    }  # fmt: skip
+        *(f"000-{n}" for n in range(1, 6)),
+        "001-1",
+        *(f"002-{n}" for n in range(1, 5)),
+        *(f"003-{n}" for n in range(1, 5)),
+        "004-1",
+        "004-2",
+        "fedprox-1",
+        "fedprox-2",
+        "scaffold-1",
+        "fedbuff-1",
+    }
 
 
 def test_the_published_table_has_all_of_its_32_cells():

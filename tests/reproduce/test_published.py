@@ -42,8 +42,11 @@ def as_published(case: str, mu: float, seed: int) -> float:
 
 
 def unlike(case: str, mu: float) -> float:
-    return (0.01 + 0.01 * FEDPROX.threshold("fedprox-2-heterogeneity", "data").index(case.split(",  ")[0])
-            if case in FEDPROX.threshold("fedprox-2-heterogeneity", "data") else 0.05) * (2 - mu)  # fmt: skip
+    return (
+        0.01 + 0.01 * FEDPROX.threshold("fedprox-2-heterogeneity", "data").index(case.split(",  ")[0])
+        if case in FEDPROX.threshold("fedprox-2-heterogeneity", "data")
+        else 0.05
+    ) * (2 - mu)
 
 
 def test_fedprox_as_published(tmp_path: Path) -> None:
@@ -99,20 +102,34 @@ def exploded(run: Run) -> Run:
     ("who", "expected"),
     [
         # Dropped work explodes: FedProx is below it whatever it has.
-        ({"case": ("synthetic(1, 1), 90 % dropped", "synthetic(1, 1), 50 % dropped")},
-         {"fedprox-1-partial": "holds", "fedprox-1-proximal": "holds", "fedprox-1-accuracy": "not decided"}),
+        (
+            {"case": ("synthetic(1, 1), 90 % dropped", "synthetic(1, 1), 50 % dropped")},
+            {
+                "fedprox-1-partial": "holds",
+                "fedprox-1-proximal": "holds",
+                "fedprox-1-accuracy": "not decided",
+            },
+        ),
         # FedProx does, too: neither is below the other.
-        ({"case": ("synthetic(1, 1), 90 % dropped", "synthetic(1, 1), 90 % in part")},
-         {"fedprox-1-partial": "not decided", "fedprox-1-proximal": "not decided"}),
+        (
+            {"case": ("synthetic(1, 1), 90 % dropped", "synthetic(1, 1), 90 % in part")},
+            {"fedprox-1-partial": "not decided", "fedprox-1-proximal": "not decided"},
+        ),
         # It alone does.
-        ({"case": ("synthetic(1, 1), 90 % in part",), "mu": (1.0,)},
-         {"fedprox-1-partial": "holds", "fedprox-1-proximal": "doesn't hold", "fedprox-1-steadier": "doesn't hold"}),
+        (
+            {"case": ("synthetic(1, 1), 90 % in part",), "mu": (1.0,)},
+            {
+                "fedprox-1-partial": "holds",
+                "fedprox-1-proximal": "doesn't hold",
+                "fedprox-1-steadier": "doesn't hold",
+            },
+        ),
         # As bad on two data sets: which is worse isn't known. On the most unlike alone: as the claim says.
         ({"case": ("synthetic(1, 1)", "synthetic(0, 0)")}, {"fedprox-2-heterogeneity": "not decided"}),
         ({"case": ("synthetic(1, 1)",)}, {"fedprox-2-heterogeneity": "holds"}),
         ({"case": ("iid",), "mu": (0.0,)}, {"fedprox-2-heterogeneity": "doesn't hold"}),
     ],
-)  # fmt: skip
+)
 def test_a_run_of_fedprox_that_exploded_is_worse_than_any_that_did_not(
     tmp_path: Path, who: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -291,18 +308,27 @@ def test_fedbuff_as_published(tmp_path: Path) -> None:
     ("taken", "outcomes"),
     [
         # FedBuff never gets there: how its speed-up grows isn't known.
-        (lambda at, m, s: None if m == "FedBuff" else 2400,
-         ["doesn't hold", "doesn't hold", "not decided", "doesn't hold"]),
+        (
+            lambda at, m, s: None if m == "FedBuff" else 2400,
+            ["doesn't hold", "doesn't hold", "not decided", "doesn't hold"],
+        ),
         # Rounds never get there: at least 8000 / 1200 = 6.67 times.
-        (lambda at, m, s: 1200 if m == "FedBuff" else None, ["holds", "doesn't hold", "not decided", "holds"]),
+        (
+            lambda at, m, s: 1200 if m == "FedBuff" else None,
+            ["holds", "doesn't hold", "not decided", "holds"],
+        ),
         # Rounds are ahead in updates, and the more so the more clients are at work; in time they aren't.
-        (lambda at, m, s: 2400 if m == "FedBuff" else 2000 if at == "50" else 1200,
-         ["doesn't hold", "doesn't hold", "doesn't hold", "holds"]),
+        (
+            lambda at, m, s: 2400 if m == "FedBuff" else 2000 if at == "50" else 1200,
+            ["doesn't hold", "doesn't hold", "doesn't hold", "holds"],
+        ),
         # Seeds disagree.
-        (lambda at, m, s: 2400 if m == "FedBuff" else [2000, 6000, 800][s - 1] + 400 * s * (at == "50"),
-         ["not decided", "not decided", "doesn't hold", "holds"]),
+        (
+            lambda at, m, s: 2400 if m == "FedBuff" else [2000, 6000, 800][s - 1] + 400 * s * (at == "50"),
+            ["not decided", "not decided", "doesn't hold", "holds"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_fedbuff_otherwise(tmp_path: Path, taken: Any, outcomes: list[str]) -> None:
     report = buffered.speed_up(results_of(fedbuff_runs(taken)), FEDBUFF, tmp_path)
     assert [verdict.outcome for verdict in report.verdicts] == outcomes

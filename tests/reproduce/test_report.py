@@ -35,16 +35,18 @@ def test_a_report_has_ours_beside_the_published(plan, tmp_path):
         assert part in text
     assert (tmp_path / "table.csv").read_text().splitlines()[1] == "a,5,2,1.41421,-3,2"
     assert (tmp_path / "claims.csv").read_text().splitlines()[1:] == [
-        "1,one,holds,seen | twice", "2,two,not run,what it needs isn't there",
-    ]  # fmt: skip
+        "1,one,holds,seen | twice",
+        "2,two,not run,what it needs isn't there",
+    ]
 
 
 def test_a_quick_run_has_no_verdict(plan, tmp_path):
     report = Report(verdicts=[judge("1", False, "seen"), not_run("2", "nothing there")])
     write_report(tmp_path, report, plan(claims=CLAIMS).as_quick(), setting=[])
     assert (tmp_path / "claims.csv").read_text().splitlines()[1:] == [
-        "1,one,quick: no verdict,seen", "2,two,not run,nothing there",
-    ]  # fmt: skip
+        "1,one,quick: no verdict,seen",
+        "2,two,not run,nothing there",
+    ]
 
 
 def test_a_verdict_on_what_nobody_claimed_is_refused(plan, tmp_path):

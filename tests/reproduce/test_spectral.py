@@ -42,9 +42,11 @@ def rounds_of(slow, fast, balanced, reading="A"):
     """Rounds by (data, β), each by seed; balanced data take 10 at β = 1."""
     data = {kind: f"femnist {kind}, {reading}" for kind in ("balanced", "imbalanced")}
     return {
-        (data["imbalanced"], 1.0): slow, (data["imbalanced"], 0.5): fast,
-        (data["balanced"], 1.0): (10,) * len(slow), (data["balanced"], 0.5): balanced,
-    }  # fmt: skip
+        (data["imbalanced"], 1.0): slow,
+        (data["imbalanced"], 0.5): fast,
+        (data["balanced"], 1.0): (10,) * len(slow),
+        (data["balanced"], 0.5): balanced,
+    }
 
 
 @pytest.mark.parametrize(
@@ -146,10 +148,16 @@ def test_without_its_runs_or_seeds_a_reading_is_not_judged(tmp_path):
 
 
 SETTINGS = {
-    "E 1": {"local_epochs": 1}, "E 5": {"local_epochs": 5}, "E 10": {"local_epochs": 10, "lr": 0.004},
-    "E 20": {"local_epochs": 20}, "G 1": {"clip_norm": 1.0}, "G 10": {"clip_norm": 10.0}, "γ 1e-3": {"lr": 0.001},
-    "γ 1e-2": {"lr": 0.01}, "γ 1e-1": {"lr": 0.1},
-}  # fmt: skip
+    "E 1": {"local_epochs": 1},
+    "E 5": {"local_epochs": 5},
+    "E 10": {"local_epochs": 10, "lr": 0.004},
+    "E 20": {"local_epochs": 20},
+    "G 1": {"clip_norm": 1.0},
+    "G 10": {"clip_norm": 10.0},
+    "γ 1e-3": {"lr": 0.001},
+    "γ 1e-2": {"lr": 0.01},
+    "γ 1e-1": {"lr": 0.1},
+}
 
 
 def sensitivity_runs(gain=0.1, clipped=0.5, loose=0.0, dip=0.3):
@@ -170,8 +178,10 @@ def sensitivity_runs(gain=0.1, clipped=0.5, loose=0.0, dip=0.3):
 
 HOLDS = {
     **{f"003-4-epochs-{E}": "holds" for E in (1, 5, 10, 20)},
-    "003-4-clipping-1": "holds", "003-4-clipping-10": "holds", "003-4-step-size": "holds",
-}  # fmt: skip
+    "003-4-clipping-1": "holds",
+    "003-4-clipping-10": "holds",
+    "003-4-step-size": "holds",
+}
 
 
 @pytest.mark.parametrize(
@@ -262,9 +272,16 @@ def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_p
     plan = graph_plan()
     kappas = plan.setting("class-imbalances")
     cell = {
-        "median": 0.1, "skewness": 2.0, "theta": 1.0, "phi": 1.0, "eigenvalues": [0.0, 1.0], "first-bin": 500,
-        "counts": [1], "every": 1, "heat": [-100],
-    }  # fmt: skip
+        "median": 0.1,
+        "skewness": 2.0,
+        "theta": 1.0,
+        "phi": 1.0,
+        "eigenvalues": [0.0, 1.0],
+        "first-bin": 500,
+        "counts": [1],
+        "every": 1,
+        "heat": [-100],
+    }
     numbers = {
         f"digits, 8 clients, φ² = {phi:g}, κ⁻¹ = {kappa:g}, seed {seed}": {**cell, "homogeneity": value}
         for kappa, value in zip(kappas, homogeneities, strict=True)

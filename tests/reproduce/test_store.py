@@ -110,8 +110,11 @@ def test_a_file_gives_back_what_was_put_in(tmp_path):
     write_stored(path, stored)
     back = read_stored(path)
     assert (back.numbers, back.measured, back.absent, back.seeds) == (
-        stored.numbers, stored.measured, stored.absent, {"k0": 40, "k1": 41},
-    )  # fmt: skip
+        stored.numbers,
+        stored.measured,
+        stored.absent,
+        {"k0": 40, "k1": 41},
+    )
     for key, curves in stored.curves.items():
         assert (back.curves[key].name, back.curves[key].facts) == (curves.name, curves.facts)
         assert back.curves[key].columns.keys() == curves.columns.keys()

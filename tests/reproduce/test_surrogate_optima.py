@@ -10,9 +10,15 @@ from fedapp.config import ConfigError, RunConfig
 from research.reproduce.surrogate_optima import optima, surrogate_weights
 
 CONFIG = {
-    "dataset": "digits", "model": "logistic", "strategy": "async-fedavg", "client-weights": "uniform", "l2": 1e-3,
-    "partitioner": "dirichlet", "dirichlet-alpha": 0.5, "time-scenario": "F80",
-}  # fmt: skip
+    "dataset": "digits",
+    "model": "logistic",
+    "strategy": "async-fedavg",
+    "client-weights": "uniform",
+    "l2": 1e-3,
+    "partitioner": "dirichlet",
+    "dirichlet-alpha": 0.5,
+    "time-scenario": "F80",
+}
 CLIENTS = 4
 TIMES = np.array([0.2, 0.2 + 0.8 / 3, 0.2 + 1.6 / 3, 1.0])
 
@@ -38,8 +44,12 @@ def by_scipy(config: RunConfig, q: np.ndarray, p: np.ndarray) -> float:
         return value.item(), point.grad.numpy()
 
     found = minimize(
-        value_and_gradient, np.zeros(650), jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15},
-    )  # fmt: skip
+        value_and_gradient,
+        np.zeros(650),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "ftol": 1e-15},
+    )
     return loss(torch.tensor(found.x), p).item()
 
 
@@ -51,8 +61,12 @@ def test_optima_are_scipys(weights: str) -> None:
     q = 1 / TIMES / (1 / TIMES).sum()
     found = optima(config, CLIENTS)
     assert set(found) == {
-        "federated-least", "identical", "time-based", "federated-decrement", "identical-decrement",
-    }  # fmt: skip
+        "federated-least",
+        "identical",
+        "time-based",
+        "federated-decrement",
+        "identical-decrement",
+    }
     assert found["federated-least"] == pytest.approx(by_scipy(config, p, p), abs=2e-6)
     # f isn't flat at the minimum of another function: an error of 1e-6 there can be one of 1e-4 here.
     assert found["identical"] == pytest.approx(by_scipy(config, q, p), abs=2e-4)

@@ -39,8 +39,10 @@ def test_all_values_are_tried_on_other_seeds_and_the_best_of_each_cell_is_judged
     every, tries = made.runs(), made.runs(curves={})
     assert labels_of(tries) == [
         (problem, seed, lr, "fedavg")
-        for problem in ("even", "uneven") for seed in (7, 8) for lr in (0.01, 0.1, 1.0)
-    ]  # fmt: skip
+        for problem in ("even", "uneven")
+        for seed in (7, 8)
+        for lr in (0.01, 0.1, 1.0)
+    ]
     assert len(every) == 12 + 2 * 2 * 3 * 2
     assert [run.config.seed for run in tries[:3]] == [7, 7, 7]
 
@@ -50,8 +52,9 @@ def test_all_values_are_tried_on_other_seeds_and_the_best_of_each_cell_is_judged
     assert judged == [
         (problem, seed, lr, strategy)
         for problem, lr in (("even", 0.1), ("uneven", 0.01))  # of equal ones the first
-        for seed in (0, 1) for strategy in ("fedavg", "fedprox")
-    ]  # fmt: skip
+        for seed in (0, 1)
+        for strategy in ("fedavg", "fedprox")
+    ]
 
     judged_runs = made.runs(curves=curves)[12:]
     for key in (tries[-1].key, tries[0].key):  # of uneven, then of both, not all are there
@@ -94,9 +97,13 @@ def test_one_command_tries_and_then_judges(plan_file, tmp_path):
     assert '[tuning]\naxis = "lr"\nseeds = [7]\nby = "loss"\nof = { strategy = "fedavg" }' in report
     names = [curves.name for curves in read_stored(tmp_path / "out" / "mine" / FILE).curves.values()]
     assert sorted(name.rpartition("-")[0] for name in names) == [
-        "seed-0-lr-0.3-fedavg", "seed-0-lr-0.3-fedprox", "seed-1-lr-0.3-fedavg", "seed-1-lr-0.3-fedprox",
-        "seed-7-lr-0.001-fedavg", "seed-7-lr-0.3-fedavg",
-    ]  # fmt: skip
+        "seed-0-lr-0.3-fedavg",
+        "seed-0-lr-0.3-fedprox",
+        "seed-1-lr-0.3-fedavg",
+        "seed-1-lr-0.3-fedprox",
+        "seed-7-lr-0.001-fedavg",
+        "seed-7-lr-0.3-fedavg",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,16 @@ def test_columns_are_by_index_with_zeros_between() -> None:
     accounts[2].note("accepted")
     columns = accounts.columns(least=4)
     assert set(columns) == {
-        "participation", "tasks", "late", "failed", "refused", "discarded", "clipped", "bytes", "lost",
-    }  # fmt: skip
+        "participation",
+        "tasks",
+        "late",
+        "failed",
+        "refused",
+        "discarded",
+        "clipped",
+        "bytes",
+        "lost",
+    }
     assert columns["tasks"] == [0, 0, 4, 0]
     assert columns["participation"] == [0, 0, 1, 0]
     assert Accounts().columns()["tasks"] == []
@@ -204,6 +212,13 @@ def test_accounts_of_an_earlier_version_had_fewer_columns() -> None:
     kept = Accounts()
     kept.restore({"accounts": np.array([[2.0, 7, 4, 1, 1, 1, 0, 2, 136, 0.75]])})
     assert vars(kept[2]) == {
-        **vars(Account()), "tasks": 7, "accepted": 4, "late": 1, "failed": 1, "refused": 1, "clipped": 2,
-        "bytes": 136, "weight": 0.75,
-    }  # fmt: skip
+        **vars(Account()),
+        "tasks": 7,
+        "accepted": 4,
+        "late": 1,
+        "failed": 1,
+        "refused": 1,
+        "clipped": 2,
+        "bytes": 136,
+        "weight": 0.75,
+    }

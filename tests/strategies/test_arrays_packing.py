@@ -13,9 +13,24 @@ from hypothesis.extra import numpy as hnp
 from strategies.arrays import pack, unpack
 
 DTYPES = [
-    "?", "i1", "u1", "<i2", ">i4", "<i8", ">u8", "<f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c16", "<U3", "S2",
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    ">i4",
+    "<i8",
+    ">u8",
+    "<f2",
+    "<f4",
+    ">f4",
+    "<f8",
+    ">f8",
+    "<c8",
+    ">c16",
+    "<U3",
+    "S2",
     "<M8[s]",
-]  # fmt: skip
+]
 
 
 @st.composite
@@ -119,11 +134,26 @@ def header(dtype: str, shape: str) -> bytes:
         Array("object", (1,), "numpy.ndarray", header("|O", "(1,)") + b"\x01" * 8),
         Array("O", (), "numpy.ndarray", header("|O", "()") + b"\x01" * 8),
         Array("float32", (-2, -3), "numpy.ndarray", header("<f4", "(-2, -3)") + b"\x00" * 24),
-        Array("float32", (10**9, 10**9), "numpy.ndarray", header("<f4", "(1000000000, 1000000000)") + b"\x00" * 4),
+        Array(
+            "float32",
+            (10**9, 10**9),
+            "numpy.ndarray",
+            header("<f4", "(1000000000, 1000000000)") + b"\x00" * 4,
+        ),
     ],
-    ids=["empty", "torn header", "torn data", "header alone", "pickle", "other kind", "objects", "one object",
-         "negative shape", "huge shape"],
-)  # fmt: skip
+    ids=[
+        "empty",
+        "torn header",
+        "torn data",
+        "header alone",
+        "pickle",
+        "other kind",
+        "objects",
+        "one object",
+        "negative shape",
+        "huge shape",
+    ],
+)
 def test_what_is_no_array_raises_with_flower_and_here(array: Array) -> None:
     for read in (Array.numpy, unpack):
         with pytest.raises(Exception):  # noqa: B017, PT011  # whatever NumPy raises

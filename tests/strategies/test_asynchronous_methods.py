@@ -49,13 +49,18 @@ def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
             {"buffer_size": 2} if hasattr(kind.Config(), "buffer_size") else {}
         )
         done.strategy = kind(
-            kind.Config(**usual | options), clock=clock or VirtualClock(), observer=done.seen.append,
+            kind.Config(**usual | options),
+            clock=clock or VirtualClock(),
+            observer=done.seen.append,
             fraction_evaluate=0.0,
-        )  # fmt: skip
+        )
         done.strategy.start(
-            grid or federation(CENTRES, SIZES), model(1.0), num_rounds=rounds, timeout=5.0,
+            grid or federation(CENTRES, SIZES),
+            model(1.0),
+            num_rounds=rounds,
+            timeout=5.0,
             train_config=train_config(1, GAMMA),
-        )  # fmt: skip
+        )
         return done
 
     return run
@@ -64,13 +69,22 @@ def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
 # ---- Against the papers' rules -----------------------------------------------------------------------------
 
 ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("fedbuff", {"aggregation_weights": "identical", "staleness_discount": "polynomial:0.5"},
-     {"s": lambda delay: (1 + delay) ** -0.5}),
-    ("fedbuff", {"aggregation_weights": "identical", "staleness_discount": "hinge:2,1", "buffer_size": 3},
-     {"s": lambda delay: 1.0 if delay <= 1 else 1 / (2 * (delay - 1) + 1), "m": 3}),
+    (
+        "fedbuff",
+        {"aggregation_weights": "identical", "staleness_discount": "polynomial:0.5"},
+        {"s": lambda delay: (1 + delay) ** -0.5},
+    ),
+    (
+        "fedbuff",
+        {"aggregation_weights": "identical", "staleness_discount": "hinge:2,1", "buffer_size": 3},
+        {"s": lambda delay: 1.0 if delay <= 1 else 1 / (2 * (delay - 1) + 1), "m": 3},
+    ),
     ("fedasync", {}, {}),
-    ("fedasync", {"mixing_alpha": 0.9, "staleness_discount": "polynomial:1"},
-     {"alpha": 0.9, "s": lambda delay: 1 / (1 + delay)}),
+    (
+        "fedasync",
+        {"mixing_alpha": 0.9, "staleness_discount": "polynomial:1"},
+        {"alpha": 0.9, "s": lambda delay: 1 / (1 + delay)},
+    ),
     ("delay-adaptive", {"aggregation_weights": "identical"}, {}),
     ("ringmaster", {"delay_threshold": 0}, {}),
     ("ringmaster", {"delay_threshold": 3}, {"R": 3}),
@@ -81,7 +95,7 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ace", {}, {}),
     ("fadas", {}, {}),
     ("fadas", {"buffer_size": 1}, {"m": 1}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("scenario", ["F80", "exponential"])
@@ -94,8 +108,15 @@ def test_a_run_is_its_papers_rule(
     times = TimeScenario(scenario, 4, 3)
     eta = 1.0 if name == "fedasync" else 0.3
     expected = simulate(
-        name, times.task_time, lambda i, w: w + GAMMA * (CENTRES[i] - w), P, np.array([1.0]), 40, eta=eta, **rule
-    )  # fmt: skip
+        name,
+        times.task_time,
+        lambda i, w: w + GAMMA * (CENTRES[i] - w),
+        P,
+        np.array([1.0]),
+        40,
+        eta=eta,
+        **rule,
+    )
     run = go(name, 40, server_lr=eta, time_scenario=scenario, seed=3, **options)
     assert run.values == pytest.approx([float(w[0]) for w in expected], rel=1e-5 if name in CACHED else 1e-11)
     assert len(set(run.values)) > 20
@@ -170,9 +191,16 @@ def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("fedasync", {"mixing_alpha": 1.0}), ("rennala", {"buffer_size": 1}), ("ace", {}),
-                          ("ca2fl", {"buffer_size": 1}), ("ringmaster", {}), ("delay-adaptive", {})],
-)  # fmt: skip
+    ("name", "options"),
+    [
+        ("fedasync", {"mixing_alpha": 1.0}),
+        ("rennala", {"buffer_size": 1}),
+        ("ace", {}),
+        ("ca2fl", {"buffer_size": 1}),
+        ("ringmaster", {}),
+        ("delay-adaptive", {}),
+    ],
+)
 def test_of_one_client_all_are_fedavg(go: Make, federation: Make, name: str, options: dict[str, Any]) -> None:
     def alone() -> Any:
         return federation([4.0], [3])

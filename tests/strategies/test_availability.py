@@ -146,17 +146,36 @@ ENTRY = "entry 1 must have active and inactive, as many seconds each, active < i
     ("content", "reason"),
     [
         ("0,0,1\n", "has no row for client 1; there are 2 clients, from 0"),
-        *((f"0,0,1\n{row}\n", f"row 2 {ROW}") for row in (
-            "1,1,1", "1,2,1", "1,-1,1", "1,a,1", "x,0,1", "1,0", "1,0,1,2,3", "1,0,3,2", "0,2,3,9", "-1,0,1",
-            "1,0,inf", "1,secret,1",
-        )),
-        *((json.dumps({"1": entry}), ENTRY) for entry in (
-            {"active": [0], "inactive": [1, 2], "finish_time": 9}, {"active": [5], "inactive": [1], "finish_time": 9},
-            {"active": [0], "inactive": [1]}, 3, {"active": ["a"], "inactive": [1], "finish_time": 9},
-            {"active": [0], "inactive": [1], "finish_time": 0},
-        )),
+        *(
+            (f"0,0,1\n{row}\n", f"row 2 {ROW}")
+            for row in (
+                "1,1,1",
+                "1,2,1",
+                "1,-1,1",
+                "1,a,1",
+                "x,0,1",
+                "1,0",
+                "1,0,1,2,3",
+                "1,0,3,2",
+                "0,2,3,9",
+                "-1,0,1",
+                "1,0,inf",
+                "1,secret,1",
+            )
+        ),
+        *(
+            (json.dumps({"1": entry}), ENTRY)
+            for entry in (
+                {"active": [0], "inactive": [1, 2], "finish_time": 9},
+                {"active": [5], "inactive": [1], "finish_time": 9},
+                {"active": [0], "inactive": [1]},
+                3,
+                {"active": ["a"], "inactive": [1], "finish_time": 9},
+                {"active": [0], "inactive": [1], "finish_time": 0},
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_file_is_said(written: Written, content: str, reason: str) -> None:
     name = written(content)
     with pytest.raises(ValueError, match="availability") as error:
@@ -165,10 +184,24 @@ def test_what_is_wrong_with_a_file_is_said(written: Written, content: str, reaso
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Always", "diurnal", "diurnal:0", "diurnal:1.5", "diurnal:0.5,0", "bernoulli:0", "bernoulli:1.1",
-             "bernoulli:1e-9", "bernoulli:0.9999999",
-             "bernoulli:0.5,0", "bernoulli:0.5,1,2", "trace:/no/such", "sometimes"]
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "Always",
+        "diurnal",
+        "diurnal:0",
+        "diurnal:1.5",
+        "diurnal:0.5,0",
+        "bernoulli:0",
+        "bernoulli:1.1",
+        "bernoulli:1e-9",
+        "bernoulli:0.9999999",
+        "bernoulli:0.5,0",
+        "bernoulli:0.5,1,2",
+        "trace:/no/such",
+        "sometimes",
+    ],
+)
 def test_what_is_no_availability_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"^availability = '{text}': "):
         make_availability(text, 3, 0)

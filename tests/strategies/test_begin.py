@@ -37,10 +37,13 @@ def arrays(**named: Any) -> ArrayRecord:
 
 NAMED = [
     (np.float32([0, -np.inf]), r"array 'mask' holds values that aren't finite \(NaN or infinity\)$"),
-    (np.full(2, np.finfo(np.float32).min), r"array 'mask' has the norm 4\.8e\+38, whose square overflows float32$"),
+    (
+        np.full(2, np.finfo(np.float32).min),
+        r"array 'mask' has the norm 4\.8e\+38, whose square overflows float32$",
+    ),
     (np.full(2, np.finfo(np.float64).min), r"array 'mask' has the norm inf, whose square overflows float32$"),
     (np.zeros(2, np.complex64), "array 'mask' is complex64; allowed are real numbers of NumPy's own"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("mask", "why"), NAMED)

@@ -207,9 +207,13 @@ def test_the_federated_loss_of_the_clients_has_adjacency_weights(
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"message_floor": 0.0}, "message_floor = 0.0"), ({"message_floor": 1.0}, "message_floor = 1.0"),
-     ({"neighbours": -1}, "neighbours = -1"), ({"client_weights": "adjacent"}, "'adjacent': .*adjacency")],
-)  # fmt: skip
+    [
+        ({"message_floor": 0.0}, "message_floor = 0.0"),
+        ({"message_floor": 1.0}, "message_floor = 1.0"),
+        ({"neighbours": -1}, "neighbours = -1"),
+        ({"client_weights": "adjacent"}, "'adjacent': .*adjacency"),
+    ],
+)
 def test_a_wrong_option_is_refused_before_any_client_is_asked(
     federation: Make, model: Make, options: dict[str, Any], text: str
 ) -> None:

@@ -54,8 +54,10 @@ def test_nobody_is_asked_where_no_graph_is_needed(federation: Make, model: Make,
 def test_the_question_carries_the_config_and_who_is_asked(federation: Make) -> None:
     grid = federation(node_ids=[30, 10, 20])
     Handshake(grid)(dataset="digits", lr=0.5)
-    asked = [(m.metadata.dst_node_id, dict(m.content.config_records["config"]), list(m.content))
-             for m in grid.requests(messages.ASK_DIRECTION)]  # fmt: skip
+    asked = [
+        (m.metadata.dst_node_id, dict(m.content.config_records["config"]), list(m.content))
+        for m in grid.requests(messages.ASK_DIRECTION)
+    ]
     assert asked == [
         (node_id, {"dataset": "digits", "lr": 0.5, messages.CLIENT: index}, ["config"])
         for index, node_id in enumerate([30, 10, 20])

@@ -94,9 +94,26 @@ def test_nothing_at_all_and_zeros_have_a_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "Int8", "int4", "fp16:1", "topk", "topk:", "topk:0", "topk:1.1", "topk:nan", "qsgd", "qsgd:0",
-             "qsgd:17", "qsgd:4.0", "qsgd:-4", "qsgd:٤", "topk:0,1"],
-)  # fmt: skip
+    "name",
+    [
+        "",
+        "Int8",
+        "int4",
+        "fp16:1",
+        "topk",
+        "topk:",
+        "topk:0",
+        "topk:1.1",
+        "topk:nan",
+        "qsgd",
+        "qsgd:0",
+        "qsgd:17",
+        "qsgd:4.0",
+        "qsgd:-4",
+        "qsgd:٤",
+        "topk:0,1",
+    ],
+)
 def test_another_name_is_refused_with_what_is_allowed(name: str) -> None:
     with pytest.raises(
         ValueError, match=r"allowed are none, fp16, int8, topk:F with F in \(0, 1\], or qsgd"

@@ -35,9 +35,14 @@ def model_of(**values: Any) -> ArrayRecord:
 
 def request_for(arrays: ArrayRecord, name: str, task: int = 1, run: int = RUN, **more: Any) -> Message:
     fields = {
-        messages.CLIENT: 3, messages.TASK: task, messages.SEED: 7, messages.RUN: run,
-        messages.COMPRESSION: name, messages.UNTRAINED: [], **more,
-    }  # fmt: skip
+        messages.CLIENT: 3,
+        messages.TASK: task,
+        messages.SEED: 7,
+        messages.RUN: run,
+        messages.COMPRESSION: name,
+        messages.UNTRAINED: [],
+        **more,
+    }
     return messages.request(messages.TRAIN, 1, ConfigRecord(fields), ttl=60.0, arrays=arrays)
 
 

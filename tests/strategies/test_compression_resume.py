@@ -26,13 +26,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"compression": "qsgd:2"}),
     ("fedamp", {"compression": "topk:0.2", "participation": "uniform", "fraction_train": 0.4}),
     ("fedavg", {"compression": "topk:0.2", "round_deadline": 0.5, "late": "next"}),
-    ("fedavg", {"compression": "int8", "round_deadline": 0.6, "late": "drop", "time_scenario": "exponential"}),
+    (
+        "fedavg",
+        {"compression": "int8", "round_deadline": 0.6, "late": "drop", "time_scenario": "exponential"},
+    ),
     # Tasks are under way when these are saved, and in a simulation their clients have done them.
     ("async-fedavg", {"compression": "topk:0.2", "server_lr": 0.1, "time_scenario": "exponential"}),
     ("fedbuff", {"compression": "int8", "buffer_size": 2}),
     ("rennala", {"compression": "topk:0.2", "buffer_size": 3}),
     ("ca2fl", {"compression": "topk:0.2", "buffer_size": 2, "concurrency": 3}),
-]  # fmt: skip
+]
 
 
 class CutOffError(Exception):

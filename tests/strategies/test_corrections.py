@@ -111,9 +111,12 @@ def reference(name: str, rounds: list[list[int]], scheme: str, alpha: float) -> 
 
 
 SCHEMES: list[dict[str, Any]] = [
-    {}, {"participation": "uniform", "fraction_train": 0.4}, {"participation": "flower", "fraction_train": 0.6},
-    {"participation": "paired"}, {"participation": "fixed:1,3,4"},
-]  # fmt: skip
+    {},
+    {"participation": "uniform", "fraction_train": 0.4},
+    {"participation": "flower", "fraction_train": 0.6},
+    {"participation": "paired"},
+    {"participation": "fixed:1,3,4"},
+]
 
 
 @pytest.mark.parametrize(
@@ -443,8 +446,13 @@ def test_mifa_does_not_wait_for_one_who_never_answers(
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "drop"])  # failed, refused, late
 def test_mifa_does_not_wait_for_one_whose_first_tasks_come_to_nothing(
-    fault: str, federation: Make, model: Make, train_config: Make, values_of: Make, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+    fault: str,
+    federation: Make,
+    model: Make,
+    train_config: Make,
+    values_of: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     grid, seen = federation(CENTRES[:3], (1, 1, 2)), []
     grid.lose(2) if fault == "drop" else grid.spoil(2, fault)
 

@@ -116,8 +116,13 @@ def test_late_work_is_saved_and_restored() -> None:
     for index, task in work.tasks.items():
         other = again.tasks[index]
         assert (other.client, other.number, other.began, other.due, other.weight, other.sent_bytes) == (
-            task.client, task.number, task.began, task.due, task.weight, task.sent_bytes,
-        )  # fmt: skip
+            task.client,
+            task.number,
+            task.began,
+            task.due,
+            task.weight,
+            task.sent_bytes,
+        )
         assert np.array_equal(np.asarray(other.base), np.asarray(task.base))
         assert np.array_equal(other.beside["neighbours"], task.beside["neighbours"])
     assert LateWork().state() == {}
@@ -158,8 +163,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (FedAvg, {"over_select": 0.5, "participation": "fixed:0"}, r"not with 'fixed'"),
     (FedAvg, {"round_deadline": 1.0, "participation": "paired"}, r"'paired' needs the last client"),
     (Scaffold, {"round_deadline": 1.0, "late": "next"}, r"late = 'next': SCAFFOLD .*; allowed is drop"),
-    (FedAvg, {"round_deadline": 1.0, "late": "next", "server_optimizer": FEDEXP}, r"late = 'next': the step size"),
-]  # fmt: skip
+    (
+        FedAvg,
+        {"round_deadline": 1.0, "late": "next", "server_optimizer": FEDEXP},
+        r"late = 'next': the step size",
+    ),
+]
 
 
 @pytest.mark.parametrize(

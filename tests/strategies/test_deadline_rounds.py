@@ -104,9 +104,15 @@ def test_every_order_of_three_clients_with_a_deadline(go: Go, late: str, deadlin
     for order in permutations([1.0, 2.0, 3.5]):
         times = [[one] for one in order]
         expected = deadline_reference.run(
-            trained, lambda c, n, t=times: t[c][0], all_of_them,
-            clients=3, rounds=ROUNDS, model=0.1, deadline=deadline, late=late,
-        )  # fmt: skip
+            trained,
+            lambda c, n, t=times: t[c][0],
+            all_of_them,
+            clients=3,
+            rounds=ROUNDS,
+            model=0.1,
+            deadline=deadline,
+            late=late,
+        )
         if not any(made.counted for made in expected):
             assert (deadline, late) == (0.5, "drop")
             with pytest.raises(RunError, match=r"round_deadline = 0.5, .*: no client is ever done"):
@@ -123,34 +129,54 @@ def test_every_order_of_four_clients_of_which_the_first_count(
     for order in permutations([1.0, 2.0, 3.5, 3.5]):
         times = [[one] for one in order]
         expected = deadline_reference.run(
-            trained, lambda c, n, t=times: t[c][0], uniform(4, needed, over),
-            clients=4, rounds=ROUNDS, model=0.1, needed=needed, late=late,
-        )  # fmt: skip
+            trained,
+            lambda c, n, t=times: t[c][0],
+            uniform(4, needed, over),
+            clients=4,
+            rounds=ROUNDS,
+            model=0.1,
+            needed=needed,
+            late=late,
+        )
         own = {"participation": "uniform", "fraction_train": needed / 4, "over_select": over, "late": late}
         check(go(times, **own), expected)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    times=st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0]) | st.floats(0.2, 3), min_size=5, max_size=5),
-                   min_size=5, max_size=5),
+    times=st.lists(
+        st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0]) | st.floats(0.2, 3), min_size=5, max_size=5),
+        min_size=5,
+        max_size=5,
+    ),
     needed=st.sampled_from([1, 2, 3]),
     over=st.sampled_from([0.5, 1.0, 2.0]),
     deadline=st.sampled_from([0.0, 0.7, 1.2, 2.0]),
     late=st.sampled_from(["drop", "next"]),
     failed=st.sets(st.integers(0, 4), max_size=2),
-)  # fmt: skip
+)
 def test_any_times_of_five_clients_some_of_which_fail(
     go: Go, times: Any, needed: int, over: float, deadline: float, late: str, failed: set[int]
 ) -> None:
     expected = deadline_reference.run(
-        trained, lambda c, n: times[c][(n - 1) % 5], uniform(5, needed, over),
-        clients=5, rounds=ROUNDS, model=0.1, needed=needed, deadline=deadline, late=late, failed=sorted(failed),
-    )  # fmt: skip
+        trained,
+        lambda c, n: times[c][(n - 1) % 5],
+        uniform(5, needed, over),
+        clients=5,
+        rounds=ROUNDS,
+        model=0.1,
+        needed=needed,
+        deadline=deadline,
+        late=late,
+        failed=sorted(failed),
+    )
     own = {
-        "participation": "uniform", "fraction_train": needed / 5, "over_select": over, "late": late,
+        "participation": "uniform",
+        "fraction_train": needed / 5,
+        "over_select": over,
+        "late": late,
         "round_deadline": deadline,
-    }  # fmt: skip
+    }
     if not any(made.counted for made in expected):
         with pytest.raises(RunError, match="no client"):
             go(times, spoilt=failed, **own)
@@ -206,11 +232,16 @@ class Repeatable(FedAvg):
 
 
 NEVER_LATE: list[dict[str, Any]] = [
-    {}, {"client_weights": "samples"}, {"participation": "md", "fraction_train": 0.6},
-    {"participation": "uniform", "fraction_train": 0.6}, {"participation": "flower", "fraction_train": 0.6},
-    {"participation": "fixed:1,3"}, {"server_optimizer": "adam", "server_lr": 0.1},
-    {"aggregation_rule": "median", "faulty_clients": 1}, {"dp": "central", "dp_noise_multiplier": 0.1},
-]  # fmt: skip
+    {},
+    {"client_weights": "samples"},
+    {"participation": "md", "fraction_train": 0.6},
+    {"participation": "uniform", "fraction_train": 0.6},
+    {"participation": "flower", "fraction_train": 0.6},
+    {"participation": "fixed:1,3"},
+    {"server_optimizer": "adam", "server_lr": 0.1},
+    {"aggregation_rule": "median", "faulty_clients": 1},
+    {"dp": "central", "dp_noise_multiplier": 0.1},
+]
 
 
 @pytest.mark.parametrize("options", NEVER_LATE, ids=str)
@@ -346,9 +377,14 @@ def test_the_shares_that_are_foretold_are_those_of_the_run(go: Go, caplog: pytes
 
 def test_random_times_and_draws_are_foretold_too(federation: Make, model: Make, train_config: Make) -> None:
     strategy = FedAvg(
-        time_scenario="exponential", participation="md", fraction_train=0.6, over_select=0.5, round_deadline=0.9,
-        client_weights="uniform", fraction_evaluate=0.0,
-    )  # fmt: skip
+        time_scenario="exponential",
+        participation="md",
+        fraction_train=0.6,
+        over_select=0.5,
+        round_deadline=0.9,
+        client_weights="uniform",
+        fraction_evaluate=0.0,
+    )
     grid = federation(CENTRES, SIZES)
     strategy.start(grid, model(0.1), num_rounds=400, train_config=train_config(2, LR))
     shares = strategy.shares_of_clients()

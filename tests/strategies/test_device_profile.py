@@ -86,25 +86,49 @@ def test_a_profile_alone_has_no_task_times(written: Written) -> None:
         ("0,1,1,1,0\n", "has no row for client 1; there are 2 clients, from 0"),
         ("0,1,1,1,0\n1,1,1,1,0\n0,1,1,1,0\n", "row 3 is a second one for client 0"),
         *(
-            (f"0,1,1,1,0\n{row}\n", "row 2 must be client,speed,down,up,latency and perhaps watts, with speed, down "
-             "and up > 0")
-            for row in ("1,0,1,1,0", "1,1,0,1,0", "1,1,1,-1,0", "1,1,1,1", "1,1,1,1,0,1,1", "1,nan,1,1,0",
-                        "1,1,inf,1,0", "-1,1,1,1,0", "a,1,1,1,0", "1,1,1,1,-0.1", "1,secret,1,1,1", "1.5,1,1,1,0")
+            (
+                f"0,1,1,1,0\n{row}\n",
+                "row 2 must be client,speed,down,up,latency and perhaps watts, with speed, down and up > 0",
+            )
+            for row in (
+                "1,0,1,1,0",
+                "1,1,0,1,0",
+                "1,1,1,-1,0",
+                "1,1,1,1",
+                "1,1,1,1,0,1,1",
+                "1,nan,1,1,0",
+                "1,1,inf,1,0",
+                "-1,1,1,1,0",
+                "a,1,1,1,0",
+                "1,1,1,1,-0.1",
+                "1,secret,1,1,1",
+                "1.5,1,1,1,0",
+            )
         ),
         ("{}", "must be a dict with an entry for each device"),
         ("{not json", "can't be read as JSON, or as a pickle of dicts, lists and numbers"),
         (b"\x80\x04torn", "can't be read as JSON, or as a pickle of dicts, lists and numbers"),
         (pickle.dumps([1, 2]), "must be a dict with an entry for each device"),
-        (pickle.dumps({1: {"computation": np.float64(3), "communication": 1.0}}),
-         "can't be read as JSON, or as a pickle of dicts, lists and numbers"),
+        (
+            pickle.dumps({1: {"computation": np.float64(3), "communication": 1.0}}),
+            "can't be read as JSON, or as a pickle of dicts, lists and numbers",
+        ),
         *(
-            (json.dumps({"1": {"computation": 1, "communication": 1}, "2": entry}),
-             "entry 2 must have computation and communication, both > 0")
-            for entry in ({"computation": 0, "communication": 1}, {"computation": 1}, 5, None,
-                          {"computation": "x", "communication": 1}, {"computation": float("inf"), "communication": 1})
+            (
+                json.dumps({"1": {"computation": 1, "communication": 1}, "2": entry}),
+                "entry 2 must have computation and communication, both > 0",
+            )
+            for entry in (
+                {"computation": 0, "communication": 1},
+                {"computation": 1},
+                5,
+                None,
+                {"computation": "x", "communication": 1},
+                {"computation": float("inf"), "communication": 1},
+            )
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_file_is_said_without_what_is_in_it(
     written: Written, content: str | bytes, reason: str
 ) -> None:
@@ -218,10 +242,21 @@ def test_a_device_is_the_same_in_any_fleet_of_a_seed_and_another_of_another() ->
 
 
 @pytest.mark.parametrize(
-    "law", ["lognormal:", "lognormal:x", "lognormal:-1",
-            "lognormal:nan", "lognormal:1,2,3,4,5,6", "pareto:0", "zipf:1",
-            "lognormal:1,0", "pareto:1,1,0", "zipf:2,1,1,0", "lognormal:1,,2"]
-)  # fmt: skip
+    "law",
+    [
+        "lognormal:",
+        "lognormal:x",
+        "lognormal:-1",
+        "lognormal:nan",
+        "lognormal:1,2,3,4,5,6",
+        "pareto:0",
+        "zipf:1",
+        "lognormal:1,0",
+        "pareto:1,1,0",
+        "zipf:2,1,1,0",
+        "lognormal:1,,2",
+    ],
+)
 def test_what_is_no_law_is_refused(law: str) -> None:
     with pytest.raises(ValueError, match=f"^time_scenario = '{law}': "):
         TimeScenario(law, 3)

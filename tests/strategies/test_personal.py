@@ -167,9 +167,12 @@ def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit(
 def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("client,seconds\n0,1\n1,1\n2,1\n3,2.5\n")
     options: dict[str, Any] = {
-        "round_deadline": 1.5, "late": "next", "time_scenario": f"trace:{tmp_path / 'times.csv'}",
-        "fedamp_sigma": 1.0, "proximal_mu": 0.0,
-    }  # fmt: skip
+        "round_deadline": 1.5,
+        "late": "next",
+        "time_scenario": f"trace:{tmp_path / 'times.csv'}",
+        "fedamp_sigma": 1.0,
+        "proximal_mu": 0.0,
+    }
     states: list[dict[str, Any]] = []
     on, second, strategy = grid(), grid(), FedAMP(**options)
     strategy.observer = lambda progress: states.append(deepcopy(strategy.state()))
@@ -328,9 +331,12 @@ def test_jains_index_is_of_scores_alone() -> None:
 @pytest.mark.parametrize(
     ("metric", "less"),
     [
-        ("personal-loss-mean", True), ("personal-rmse", True), ("personal-accuracy-worst-tenth", False),
-        ("client-accuracy-jain", False), ("personal-accuracy-std", True),
+        ("personal-loss-mean", True),
+        ("personal-rmse", True),
+        ("personal-accuracy-worst-tenth", False),
+        ("client-accuracy-jain", False),
+        ("personal-accuracy-std", True),
     ],
-)  # fmt: skip
+)
 def test_which_way_a_metric_of_own_models_is_worse(metric: str, less: bool) -> None:
     assert less_is_better(metric) is less

@@ -72,9 +72,13 @@ def go(federation: Make, model: Make, train_config: Make) -> Go:
             if progress.aggregation and progress.aggregation not in done.states:
                 done.states[progress.aggregation] = saved(done.strategy.state())
             report = [
-                progress.aggregation, progress.time, dict(progress.metrics), progress.evaluated,
-                dict(progress.clients), [array.data for array in progress.arrays.values()],
-            ]  # fmt: skip
+                progress.aggregation,
+                progress.time,
+                dict(progress.metrics),
+                progress.evaluated,
+                dict(progress.clients),
+                [array.data for array in progress.arrays.values()],
+            ]
             done.reports.append(report)
             if progress.aggregation == cut:
                 raise CutOffError
@@ -91,9 +95,13 @@ def go(federation: Make, model: Make, train_config: Make) -> Go:
             done.strategy.restore(state)
         try:
             result = done.strategy.start(
-                grid, model(0.1, 0.2, 0.7, dtype=dtype), num_rounds=rounds, timeout=10.0,
-                train_config=train_config(2, 0.3), evaluate_fn=evaluate,
-            )  # fmt: skip
+                grid,
+                model(0.1, 0.2, 0.7, dtype=dtype),
+                num_rounds=rounds,
+                timeout=10.0,
+                train_config=train_config(2, 0.3),
+                evaluate_fn=evaluate,
+            )
             done.final = b"".join(array.data for array in result.arrays.values())
         except CutOffError:
             pass
@@ -114,9 +122,21 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("fedavg", {"server_optimizer": name, "server_lr": 0.3}) for name in OPTIMIZERS),
     ("fedavg", {"round_deadline": 0.5, "late": "next"}),
     ("fedavg", {"round_deadline": 0.7, "time_scenario": "exponential", "eval_every": 4}),
-    ("fedavg", {"participation": "md", "fraction_train": 0.6, "over_select": 0.7, "late": "next",
-                "time_scenario": "exponential", "server_optimizer": "momentum"}),
-    ("fedavg", {"participation": "uniform", "fraction_train": 0.4, "over_select": 1.0, "round_deadline": 0.7}),
+    (
+        "fedavg",
+        {
+            "participation": "md",
+            "fraction_train": 0.6,
+            "over_select": 0.7,
+            "late": "next",
+            "time_scenario": "exponential",
+            "server_optimizer": "momentum",
+        },
+    ),
+    (
+        "fedavg",
+        {"participation": "uniform", "fraction_train": 0.4, "over_select": 1.0, "round_deadline": 0.7},
+    ),
     ("fedavg", {"participation": "fixed:1,3,4", "round_deadline": 0.6, "late": "next", "time_budget": 4.0}),
     ("fedprox", {"client_weights": "uniform"}),
     ("spectral", {}),
@@ -128,12 +148,18 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("scaffold", {}),
     ("scaffold", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "fedexp"}),
     ("feddyn", {"participation": "md", "fraction_train": 0.6, "server_optimizer": "adam", "server_lr": 0.1}),
-    ("mifa", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "yogi", "server_lr": 0.1}),
+    (
+        "mifa",
+        {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "yogi", "server_lr": 0.1},
+    ),
     ("feddyn", {"round_deadline": 0.5, "late": "next"}),
     ("ditto", {"participation": "uniform", "fraction_train": 0.4}),
     ("ditto", {"round_deadline": 0.5}),
     ("fedamp", {"round_deadline": 0.5, "late": "next"}),
-    ("fedamp", {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "adam", "server_lr": 0.1}),
+    (
+        "fedamp",
+        {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "adam", "server_lr": 0.1},
+    ),
     ("async-fedavg", {"server_lr": 0.1}),
     ("async-fedavg", {"server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),
     ("async-fedavg", {"server_lr": 0.1, "server_optimizer": "momentum", "aggregation_weights": "identical"}),
@@ -161,7 +187,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("rennala", {"buffer_size": 3}),
     ("rennala", {"buffer_size": 7, "time_scenario": "exponential", "concurrency": 3}),
     ("ca2fl", {"buffer_size": 2}),
-    ("ca2fl", {"buffer_size": 3, "time_scenario": "exponential", "eval_every": 4, "server_optimizer": "momentum"}),
+    (
+        "ca2fl",
+        {"buffer_size": 3, "time_scenario": "exponential", "eval_every": 4, "server_optimizer": "momentum"},
+    ),
     ("ca2fl", {"buffer_size": 2, "concurrency": 3, "client_weights": "adjacency"}),
     ("ace", {"server_lr": 0.2}),
     ("ace", {"server_lr": 0.2, "time_scenario": "exponential", "concurrency": 2, "server_optimizer": "yogi"}),
@@ -171,11 +200,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("scaffold", {**FLEET, "participation": "uniform", "fraction_train": 0.6}),
     ("async-fedavg", {**FLEET, "server_lr": 0.1, "task_failure": 0.2}),
     ("async-fedavg", {**FLEET, "server_lr": 0.1, "concurrency": 2, "eval_every": 3}),
-    ("async-fedavg", {"server_lr": 0.1, "aggregation_weights": "observed", "availability": "bernoulli:0.5,0.7"}),
+    (
+        "async-fedavg",
+        {"server_lr": 0.1, "aggregation_weights": "observed", "availability": "bernoulli:0.5,0.7"},
+    ),
     ("fedfix", {**FLEET, "availability": "bernoulli:0.4,0.3"}),
     ("fedbuff", {**FLEET, "buffer_size": 2, "eval_every": 2}),
     ("ca2fl", {**FLEET, "buffer_size": 2, "concurrency": 3, "task_failure": 0.3}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -227,9 +259,14 @@ def test_any_number_of_stops(
 ) -> None:
     assume(optimizer != FEDEXP or name in ("fedavg", "fedprox", "spectral", "fednova", "scaffold"))
     options: dict[str, Any] = {
-        "time_scenario": scenario, "server_optimizer": optimizer, "client_weights": weights, "seed": seed,
-        "server_lr": 0.1, "eval_every": 2, "dtype": dtype,
-    } | ({"buffer_size": 3} if hasattr(REGISTRY[name].Config(), "buffer_size") else {})  # fmt: skip
+        "time_scenario": scenario,
+        "server_optimizer": optimizer,
+        "client_weights": weights,
+        "seed": seed,
+        "server_lr": 0.1,
+        "eval_every": 2,
+        "dtype": dtype,
+    } | ({"buffer_size": 3} if hasattr(REGISTRY[name].Config(), "buffer_size") else {})
     whole = go(name, **options)
     state, reports = None, []
     for stop in [*stops, None]:
@@ -258,9 +295,12 @@ def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
         stopped=lambda: len(read) > 3 * len(CENTRES),
     )
     strategy.start(
-        federation(CENTRES, SIZES), model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=ROUNDS, timeout=10.0,
+        federation(CENTRES, SIZES),
+        model(0.1, 0.2, 0.7, dtype="float32"),
+        num_rounds=ROUNDS,
+        timeout=10.0,
         train_config=train_config(2, 0.3),
-    )  # fmt: skip
+    )
     assert strategy.aggregations == done
     assert go(name, state=saved(strategy.state()), **options).final == whole.final
 

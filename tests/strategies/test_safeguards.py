@@ -236,9 +236,11 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
         shares[progress.aggregation] = progress.clients.get("weight", [])
 
     strategy = FedBuff(
-        FedBuff.Config(buffer_size=2, arrival_weight_bound=0.0, client_weights="uniform"), clock=WallClock(),
-        observer=observe, stopped=lambda: 3 in ledger().members and ledger().members[3].contributions > 9,
-    )  # fmt: skip
+        FedBuff.Config(buffer_size=2, arrival_weight_bound=0.0, client_weights="uniform"),
+        clock=WallClock(),
+        observer=observe,
+        stopped=lambda: 3 in ledger().members and ledger().members[3].contributions > 9,
+    )
 
     def ledger() -> Ledger:
         return getattr(strategy, "ledger", Ledger())

@@ -157,8 +157,13 @@ def test_participation_counts_take_the_time_of_each_task() -> None:
         return 2.0 if client else (1.0 if task == 1 else 5.0)
 
     assert [participation_counts(seconds, 2, 1, n).tolist() for n in (1, 2, 3, 4, 5, 6)] == [
-        [1, 0], [1, 1], [1, 2], [2, 2], [2, 3], [2, 4],
-    ]  # fmt: skip
+        [1, 0],
+        [1, 1],
+        [1, 2],
+        [2, 2],
+        [2, 3],
+        [2, 4],
+    ]
     asked.clear()
     participation_counts(seconds, 2, 1, 3)
     assert sorted(asked) == [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]  # each task once, from 1
@@ -194,9 +199,12 @@ SHORT = "fedfix_interval = {} s is short: even the fastest client works for "
 
 @pytest.mark.parametrize(("interval", "said"), [(0.5, False), (0.1, False), (0.09, True), (0.02, True)])
 def test_fedfix_says_when_every_task_takes_several_intervals(
-    federation: Callable[..., Any], model: Callable[..., Any], interval: float, said: bool,
+    federation: Callable[..., Any],
+    model: Callable[..., Any],
+    interval: float,
+    said: bool,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     FedFix(fedfix_interval=interval).start(federation(), model(1.0), num_rounds=3)  # F80: τ = (.2, .6, 1)
     assert caplog.text.count(SHORT.format(interval)) == said
     assert not said or "as long as most clients work, here 0.6 s, is what suits" in caplog.text
@@ -204,9 +212,13 @@ def test_fedfix_says_when_every_task_takes_several_intervals(
 
 @pytest.mark.parametrize(("delay", "interval", "said"), [(0.3, 0.02, True), (0.0, 0.4, False)])
 def test_on_devices_it_does_so_once_it_knows(
-    federation: Callable[..., Any], model: Callable[..., Any], delay: float, interval: float, said: bool,
+    federation: Callable[..., Any],
+    model: Callable[..., Any],
+    delay: float,
+    interval: float,
+    said: bool,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     grid = federation()
     for node in grid.nodes.values():
         node.delay = delay

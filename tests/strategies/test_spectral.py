@@ -111,8 +111,10 @@ def test_below_one_every_request_has_beta_and_a_second_model_of_the_same_layout(
         assert list(request.content.array_records) == ["arrays", "neighbours"]
         u = request.content.array_records["neighbours"]
         assert [(k, a.dtype, tuple(a.shape)) for k, a in u.items()] == [
-            ("a", "float32", (2, 3)), ("b", "float64", ()), ("n", "int64", (1,)),
-        ]  # fmt: skip
+            ("a", "float32", (2, 3)),
+            ("b", "float64", ()),
+            ("n", "int64", (1,)),
+        ]
 
 
 def test_at_one_nothing_of_it_is_sent(federation: Make, model: Make, train_config: Make) -> None:

@@ -166,8 +166,11 @@ def test_a_node_that_takes_over_a_partition_goes_on_from_its_last_local_model(
 
     strategy = Spectral(Spectral.Config(perturbation_beta=0.4), observer=replace_node)
     strategy.start(grid, model(1.0, -2.0), num_rounds=4, train_config=train_config(STEPS, LR))
-    assert [r.metadata.dst_node_id == 99 for r in grid.requests("train") if is_first(
-        grid.nodes[r.metadata.dst_node_id])] == [False, False, True, True]  # fmt: skip
+    assert [
+        r.metadata.dst_node_id == 99
+        for r in grid.requests("train")
+        if is_first(grid.nodes[r.metadata.dst_node_id])
+    ] == [False, False, True, True]
     assert Oracle(grid, 0.4, MANY, directions).check(4) > 0.1
 
 

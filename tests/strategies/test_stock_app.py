@@ -29,7 +29,7 @@ from strategies import (
     VirtualClock,
     WallClock,
     messages,
-)  # fmt: skip
+)
 from strategies.engine_name import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
@@ -51,9 +51,12 @@ def stock(spoil: Reply = lambda message, context, content: content, mods: Any = 
             pull = float(config.get("proximal-mu", 0.0)) * (w - start)
             w = w - 0.5 * (w - CENTRES[i] + pull)
         metrics = {"train_loss": float((w[0] - CENTRES[i]) ** 2), "steps": 3 + i, "num-examples": SIZES[i]}
-        content = RecordDict({
-            "arrays": ArrayRecord({"w": Array(w.astype(start.dtype))}), "metrics": MetricRecord(metrics),
-        })  # fmt: skip
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"w": Array(w.astype(start.dtype))}),
+                "metrics": MetricRecord(metrics),
+            }
+        )
         return Message(spoil(message, context, content), reply_to=message)
 
     @app.evaluate()
@@ -92,9 +95,13 @@ PAIRS: list[tuple[Any, Any, dict[str, Any], dict[str, Any]]] = [
     (flower.FedAvg, FedAvg, {}, {}),
     (flower.FedProx, FedProx, {"proximal_mu": 0.3}, {}),
     (flower.FedMedian, FedAvg, {}, {"client_weights": "uniform", "aggregation_rule": "median"}),
-    (flower.FedTrimmedAvg, FedAvg, {}, {"client_weights": "uniform", "aggregation_rule": "trimmed-mean",
-                                        "faulty_clients": 1}),
-]  # fmt: skip
+    (
+        flower.FedTrimmedAvg,
+        FedAvg,
+        {},
+        {"client_weights": "uniform", "aggregation_rule": "trimmed-mean", "faulty_clients": 1},
+    ),
+]
 
 
 @pytest.mark.parametrize(("theirs", "ours", "both", "own"), PAIRS, ids=lambda v: getattr(v, "__name__", ""))
@@ -370,8 +377,11 @@ def looks_at_round(message: Message, context: Context, call_next: Any) -> Messag
     return call_next(message, context)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("mod", [looks_at_round, fixedclipping_mod, LocalDpMod(5.0, 1.0, 1e9, 0.1)],
-                         ids=["of one's own", "clipping", "local privacy"])  # fmt: skip
+@pytest.mark.parametrize(
+    "mod",
+    [looks_at_round, fixedclipping_mod, LocalDpMod(5.0, 1.0, 1e9, 0.1)],
+    ids=["of one's own", "clipping", "local privacy"],
+)
 @pytest.mark.parametrize("kind", [FedAvg, FedFix])
 def test_a_mod_of_the_app_does_not_break_it(kind: Any, mod: Any) -> None:
     made = grid(mods=[mod])
@@ -423,11 +433,14 @@ def evaluating(how: str) -> MemoryGrid:
     return made
 
 
-@pytest.mark.parametrize(("how", "said"), [
-    ("fails", r"left out of the means client \d \(node \d+\): .*CUDA out of memory"),
-    ("unavailable", r"left out of the means client that is gone: Error: Node Unavailable"),
-    ("drop", r"1 of 3 haven't answered in time, it is without client \d"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("fails", r"left out of the means client \d \(node \d+\): .*CUDA out of memory"),
+        ("unavailable", r"left out of the means client that is gone: Error: Node Unavailable"),
+        ("drop", r"1 of 3 haven't answered in time, it is without client \d"),
+    ],
+)
 def test_who_could_not_evaluate_is_named(how: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     result = FedAvg().start(evaluating(how), model(), num_rounds=1, timeout=0.3)
     w, told = value(result), result.evaluate_metrics_clientapp[1]["loss"]
@@ -457,8 +470,11 @@ def test_nothing_of_the_users_config_is_overwritten() -> None:
         sent = request.content.config_records["config"]
         assert {key: sent[key] for key in mine} == mine
         assert {key for key in sent if key not in mine} == {
-            "server-round", "proximal-mu", "strategies.client", "strategies.task",
-        }  # fmt: skip
+            "server-round",
+            "proximal-mu",
+            "strategies.client",
+            "strategies.task",
+        }
 
 
 def test_a_client_that_does_not_say_what_it_did_is_spoken_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -87,10 +87,13 @@ def test_senseless_shares_are_refused() -> None:
         FedAvg(stragglers=0.5, over_select=0.3)
     strategy = FedAvg(
         FedAvgConfig(
-            stragglers=0.5, drop_stragglers=True, aggregation_rule="trimmed-mean", faulty_clients=1,
+            stragglers=0.5,
+            drop_stragglers=True,
+            aggregation_rule="trimmed-mean",
+            faulty_clients=1,
             client_weights="uniform",
         )
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match=r"needs 3 clients a round or more, 2 take part"):
         strategy.check(4)
 

@@ -56,9 +56,24 @@ def test_a_client_that_joins_later_is_as_slow_as_the_slowest() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    ["", "F", "80", "f80", "F100", "F-5", "F8.5", "F80 ", "F80:F0", "Exponential", "exponential:80",
-     "exponential:F100", "exponential:exponential", "uniform", "trace"],
-)  # fmt: skip
+    [
+        "",
+        "F",
+        "80",
+        "f80",
+        "F100",
+        "F-5",
+        "F8.5",
+        "F80 ",
+        "F80:F0",
+        "Exponential",
+        "exponential:80",
+        "exponential:F100",
+        "exponential:exponential",
+        "uniform",
+        "trace",
+    ],
+)
 def test_other_scenarios_are_refused_with_key_value_and_what_is_allowed(scenario: str) -> None:
     with pytest.raises(ValueError, match="time_scenario = ") as error:
         TimeScenario(scenario, 5)

@@ -39,11 +39,13 @@ VARIANCES, BATCHES = (4.0, 1.0, 0.5), (10, 20, 70)
 
 
 def record(w: float = 1.0, variance: float = 1.0, batches: int = 0) -> ArrayRecord:
-    return ArrayRecord({
-        "layer.weight": Array(np.array([w, w], np.float32)),
-        "norm.running_var": Array(np.array([variance], np.float32)),
-        "norm.num_batches_tracked": Array(np.array(batches, np.int64)),
-    })  # fmt: skip
+    return ArrayRecord(
+        {
+            "layer.weight": Array(np.array([w, w], np.float32)),
+            "norm.running_var": Array(np.array([variance], np.float32)),
+            "norm.num_batches_tracked": Array(np.array(batches, np.int64)),
+        }
+    )
 
 
 def normalising() -> ClientApp:

@@ -139,9 +139,13 @@ def test_datasets_of_others_are_taken_as_they_are(digits, tmp_path):
     keys = {**SMALL, "results_dir": tmp_path}
     plain, both = fedapp.run(dataset=(x, y), **keys), fedapp.run(dataset=(x, y, x, y), **keys)
     for given, like in (
-        (rows, plain), ((rows, rows), both), (table, plain), ((table, table), both),
-        (datasets.DatasetDict({"train": table, "test": table}), both), (partial(lambda given: given, rows), plain),
-    ):  # fmt: skip
+        (rows, plain),
+        ((rows, rows), both),
+        (table, plain),
+        ((table, table), both),
+        (datasets.DatasetDict({"train": table, "test": table}), both),
+        (partial(lambda given: given, rows), plain),
+    ):
         assert fedapp.run(dataset=given, **keys).summary["loss"] == like.summary["loss"]
 
 

@@ -42,8 +42,9 @@ def test_a_sweep_on_own_data_is_the_same_from_elsewhere(data: Path, tmp_path: Pa
     plan = read_file(out / "plan.toml", SweepPlan)
     assert {run.key for run in plan.runs()} == {result.path.name[-10:] for result in made.results}
     assert tomllib.loads((out / "plan.toml").read_text())["grid"]["data-path"] == [
-        {"label": "a.npz", "data-path": str(data / "a.npz")}, str(data / "b.npz")
-    ]  # fmt: skip
+        {"label": "a.npz", "data-path": str(data / "a.npz")},
+        str(data / "b.npz"),
+    ]
     monkeypatch.chdir(data)
     fedapp.sweep(**SMALL, dataset="npz", data_path="a.npz", seed=[0], out=tmp_path / "base")
     content = tomllib.loads((tmp_path / "base" / "plan.toml").read_text())

@@ -84,9 +84,17 @@ def test_the_explicit_bound_by_hand() -> None:
     # τ = 1, ρ = 2, η_g = ½, η_l = 1/4000: η̃ = 1/8000, X = η̃ + 16·2·2·η̃² = 1.25e-4 + 1e-6; K = 1: D = 0
     # 6/(1.25e-4·1) + 12·2·2·X·2·1 + 6·4·X·1.5
     bound = asynchronous.explicit_bound(
-        1, BY_HAND, lr=1 / 4000, local_steps=1, delay=1, residual=1.0, noise=3.0, squared_noise=1.5, server_lr=0.5,
+        1,
+        BY_HAND,
+        lr=1 / 4000,
+        local_steps=1,
+        delay=1,
+        residual=1.0,
+        noise=3.0,
+        squared_noise=1.5,
+        server_lr=0.5,
         weight=2.0,
-    )  # fmt: skip
+    )
     assert bound == pytest.approx(48_000 + (96 + 36) * 1.26e-4)
 
 
@@ -130,9 +138,16 @@ def schedule(times: np.ndarray, count: int, interval: float | None) -> list[list
     seed=st.integers(0, 10**6),
 )
 def test_async_and_fedfix_stay_below(
-    aggregate: Callable, num_clients: int, K: int, share: float, server_lr: float, interval: float | None,
-    heterogeneity: float, sigma2: float, seed: int,
-) -> None:  # fmt: skip
+    aggregate: Callable,
+    num_clients: int,
+    K: int,
+    share: float,
+    server_lr: float,
+    interval: float | None,
+    heterogeneity: float,
+    sigma2: float,
+    seed: int,
+) -> None:
     rng = np.random.default_rng(seed)
     times = rng.uniform(0.2, 1.0, num_clients)
     problem = quadratics(
@@ -146,7 +161,7 @@ def test_async_and_fedfix_stay_below(
     def run(lr: float) -> tuple[np.ndarray, int]:
         return aggregate(
             problem, start, who, d, lr, K, rng, server_lr=server_lr, sigma2=sigma2, repeats=repeats
-        )  # fmt: skip
+        )
 
     q = np.array([[d[i] if i in clients else 0.0 for i in range(num_clients)] for clients in who])  # q_i(n)
     weight = float(q.sum(axis=1).max())
@@ -171,10 +186,17 @@ def test_async_and_fedfix_stay_below(
     shares = {n: q[n] / q[n].sum() for n in used}
     constants = Constants(num_clients=num_clients, L=2.0, distance2=float(np.sum((start - surrogate) ** 2)))
     bound = asynchronous.explicit_bound(
-        N, constants, lr=lr, local_steps=K, delay=delay, residual=max(residual, 0.0), server_lr=server_lr,
-        noise=sum(shares[n] @ squares[n] for n in used) / N, weight=weight,
+        N,
+        constants,
+        lr=lr,
+        local_steps=K,
+        delay=delay,
+        residual=max(residual, 0.0),
+        server_lr=server_lr,
+        noise=sum(shares[n] @ squares[n] for n in used) / N,
+        weight=weight,
         squared_noise=sum(shares[n] ** 2 @ squares[n] for n in used) / N,
-    )  # fmt: skip
+    )
     assert gap <= bound
     if interval is not None and interval >= times.max():  # all in every round: the bound is on f − f* itself
         assert gap >= 0

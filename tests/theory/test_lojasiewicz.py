@@ -122,8 +122,14 @@ def test_fedavg_stays_below(
 ) -> None:
     rng = np.random.default_rng(seed)
     problem = quadratics(
-        rng, num_clients=num_clients, num_parameters=2, L=1.0, mu=0.2, heterogeneity=heterogeneity, shared=True
-    )  # fmt: skip
+        rng,
+        num_clients=num_clients,
+        num_parameters=2,
+        L=1.0,
+        mu=0.2,
+        heterogeneity=heterogeneity,
+        shared=True,
+    )
     lr, start = share / (18 * H), np.array([4.0, -4.0])
     run = drive(problem, start, 40, H, lr, sigma2=sigma2, seed=seed, repeats=200 if sigma2 else 1)
     pulls = problem.curvatures[0] * (problem.centres - problem.centres.mean(axis=0))
@@ -252,9 +258,13 @@ def constants_of(losses: PowerLosses, models: np.ndarray, sigma: float) -> tuple
     spread = np.mean(np.sum((gradients - gradients.mean(axis=-2, keepdims=True)) ** 2, axis=-1), axis=-1)
     values = losses.values(points).mean(axis=(0, 2))
     c = Constants(
-        num_clients=losses.shape[0], L=losses.L, sigma2=sigma**2, mean_zeta2=float(spread.max()), Delta=values[0],
+        num_clients=losses.shape[0],
+        L=losses.L,
+        sigma2=sigma**2,
+        mean_zeta2=float(spread.max()),
+        Delta=values[0],
         Gamma=0.0,
-    )  # fmt: skip
+    )
     return c, values
 
 
@@ -305,9 +315,13 @@ def test_fedavg_on_quadratics_stays_below_for_every_exponent(
     )
     pulls = problem.curvatures[0] * (problem.centres - problem.centres.mean(axis=0))
     c = Constants(
-        num_clients=3, L=1.0, sigma2=sigma**2, mean_zeta2=float(np.mean(np.sum(pulls**2, axis=1))), Delta=values[0],
+        num_clients=3,
+        L=1.0,
+        sigma2=sigma**2,
+        mean_zeta2=float(np.mean(np.sum(pulls**2, axis=1))),
+        Delta=values[0],
         Gamma=0.0,
-    )  # fmt: skip
+    )
     mu = 2 * 0.3 * B ** (1 - alpha)
     bound = lojasiewicz_bound(np.arange(81), c, mu=mu, exponent=alpha, lr=lr, local_steps=H)
     assert (values <= bound).all()

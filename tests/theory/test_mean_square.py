@@ -149,9 +149,15 @@ def exact_run(
 def agents_of(a: np.ndarray, c: np.ndarray, E: np.ndarray) -> tuple[Agents, LocalSmoothness]:
     best = (a @ c) / a.sum()
     agents = Agents(
-        beta2=np.zeros(len(a)), sigma2=np.zeros(len(a)), smoothness=a, offsets2=(c - best) ** 2, local_steps=E,
-        nu=float(a.mean()), delta=float(a.mean()), sample_size=len(a),
-    )  # fmt: skip
+        beta2=np.zeros(len(a)),
+        sigma2=np.zeros(len(a)),
+        smoothness=a,
+        offsets2=(c - best) ** 2,
+        local_steps=E,
+        nu=float(a.mean()),
+        delta=float(a.mean()),
+        sample_size=len(a),
+    )
     return agents, LocalSmoothness(mean_square=a**2, convexity=a)
 
 

@@ -57,8 +57,11 @@ def test_newton_stops_at_a_gradient_or_at_a_decrement() -> None:
         return a * np.sinh(a * w)
 
     arguments = (
-        lambda w: float(np.cosh(a * w).sum()), gradient, lambda w: (a**2 * np.cosh(a * w)).__mul__, np.full(2, 2.0),
-    )  # fmt: skip
+        lambda w: float(np.cosh(a * w).sum()),
+        gradient,
+        lambda w: (a**2 * np.cosh(a * w)).__mul__,
+        np.full(2, 2.0),
+    )
     assert np.linalg.norm(newton(*arguments)) <= 1e-12
     taken = len(steps)
     steps.clear()

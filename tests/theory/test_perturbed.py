@@ -192,9 +192,15 @@ def measured_constants(problem: Quadratics, run, start: np.ndarray, sigma2: floa
     best = (p @ (a * c)) / (p @ a)
     lowest, first = (0.5 * float(p @ np.sum(a * (w - c) ** 2, axis=1)) for w in (best, start))
     return Constants(
-        num_clients=len(p), L=2.0, mu=0.5, S=float(np.sum(p**2)), sigma2=sigma2,
-        G2=run.gradient_bound(problem, sigma2), Gamma=lowest, Delta=first - lowest,
-    )  # fmt: skip
+        num_clients=len(p),
+        L=2.0,
+        mu=0.5,
+        S=float(np.sum(p**2)),
+        sigma2=sigma2,
+        G2=run.gradient_bound(problem, sigma2),
+        Gamma=lowest,
+        Delta=first - lowest,
+    )
 
 
 CASES = {
@@ -210,8 +216,14 @@ def draw_problem(num_clients: int, heterogeneity: float, uneven: bool, seed: int
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.ones(num_clients)) if uneven else None
     return quadratics(
-        rng, num_clients=num_clients, num_parameters=2, L=2.0, mu=0.5, heterogeneity=heterogeneity, weights=weights
-    )  # fmt: skip
+        rng,
+        num_clients=num_clients,
+        num_parameters=2,
+        L=2.0,
+        mu=0.5,
+        heterogeneity=heterogeneity,
+        weights=weights,
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -219,9 +231,16 @@ def draw_problem(num_clients: int, heterogeneity: float, uneven: bool, seed: int
     alpha=st.sampled_from([0.0, 0.1, 1.0, 10.0]), share=st.floats(0.05, 1.0), uneven=st.booleans(), **CASES
 )
 def test_fedprox_stays_below(
-    drive: Callable, alpha: float, share: float, num_clients: int, E: int, heterogeneity: float, sigma2: float,
-    uneven: bool, seed: int,
-) -> None:  # fmt: skip
+    drive: Callable,
+    alpha: float,
+    share: float,
+    num_clients: int,
+    E: int,
+    heterogeneity: float,
+    sigma2: float,
+    uneven: bool,
+    seed: int,
+) -> None:
     problem, start = draw_problem(num_clients, heterogeneity, uneven, seed), np.array([5.0, -5.0])
 
     def gaps_and_constants(lr) -> tuple[np.ndarray, Constants]:
@@ -244,18 +263,32 @@ def test_fedprox_stays_below(
 @example(beta=0.1, share=1.0, num_clients=4, E=6, heterogeneity=0.0, sigma2=0.0, seed=0)  # G² is 4e12
 @given(beta=st.sampled_from([0.1, 0.5, 0.9, 0.99]), share=st.floats(0.05, 1.0), **CASES)
 def test_spectral_stays_below(
-    drive: Callable, beta: float, share: float, num_clients: int, E: int, heterogeneity: float, sigma2: float,
+    drive: Callable,
+    beta: float,
+    share: float,
+    num_clients: int,
+    E: int,
+    heterogeneity: float,
+    sigma2: float,
     seed: int,
-) -> None:  # fmt: skip
+) -> None:
     # Lemma 4.3 needs the weights of the graph: 1/C each on a ring.
     problem, start = draw_problem(num_clients, heterogeneity, False, seed), np.array([5.0, -5.0])
     neighbours = ring(num_clients)
 
     def gaps_and_constants(lr) -> tuple[np.ndarray, Constants]:
         run = drive(
-            problem, start, 30, E, lr, beta=beta, neighbours=neighbours, sigma2=sigma2, seed=seed,
+            problem,
+            start,
+            30,
+            E,
+            lr,
+            beta=beta,
+            neighbours=neighbours,
+            sigma2=sigma2,
+            seed=seed,
             repeats=200 if sigma2 else 1,
-        )  # fmt: skip
+        )
         # Lemma 4.3: the mean point is β w̄_{t,k} + (1−β) w̄_{t,0}.
         means = run.locals[:, :, :-1].mean(axis=3)
         expected = beta * means + (1 - beta) * run.models[:, :-1, None]
@@ -326,9 +359,18 @@ def test_mean_squared_gradients_stay_below(
     seed=st.integers(0, 10**6),
 )
 def test_lower_bounds_hold_on_their_problem(
-    drive: Callable, mu: float, alpha: float, beta: float, E: int, half: int, share: float, pull: float, start: float,
-    sigma2: float, seed: int,
-) -> None:  # fmt: skip
+    drive: Callable,
+    mu: float,
+    alpha: float,
+    beta: float,
+    E: int,
+    half: int,
+    share: float,
+    pull: float,
+    start: float,
+    sigma2: float,
+    seed: int,
+) -> None:
     problem = lower_bound_problem(mu, pull, 2 * half, start)
     # f(w) = (h + H)w²/4 = 3μw²/8, with minimum 0 at 0.
     c = Constants(num_clients=2 * half, L=mu, S=1 / (2 * half), sigma2=sigma2, Delta=3 * mu * start**2 / 8)

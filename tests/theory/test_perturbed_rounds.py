@@ -81,9 +81,15 @@ def draw_problem(num_clients: int, heterogeneity: float, seed: int) -> Quadratic
 @settings(deadline=None, max_examples=25)
 @given(alpha=st.sampled_from([0.0, 1.0, 10.0]), share=st.floats(0.05, 1.0), **CASES)
 def test_fedprox_stays_within_lemmas_41_and_42(
-    drive: Callable, alpha: float, share: float, num_clients: int, E: int, heterogeneity: float, sigma2: float,
+    drive: Callable,
+    alpha: float,
+    share: float,
+    num_clients: int,
+    E: int,
+    heterogeneity: float,
+    sigma2: float,
     seed: int,
-) -> None:  # fmt: skip
+) -> None:
     problem = draw_problem(num_clients, heterogeneity, seed)
     lr = share * (min(0.5, 1 / alpha) if alpha else 0.5)
     run = drive(
@@ -104,15 +110,30 @@ def test_fedprox_stays_within_lemmas_41_and_42(
     beta=st.sampled_from([0.02, 0.1, 0.5, 0.9]), falling=st.booleans(), share=st.floats(0.05, 1.0), **CASES
 )
 def test_the_spectral_method_stays_within_lemmas_44_and_45(
-    drive: Callable, beta: float, falling: bool, share: float, num_clients: int, E: int, heterogeneity: float,
-    sigma2: float, seed: int,
-) -> None:  # fmt: skip
+    drive: Callable,
+    beta: float,
+    falling: bool,
+    share: float,
+    num_clients: int,
+    E: int,
+    heterogeneity: float,
+    sigma2: float,
+    seed: int,
+) -> None:
     problem, neighbours, T = draw_problem(num_clients, heterogeneity, seed), ring(num_clients), 8
     steps = share / (2 * 2 * E) / (1 + np.arange(T) * falling)
     run = drive(
-        problem, START, T, E, steps, beta=beta, neighbours=neighbours, sigma2=sigma2, seed=seed,
+        problem,
+        START,
+        T,
+        E,
+        steps,
+        beta=beta,
+        neighbours=neighbours,
+        sigma2=sigma2,
+        seed=seed,
         repeats=300 if sigma2 else 1,
-    )  # fmt: skip
+    )
     c = Constants(num_clients=num_clients, L=2.0, G2=run.gradient_bound(problem, sigma2))
     u = neighbour_averages(run, neighbours)
     np.testing.assert_allclose(run.points[:, :, 0], beta * run.locals[:, :, 0] + (1 - beta) * u, atol=1e-9)

@@ -178,8 +178,13 @@ def test_models_of_a_window_are_near_each_other(W: int, windows: int, clients: i
     mean = representation.window_mean(expected, W)
     excess = np.mean(losses @ mean) - np.mean(np.sum(expected * losses, axis=1))
     term = representation.window_term(
-        lr=lr, local_steps=1, window=W, gradient=B, mean_weight=mean.sum(), largest_weight=expected.sum(axis=1).max()
-    )  # fmt: skip
+        lr=lr,
+        local_steps=1,
+        window=W,
+        gradient=B,
+        mean_weight=mean.sum(),
+        largest_weight=expected.sum(axis=1).max(),
+    )
     assert excess <= term + 1e-12
 
 
@@ -200,7 +205,7 @@ def best(a: np.ndarray, c: np.ndarray, weights: np.ndarray) -> np.ndarray:
     share=st.floats(0.2, 1.0),
     heterogeneity=st.floats(0.1, 3.0),
     seed=st.integers(0, 10**6),
-)  # fmt: skip
+)
 def test_gradients_of_a_run_stay_below(
     aggregate: Callable,
     K: int,
@@ -236,10 +241,16 @@ def test_gradients_of_a_run_stay_below(
     squares = np.sum((a * (own[:, None] - c)) ** 2, axis=-1)
     constants = Constants(num_clients=4, L=L, distance2=float(np.sum((start - surrogate) ** 2)))
     bound = asynchronous.explicit_bound(
-        N, constants, lr=lr, local_steps=K, delay=delay, residual=residual, weight=weight,
+        N,
+        constants,
+        lr=lr,
+        local_steps=K,
+        delay=delay,
+        residual=residual,
+        weight=weight,
         noise=float(np.mean(np.sum(shares * squares, axis=1))),
         squared_noise=float(np.mean(np.sum(shares**2 * squares, axis=1))),
-    )  # fmt: skip
+    )
     found = representation.representation(p, expected, least, values.mean(axis=1))
     assert measured <= representation.squared_gradient_bound(
         found, constants, suboptimality=residual + float(bound)

@@ -25,9 +25,16 @@ from research.theory.run_bounds import bounds_of_run
 
 CLIENTS, L2, LR = 4, 0.5, 0.002
 COMMON = {
-    "model": '"logistic"', "l2": L2, "lr": LR, "local-epochs": 0, "local-steps": 2, "batch-size": 16,
-    "client-weights": '"uniform"', "num-server-rounds": 6, "run-name": '"run"',
-}  # fmt: skip
+    "model": '"logistic"',
+    "l2": L2,
+    "lr": LR,
+    "local-epochs": 0,
+    "local-steps": 2,
+    "batch-size": 16,
+    "client-weights": '"uniform"',
+    "num-server-rounds": 6,
+    "run-name": '"run"',
+}
 
 ASYNC = {"strategy": '"async-fedavg"'}
 
@@ -173,8 +180,9 @@ def test_the_perceptron_with_whole_batches(run_once: RunOnce) -> None:
     assert [bound.source for bound in found.bounds] == ["Dhasade et al., theorem 2.1"]
     assert (found.bounds[0].values >= found.means).all()
     assert [reason.partition(":")[0] for reason in found.refusals] == [
-        "001 theorem F.2", "Buttaci 2024, lemma B.2",
-    ]  # fmt: skip
+        "001 theorem F.2",
+        "Buttaci 2024, lemma B.2",
+    ]
     assert "mu is 0" in found.refusals[1]
 
 
@@ -295,7 +303,7 @@ def test_a_trace_with_one_time_for_each_client_has_terms(run_once: RunOnce, tmp_
         {"client_evaluation": "true", "fine_tune_epochs": 1, "test_on": '"own"', "batch_size": 0},
         {"strategy": '"spectral"', "message_epsilon": 1.0, "neighbours": 2, "data_imbalance": 1.0, "seed": 3},
     ],
-)  # fmt: skip
+)
 def test_keys_that_may_have_any_value(run_once: RunOnce, keys: dict[str, object]) -> None:
     run_dir = run_once(**keys)
     found = bounds_of_run(run_dir)

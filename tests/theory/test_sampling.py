@@ -136,8 +136,13 @@ def test_a_sampled_round_stays_below_theorem_1(kind: str, size: int) -> None:
     assert noise == pytest.approx(draw.beta * spread)  # lemma 1, since Σ p_i ∇L_i(θ*) = 0
     lr = 1 / (48 * a * 3)
     case = {
-        "lr": lr, "local_steps": 1, "delay": 0, "residual": 0.0, "noise": spread, "squared_noise": spread / M,
-    }  # fmt: skip
+        "lr": lr,
+        "local_steps": 1,
+        "delay": 0,
+        "residual": 0.0,
+        "noise": spread,
+        "squared_noise": spread / M,
+    }
     for at in (0.0, start):
         gap = a / 2 * float(second_moments(a, lr, at, noise, N).mean())
         c = Constants(num_clients=M, L=a, distance2=at**2)
@@ -167,10 +172,16 @@ def test_chosen_clients_stay_below_with_the_window(aggregate: Callable, K: int) 
     residual = float(np.mean(np.sum(expected * ((best[0] - problem.centres[:, 0]) ** 2 - values), axis=1)))
     shares = expected / expected.sum(axis=1, keepdims=True)
     bound = asynchronous.explicit_bound(
-        len(who), Constants(num_clients=4, L=2.0, distance2=float((start[0] - best[0]) ** 2)), lr=lr, local_steps=K,
-        delay=delay, residual=residual, noise=float(np.mean(np.sum(shares * 4 * values, axis=1))),
-        squared_noise=float(np.mean(np.sum(shares**2 * 4 * values, axis=1))), weight=2.0,
-    )  # fmt: skip
+        len(who),
+        Constants(num_clients=4, L=2.0, distance2=float((start[0] - best[0]) ** 2)),
+        lr=lr,
+        local_steps=K,
+        delay=delay,
+        residual=residual,
+        noise=float(np.mean(np.sum(shares * 4 * values, axis=1))),
+        squared_noise=float(np.mean(np.sum(shares**2 * 4 * values, axis=1))),
+        weight=2.0,
+    )
     slope = float(np.abs(2 * (np.array([start[0], inner.min()])[:, None] - problem.centres[:, 0])).max())
     extra = representation.window_term(
         lr=lr, local_steps=K, window=4, gradient=slope, mean_weight=1.0, largest_weight=2.0

@@ -61,9 +61,17 @@ def constants_of(problem: Quadratics, trajectory: Any, start: float = START) -> 
     lowest, first = (0.5 * p @ (a * (w - c) ** 2) for w in (best, start))
     spread = (a * (start - c) - p @ (a * (start - c))) ** 2  # constant where the curvatures are equal
     return Constants(
-        num_clients=len(p), L=a.max(), mu=a.min(), S=p @ p, G2=trajectory.gradient_bound(problem, 0.0), Gamma=lowest,
-        Delta=first - lowest, distance2=(start - best) ** 2, zeta2=spread.max(), mean_zeta2=p @ spread,
-    )  # fmt: skip
+        num_clients=len(p),
+        L=a.max(),
+        mu=a.min(),
+        S=p @ p,
+        G2=trajectory.gradient_bound(problem, 0.0),
+        Gamma=lowest,
+        Delta=first - lowest,
+        distance2=(start - best) ** 2,
+        zeta2=spread.max(),
+        mean_zeta2=p @ spread,
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -109,9 +117,11 @@ def test_fedprox_below_its_bounds(
 def adjacency_of(directions: np.ndarray) -> np.ndarray:
     """A_ij = −ln ¼‖m_i − m_j‖², written out."""
     return np.array(
-        [[0.0 if i == j else -np.log(np.sum((m - n) ** 2) / 4) for j, n in enumerate(directions)]
-         for i, m in enumerate(directions)]
-    )  # fmt: skip
+        [
+            [0.0 if i == j else -np.log(np.sum((m - n) ** 2) / 4) for j, n in enumerate(directions)]
+            for i, m in enumerate(directions)
+        ]
+    )
 
 
 @pytest.mark.parametrize("beta", [0.2, 0.7])
@@ -221,10 +231,17 @@ def test_async_and_fedfix_below_theorem_1(
     residual = np.sum(loss(q[used], surrogate) - loss(q[used], own)) / N
     squares, shares = (a * (own[:, None] - c)) ** 2, q[used] / q[used].sum(axis=1, keepdims=True)
     bound = asynchronous.explicit_bound(
-        N, Constants(num_clients=4, L=2.0, distance2=(START - surrogate) ** 2), lr=lr, local_steps=1, delay=delay,
-        residual=residual, noise=np.sum(shares * squares) / N, squared_noise=np.sum(shares**2 * squares) / N,
-        server_lr=server_lr, weight=weight,
-    )  # fmt: skip
+        N,
+        Constants(num_clients=4, L=2.0, distance2=(START - surrogate) ** 2),
+        lr=lr,
+        local_steps=1,
+        delay=delay,
+        residual=residual,
+        noise=np.sum(shares * squares) / N,
+        squared_noise=np.sum(shares**2 * squares) / N,
+        server_lr=server_lr,
+        weight=weight,
+    )
     assert 0 < gap <= bound
     # Time-based weights make the surrogate the federated objective, once every cycle is whole.
     if interval == 1.0:

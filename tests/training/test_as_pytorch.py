@@ -35,9 +35,16 @@ def task_of(
     rng = torch.Generator().manual_seed(3)
     plan = batches or plan_batches(n, batch_size=4, epochs=epochs, steps=0, rng=task_rng(0, 0, 1))
     return LocalTask(
-        model, {name: state[name] for name in names.trained}, torch.randn(n, *shape, generator=rng),
-        torch.arange(n) % CLASSES, 0, plan, 0.1, LocalRule(), fixed={name: state[name] for name in names.fixed},
-    )  # fmt: skip
+        model,
+        {name: state[name] for name in names.trained},
+        torch.randn(n, *shape, generator=rng),
+        torch.arange(n) % CLASSES,
+        0,
+        plan,
+        0.1,
+        LocalRule(),
+        fixed={name: state[name] for name in names.fixed},
+    )
 
 
 def by_pytorch(task: LocalTask) -> dict[str, np.ndarray]:

@@ -210,7 +210,10 @@ class Drops(nn.Sequential):
         (DropsLayers, X),
         (Unused, X),
         (Drops, X),
-        (lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(24, 3)), X.long().abs()),
+        (
+            lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(24, 3)),
+            X.long().abs(),
+        ),
         (Viewed, images(size=8)),
         (dropping_net, images()),
         *((built_in(name), images()) for name in ("logistic", "mlp", "cnn", "resnet18")),
@@ -218,7 +221,7 @@ class Drops(nn.Sequential):
         (built_in("mlp"), 300 * images()),
         (built_in("cnn"), images(1)),
     ],
-)  # fmt: skip
+)
 def test_what_is_trained_as_by_pytorch_passes(
     make: Callable[[], nn.Module], x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,15 @@ from tests.training.cases import by_way, three_clients
 OPTIMIZERS = {
     "adam": ("", torch.optim.Adam, {}),
     "adamw": ("weight_decay=0.1", torch.optim.AdamW, {"weight_decay": 0.1}),
-    "adam ": ("betas=[0.5,0.9] eps=1e-3 weight_decay=0.2", torch.optim.Adam,
-              {"betas": (0.5, 0.9), "eps": 1e-3, "weight_decay": 0.2}),
+    "adam ": (
+        "betas=[0.5,0.9] eps=1e-3 weight_decay=0.2",
+        torch.optim.Adam,
+        {"betas": (0.5, 0.9), "eps": 1e-3, "weight_decay": 0.2},
+    ),
     "rmsprop": ("alpha=0.9", torch.optim.RMSprop, {"alpha": 0.9}),
     "adagrad": ("", torch.optim.Adagrad, {}),
     "torch.optim:NAdam": ("", torch.optim.NAdam, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -30,8 +33,14 @@ def test_local_training_is_pytorchs_own_loop(name: str) -> None:
     task = three_clients("mlp", LocalRule(l2=0.3))[0]
     task = replace(task, optimizer=optimizer_of(name.strip(), options), lr=0.05)
     ((trained, _),) = by_way("single", [task])
-    model = nn.Sequential(*(type(layer)(layer.in_features, layer.out_features) if isinstance(layer, nn.Linear)
-                            else type(layer)() for layer in task.model))  # fmt: skip
+    model = nn.Sequential(
+        *(
+            type(layer)(layer.in_features, layer.out_features)
+            if isinstance(layer, nn.Linear)
+            else type(layer)()
+            for layer in task.model
+        )
+    )
     model.load_state_dict(task.start)
     arguments: dict[str, Any] = {"lr": 0.05, **keywords}
     optimizer = kind(model.parameters(), **arguments)

@@ -66,9 +66,17 @@ def task_of(model: nn.Module, client: int = 0, rows: int = 7, batch: int = 3, ep
     indices = np.stack([np.pad(step, (0, batch - len(step))) for step in steps])
     plan = Batches(indices, np.array([len(step) for step in steps]), rows)
     return LocalTask(
-        model, {name: state[name] for name in names.trained}, x, y, 0, plan, 0.1, LocalRule(),
-        fixed={name: state[name] for name in names.fixed}, ids=(7, client, 1),
-    )  # fmt: skip
+        model,
+        {name: state[name] for name in names.trained},
+        x,
+        y,
+        0,
+        plan,
+        0.1,
+        LocalRule(),
+        fixed={name: state[name] for name in names.fixed},
+        ids=(7, client, 1),
+    )
 
 
 def same(one: Any, other: Any) -> bool:
@@ -188,8 +196,13 @@ def test_pooling_before_a_relu_changes_no_bit() -> None:
     chain = nn.Sequential(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.ReLU(), nn.MaxPool2d(3, 1, padding=1))
     trainee = Trainee(chain)
     assert [type(layer) for layer in trainee.module.modules()] == [
-        nn.Sequential, nn.Sequential, nn.MaxPool2d, nn.ReLU, nn.MaxPool2d, nn.ReLU
-    ]  # fmt: skip
+        nn.Sequential,
+        nn.Sequential,
+        nn.MaxPool2d,
+        nn.ReLU,
+        nn.MaxPool2d,
+        nn.ReLU,
+    ]
     x = torch.randn(50, 3, 8, 8).round(decimals=1)  # ties, too
     x[0, 0, 0, 0] = float("nan")
     found = []

@@ -291,9 +291,14 @@ def test_models_rules_datasets_and_constants_in_one_call(trainer: Callable[..., 
         for task in tasks_of("mlp", ALL)
     ]
     groups = [
-        tasks_of("mlp"), controlled, tasks_of("mlp", ALL), tasks_of("logistic"), tasks_of("cnn", epochs=1), moved,
+        tasks_of("mlp"),
+        controlled,
+        tasks_of("mlp", ALL),
+        tasks_of("logistic"),
+        tasks_of("cnn", epochs=1),
+        moved,
         tasks_of("perceptron"),
-    ]  # fmt: skip
+    ]
     tasks = [task for group in groups for task in group]
     order = np.random.default_rng(0).permutation(len(tasks))
     mixed = [tasks[i] for i in order]

@@ -32,9 +32,26 @@ LINES = 400  # of the log
 MOST_POINTS, MOST_CLIENTS = 1000, 2000
 
 _SHOWN = ("weight", "expected", "observed", "work", "contribution-weight")
-_COUNTS = ("time", "wall-seconds", "bytes", "tasks", "late", "failed", "refused", "discarded", "clipped", "lost",
-           "task-time", "device-seconds", "wasted-seconds", "joules",
-           "aggregation", "client", "name", *_SHOWN)  # fmt: skip
+_COUNTS = (
+    "time",
+    "wall-seconds",
+    "bytes",
+    "tasks",
+    "late",
+    "failed",
+    "refused",
+    "discarded",
+    "clipped",
+    "lost",
+    "task-time",
+    "device-seconds",
+    "wasted-seconds",
+    "joules",
+    "aggregation",
+    "client",
+    "name",
+    *_SHOWN,
+)
 
 
 def page_content(runs: Sequence[Path]) -> dict[str, Any]:

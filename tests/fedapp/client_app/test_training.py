@@ -32,9 +32,12 @@ def directly(
     rows = experiment.partition.client(2)
     x, y = federation.to_tensors(experiment.dataset, rows, config.normalize, CPU)
     batches = plan_batches(
-        len(rows), batch_size=config.batch_size, epochs=config.local_epochs, steps=config.local_steps,
+        len(rows),
+        batch_size=config.batch_size,
+        epochs=config.local_epochs,
+        steps=config.local_steps,
         rng=task_rng(config.seed, 2, server_round),
-    )  # fmt: skip
+    )
     lr = scheduled_lr(config.lr, config.lr_schedule, server_round, config.num_server_rounds)
     start = {name: value.detach().clone() for name, value in experiment.model.named_parameters()}
     lr = lr / len(batches) if config.normalize_steps else lr

@@ -54,9 +54,16 @@ def both(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def run(clients: int = CLIENTS, **values: Any) -> list[Path]:
         given: dict[str, Any] = {
-            "strategy": "async-fedavg", "model": "logistic", "num_server_rounds": 30, "eval_every": 10,
-            "batch_size": 16, "min_samples": 1, "time_scenario": "F80", "results_dir": str(tmp_path), **values,
-        }  # fmt: skip
+            "strategy": "async-fedavg",
+            "model": "logistic",
+            "num_server_rounds": 30,
+            "eval_every": 10,
+            "batch_size": 16,
+            "min_samples": 1,
+            "time_scenario": "F80",
+            "results_dir": str(tmp_path),
+            **values,
+        }
         paths = []
         for writes in (False, True):
             if writes:
@@ -131,9 +138,14 @@ def test_so_is_one_that_changes_while_the_model_does_not(both: Both, monkeypatch
 
 def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, tmp_path: Path) -> None:
     given: dict[str, Any] = {
-        "strategy": "fedbuff", "buffer_size": 4, "num_server_rounds": 12, "time_scenario": "F80", "model": "mlp",
-        "results_dir": str(tmp_path), "checkpoint_every": 1,
-    }  # fmt: skip
+        "strategy": "fedbuff",
+        "buffer_size": 4,
+        "num_server_rounds": 12,
+        "time_scenario": "F80",
+        "model": "mlp",
+        "results_dir": str(tmp_path),
+        "checkpoint_every": 1,
+    }
     whole = server.run(Counting(), server.prepare(configure(**given, run_name="whole"), CLIENTS)).path
     seen = itertools.count()
     config = configure(**given, run_name="cut-off")
@@ -157,13 +169,23 @@ def test_clients_that_cant_take_part_are_named_and_missed(
     labels = rng.integers(0, 3, 200)
     file, groups = tmp_path / "data.npz", np.arange(20)
     np.savez(
-        file, x_train=x, y_train=labels, x_test=x[100:], y_test=labels[100:],
-        group_train=np.repeat(groups, 10), group_test=np.repeat(groups, 5),
-    )  # fmt: skip
+        file,
+        x_train=x,
+        y_train=labels,
+        x_test=x[100:],
+        y_test=labels[100:],
+        group_train=np.repeat(groups, 10),
+        group_test=np.repeat(groups, 5),
+    )
     path, other = both(
-        dataset="npz", data_path=str(file), partitioner="natural", normalize=False, lr=1.0, clients=20,
+        dataset="npz",
+        data_path=str(file),
+        partitioner="natural",
+        normalize=False,
+        lr=1.0,
+        clients=20,
         num_server_rounds=60,
-    )  # fmt: skip
+    )
     assert_same(path, other)
     texts = [record.getMessage() for record in caplog.records]
     assert sum(text.startswith("client 0 (node 1), task 1: its arrays") for text in texts) == 2

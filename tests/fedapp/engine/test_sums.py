@@ -53,9 +53,14 @@ def both(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def run(clients: int = CLIENTS, **values: Any) -> list[Path]:
         given: dict[str, Any] = {
-            "strategy": "fedavg", "model": "logistic", "num_server_rounds": 3, "batch_size": 16,
-            "min_samples": 1, "results_dir": str(tmp_path), **values,
-        }  # fmt: skip
+            "strategy": "fedavg",
+            "model": "logistic",
+            "num_server_rounds": 3,
+            "batch_size": 16,
+            "min_samples": 1,
+            "results_dir": str(tmp_path),
+            **values,
+        }
         paths, seen = [], []
         for looks in (False, True):
             if looks:

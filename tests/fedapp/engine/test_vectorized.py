@@ -32,9 +32,14 @@ Configure = Callable[..., RunConfig]
 
 # What depends on the model's values, and so on the rounding; everything else is the same to the last bit.
 ROUNDED = (
-    "loss", "accuracy", "train-loss", "federated-loss", "federated-loss-std", "surrogate-loss",
+    "loss",
+    "accuracy",
+    "train-loss",
+    "federated-loss",
+    "federated-loss-std",
+    "surrogate-loss",
     "surrogate-loss-std",
-)  # fmt: skip
+)
 
 
 def is_rounded(key: str) -> bool:
@@ -53,11 +58,15 @@ def small(configure: Configure, tmp_path: Path) -> Configure:
             **{
                 "num_server_rounds": rounds * CLIENTS if asynchronous else rounds,
                 "eval_every": 5 if asynchronous else 1,
-                "checkpoint_every": 0, "server_lr": 0.5, "buffer_size": 2, "l2": 1e-3,
-                "results_dir": str(tmp_path), "run_name": f"run-{next(numbers)}",
+                "checkpoint_every": 0,
+                "server_lr": 0.5,
+                "buffer_size": 2,
+                "l2": 1e-3,
+                "results_dir": str(tmp_path),
+                "run_name": f"run-{next(numbers)}",
                 **values,
             }
-        )  # fmt: skip
+        )
 
     return build
 
@@ -349,14 +358,23 @@ def test_clients_whose_training_raises_reach_it_too(
     categories[30] = 57  # of client 1, and the model knows 50
     owners = np.repeat(np.arange(CLIENTS), 20)
     np.savez(
-        tmp_path / "data.npz", x_train=categories.astype(np.float32), y_train=rng.integers(0, 3, 100),
-        x_test=categories[:30].astype(np.float32), y_test=rng.integers(0, 3, 30), group_train=owners,
+        tmp_path / "data.npz",
+        x_train=categories.astype(np.float32),
+        y_train=rng.integers(0, 3, 100),
+        x_test=categories[:30].astype(np.float32),
+        y_test=rng.integers(0, 3, 30),
+        group_train=owners,
         group_test=np.repeat(np.arange(CLIENTS), 6),
-    )  # fmt: skip
+    )
     own = {
-        "dataset": "npz", "data_path": str(tmp_path / "data.npz"), "partitioner": "natural", "normalize": False,
-        "model": "tests.fedapp.own_parts:Embedding", "client_records": "never", **values,
-    }  # fmt: skip
+        "dataset": "npz",
+        "data_path": str(tmp_path / "data.npz"),
+        "partitioner": "natural",
+        "normalize": False,
+        "model": "tests.fedapp.own_parts:Embedding",
+        "client_records": "never",
+        **values,
+    }
     paths, said = [], []
     for grid in (vectorized_grid(), sequential_grid()):
         caplog.clear()

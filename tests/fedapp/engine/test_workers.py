@@ -36,9 +36,14 @@ def run(configure: Configure, tmp_path: Path) -> Run:
 
     def go(number: int = 0, federation_config: dict[str, Any] | None = None, **values: Any) -> Path:
         given = {
-            "num_server_rounds": 3, "eval_every": 1, "model": "mlp", "min_samples": 2, "results_dir": str(tmp_path),
-            "run_name": f"run-{next(numbers)}", **values,
-        }  # fmt: skip
+            "num_server_rounds": 3,
+            "eval_every": 1,
+            "model": "mlp",
+            "min_samples": 2,
+            "results_dir": str(tmp_path),
+            "run_name": f"run-{next(numbers)}",
+            **values,
+        }
         simulation = SimulationConfig.read(
             {"num-supernodes": CLIENTS, "workers": number, **(federation_config or {})}
         )
@@ -208,13 +213,22 @@ def test_a_client_whose_training_raises_is_left_out(
     categories[12] = 57  # of client 6, and the model knows 50
     labels = np.arange(60) % 3
     path = save_npz(
-        x_train=categories, y_train=labels, x_test=np.full((60, 1), 7, np.float32), y_test=labels,
-        group_train=owners, group_test=owners,
-    )  # fmt: skip
+        x_train=categories,
+        y_train=labels,
+        x_test=np.full((60, 1), 7, np.float32),
+        y_test=labels,
+        group_train=owners,
+        group_test=owners,
+    )
     values = {
-        "strategy": strategy, "dataset": "npz", "data_path": path, "partitioner": "natural", "normalize": False,
-        "model": "tests.fedapp.own_parts:Embedding", "client_records": "never",
-    }  # fmt: skip
+        "strategy": strategy,
+        "dataset": "npz",
+        "data_path": path,
+        "partitioner": "natural",
+        "normalize": False,
+        "model": "tests.fedapp.own_parts:Embedding",
+        "client_records": "never",
+    }
     assert_same(run(2, **values), run(**values))
     said = [text for text in caplog.messages if "client 6 (node 7)" in text]
     assert len(said) == 2 * 3

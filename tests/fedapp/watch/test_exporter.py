@@ -56,9 +56,13 @@ def scraper(free_port: int) -> Scraper:
 
 def test_a_round_by_round_run_is_told_by_device(go: Any, scraper: Scraper) -> None:
     go(
-        ("oslo", "bern", ""), [scraper], Lossy(("oslo", "bern", "")), num_server_rounds=4, clock="wall",
+        ("oslo", "bern", ""),
+        [scraper],
+        Lossy(("oslo", "bern", "")),
+        num_server_rounds=4,
+        clock="wall",
         metrics_port=scraper.port,
-    )  # fmt: skip
+    )
     last = scraper.answers[-1]  # when the fourth aggregation was done, and not noted yet
     assert last["fedapp_run", ("deployment", "run", "fedavg")] == 1  # labels by name
     assert last["fedapp_aggregations", ()] == last["fedapp_aggregations_planned", ()] == 4
@@ -79,15 +83,20 @@ def test_a_round_by_round_run_is_told_by_device(go: Any, scraper: Scraper) -> No
 
 def test_an_asynchronous_run_tells_staleness_weights_and_task_times(go: Any, scraper: Scraper) -> None:
     go(
-        observers=[scraper], strategy="async-fedavg", server_lr=0.5, num_server_rounds=8,
+        observers=[scraper],
+        strategy="async-fedavg",
+        server_lr=0.5,
+        num_server_rounds=8,
         metrics_port=scraper.port,
-    )  # fmt: skip
+    )
     last = scraper.answers[-1]
     assert last["fedapp_number", ("staleness-mean",)] >= 0
     for name in ("weight", "task_seconds", "importance", "at_work"):
         assert {labels for found, labels in last if found == f"fedapp_client_{name}"} == {
-            ("0", "oslo"), ("1", "bern"), ("2", "lima"),
-        }  # fmt: skip
+            ("0", "oslo"),
+            ("1", "bern"),
+            ("2", "lima"),
+        }
     assert last["fedapp_clients_at_work", ()] >= 1
     accepted = [
         value

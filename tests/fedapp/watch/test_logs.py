@@ -40,9 +40,15 @@ def test_a_line_says_when_where_what_and_of_whom(capsys: pytest.CaptureFixture[s
     assert first["time"].endswith("+00:00")
     del second["time"]
     assert second == {
-        "level": "WARNING", "logger": "flwr.strategies", "message": "client 1 (oslo) is late", "run": "run-1",
-        "aggregation": 7, "client": 1, "device": "oslo", "node": "9223372036854775813",
-    }  # fmt: skip
+        "level": "WARNING",
+        "logger": "flwr.strategies",
+        "message": "client 1 (oslo) is late",
+        "run": "run-1",
+        "aggregation": 7,
+        "client": 1,
+        "device": "oslo",
+        "node": "9223372036854775813",
+    }
     assert (third["aggregation"], third["level"]) == (9, "ERROR")
 
 
@@ -124,8 +130,12 @@ def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path, no_figures
     more = copy(tmp_path / "run")
     assert more[: len(lines)] == lines
     assert any(re.fullmatch("INFO    resumed from aggregation [12]", line) for line in more)
-    assert not [handler for name in ("flwr", *LOGGERS) for handler in logging.getLogger(name).handlers
-                if isinstance(handler, logging.FileHandler)]  # fmt: skip
+    assert not [
+        handler
+        for name in ("flwr", *LOGGERS)
+        for handler in logging.getLogger(name).handlers
+        if isinstance(handler, logging.FileHandler)
+    ]
 
 
 def test_the_log_ends_with_why_the_run_did(tmp_path: Path, no_figures: None) -> None:

@@ -149,9 +149,12 @@ def in_a_process(folder: Path, message: Message, worker: Path) -> tuple[Message,
     (folder / "context").write_bytes(context_to_bytes(context_of()))
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(folder)],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(worker)}, text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(worker)},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     return message_from_bytes((folder / "reply").read_bytes()), done.stdout.strip(), done.stderr
 
 

@@ -49,9 +49,13 @@ def start(train_config: Make, model: Model) -> Start:
             config, clock=clock, observer=observer, stopped=late, fraction_evaluate=fraction_evaluate
         )
         record.arrays = record.strategy.start(
-            grid, arrays or model(1.0), num_rounds=rounds, timeout=timeout,
-            train_config=train_config(steps, lr), evaluate_fn=evaluate,
-        ).arrays  # fmt: skip
+            grid,
+            arrays or model(1.0),
+            num_rounds=rounds,
+            timeout=timeout,
+            train_config=train_config(steps, lr),
+            evaluate_fn=evaluate,
+        ).arrays
         assert record.in_time, f"the loop stalled; it had done {len(record.seen) - 1} aggregations"
         return record
 

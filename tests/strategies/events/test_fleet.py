@@ -106,8 +106,13 @@ def test_a_run_is_the_independent_simulations(
     assert [(s.client, s.ended) for s in spans] == [
         (who, pytest.approx(t)) for t, who in expected.lost if t <= until + 1e-9
     ]
-    tasks = {(m.content.config_records["config"][messages.CLIENT], m.content.config_records["config"][messages.TASK])
-             for m in run.grid.requests()}  # fmt: skip
+    tasks = {
+        (
+            m.content.config_records["config"][messages.CLIENT],
+            m.content.config_records["config"][messages.TASK],
+        )
+        for m in run.grid.requests()
+    }
     assert len(tasks) == len(run.grid.requests())
     handed_out = sum(member.tasks for member in run.strategy.ledger.members.values())
     under_way = [t for t in run.strategy.ledger.tasks.values() if t.gone]
@@ -118,8 +123,12 @@ def test_a_task_that_ends_as_its_client_goes_is_done(federation: Make, start: St
     # F0: 1 s each. Client 0 is there for 2 s of 5: two tasks; client 1 for 1.5 s: one, and one that is lost at 1.5 s.
     (tmp_path / "there.csv").write_text("0,0,2,5\n1,0,1.5,5\n")
     run = start(
-        "async", federation([4.0, 0.0], [1, 1]), 6, time_scenario="F0", availability=f"trace:{tmp_path / 'there.csv'}"
-    )  # fmt: skip
+        "async",
+        federation([4.0, 0.0], [1, 1]),
+        6,
+        time_scenario="F0",
+        availability=f"trace:{tmp_path / 'there.csv'}",
+    )
     came = [(t, list(who)) for t, who in events_of(run)]
     assert came == [(1, [0]), (1, [1]), (2, [0]), (6, [0]), (6, [1]), (7, [0])]
     assert [run.strategy.accounts[i].lost for i in (0, 1)] == [0, 2]
@@ -157,9 +166,12 @@ def test_a_round_takes_whom_it_finds_and_waits_for_the_slowest_or_until_it_goes(
 def test_a_round_waits_until_somebody_comes(federation: Make, start: Start, tmp_path: Path) -> None:
     (tmp_path / "there.csv").write_text("0,3,5,10\n1,4,6,10\n")
     run = start(
-        "fedavg", federation([4.0, 0.0], [1, 1]), 4, time_scenario="F0",
+        "fedavg",
+        federation([4.0, 0.0], [1, 1]),
+        4,
+        time_scenario="F0",
         availability=f"trace:{tmp_path / 'there.csv'}",
-    )  # fmt: skip
+    )
     assert [p.time for p in run.seen] == [0.0, 4.0, 5.0, 6.0, 14.0]
     assert run.grid.asked() == [0, 0, 1, 1, 0]
 
@@ -173,9 +185,13 @@ def test_when_all_have_gone_for_good_the_run_ends_with_what_it_has(
 ) -> None:
     (tmp_path / "there.csv").write_text("0,0,3.5\n1,0,2.5\n2,1,4.2\n")
     run = start(
-        scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 50, lr=0.1, time_scenario="F0",
+        scheme,
+        federation([4.0, 0.0, 1.0], [1, 1, 1]),
+        50,
+        lr=0.1,
+        time_scenario="F0",
         availability=f"trace:{tmp_path / 'there.csv'}",
-    )  # fmt: skip
+    )
     assert 2 <= run.seen[-1].aggregation < 12
     assert "the run ends" in text_of(caplog)
 
@@ -187,9 +203,13 @@ def test_clients_that_never_stay_for_a_task_end_the_run_with_a_reason(
     (tmp_path / "there.csv").write_text("0,0,0.5,1\n1,0.5,1,1\n2,0,0.3,1\n")
     with pytest.raises(RunError, match="no client is there for as long as its task takes"):
         start(
-            scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 5, time_scenario="F0", limit=240,
+            scheme,
+            federation([4.0, 0.0, 1.0], [1, 1, 1]),
+            5,
+            time_scenario="F0",
+            limit=240,
             availability=f"trace:{tmp_path / 'there.csv'}",
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("scheme", ["fedavg", *KINDS])
@@ -198,9 +218,14 @@ def test_a_time_budget_ends_a_run_before_somebody_comes(
 ) -> None:
     (tmp_path / "there.csv").write_text("0,0,2,50\n1,0,2,50\n2,0,2,50\n")
     run = start(
-        scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 50, lr=0.1, time_scenario="F0", time_budget=20.0,
+        scheme,
+        federation([4.0, 0.0, 1.0], [1, 1, 1]),
+        50,
+        lr=0.1,
+        time_scenario="F0",
+        time_budget=20.0,
         availability=f"trace:{tmp_path / 'there.csv'}",
-    )  # fmt: skip
+    )
     assert run.seen[-1].time <= 2.0
 
 
@@ -231,9 +256,11 @@ def test_ace_waits_for_nobody_who_never_answers(
         grid = federation([4.0, 0.0, 1.0], [1, 1, 1])
         grid.spoil(0, "nan")
         strategy = ACE(
-            availability=f"trace:{tmp_path / 'there.csv'}", time_scenario="F0", fraction_evaluate=0.0,
+            availability=f"trace:{tmp_path / 'there.csv'}",
+            time_scenario="F0",
+            fraction_evaluate=0.0,
             observer=seen.append,
-        )  # fmt: skip
+        )
         strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config(1, 0.1))
         assert [p.time for p in seen[1:]] == [first, first + 1, first + 1]
 
@@ -267,9 +294,14 @@ def test_why_a_run_ends_whose_work_waits_in_vain_is_said(
 @pytest.mark.parametrize("scheme", ["fedavg", *KINDS])
 def test_so_many_tasks_fail_at_times_spread_over_them(federation: Make, start: Start, scheme: str) -> None:
     run = start(
-        scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 150, lr=0.05, time_scenario="F0", task_failure=0.3,
+        scheme,
+        federation([4.0, 0.0, 1.0], [1, 1, 1]),
+        150,
+        lr=0.05,
+        time_scenario="F0",
+        task_failure=0.3,
         eval_every=150,
-    )  # fmt: skip
+    )
     accounts = [run.strategy.accounts[i] for i in range(3)]
     ended, lost = sum(a.accepted + a.lost for a in accounts), sum(a.lost for a in accounts)
     assert lost / ended == pytest.approx(0.3, abs=4 * (0.21 / ended) ** 0.5)
@@ -314,9 +346,15 @@ def test_tasks_that_last_many_slots_are_weighed_by_how_often_they_come(
         "0,100,1e12,1e12,0\n1,100,1e12,1e12,0\n"
     )  # tasks of 200 s and 400 s
     run = start(
-        "async", federation([1.0, -1.0], [20000, 40000]), 300, lr=0.001, client_weights="uniform", eval_every=300,
-        time_scenario=f"profile:{tmp_path / 'devices.csv'}", availability="bernoulli:0.5,1",
-    )  # fmt: skip
+        "async",
+        federation([1.0, -1.0], [20000, 40000]),
+        300,
+        lr=0.001,
+        client_weights="uniform",
+        eval_every=300,
+        time_scenario=f"profile:{tmp_path / 'devices.csv'}",
+        availability="bernoulli:0.5,1",
+    )
     last = run.seen[-1].clients
     assert last["expected-share"] == pytest.approx([0.5, 0.5], rel=1e-9)
     assert last["observed-share"] == pytest.approx([0.5, 0.5], rel=0.02)
@@ -326,9 +364,15 @@ def test_with_the_same_weight_for_all_who_is_seldom_there_counts_less_and_that_i
     federation: Make, start: Start, fleet: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = start(
-        "async", federation([0.0] * 4, SIZES), 900, lr=0.001, limit=240, aggregation_weights="identical",
-        eval_every=900, **fleet,
-    )  # fmt: skip
+        "async",
+        federation([0.0] * 4, SIZES),
+        900,
+        lr=0.001,
+        limit=240,
+        aggregation_weights="identical",
+        eval_every=900,
+        **fleet,
+    )
     last = run.seen[-1]
     assert last.clients["expected-share"] == pytest.approx(last.clients["observed-share"], rel=0.05)
     assert last.metrics["weights-distance"] > 0.1
@@ -340,9 +384,13 @@ def test_who_is_never_there_for_a_task_weighs_nothing_and_that_is_told(
 ) -> None:
     (tmp_path / "there.csv").write_text("0,0,5,5\n1,0,2.5,5\n2,0,0.5,5\n")
     run = start(
-        "async", federation([4.0, 0.0, 1.0], [1, 1, 2]), 30, lr=0.01, time_scenario="F0",
+        "async",
+        federation([4.0, 0.0, 1.0], [1, 1, 2]),
+        30,
+        lr=0.01,
+        time_scenario="F0",
         availability=f"trace:{tmp_path / 'there.csv'}",
-    )  # fmt: skip
+    )
     last = run.seen[-1].clients
     assert last["weight"][2] == last["expected-share"][2] == 0.0
     assert last["expected-share"][:2] == pytest.approx([0.5, 0.5])
@@ -354,9 +402,14 @@ def test_rounds_tell_the_share_that_clients_have_over_a_period(
 ) -> None:
     (tmp_path / "there.csv").write_text("0,0,100,100\n1,0,50,100\n")
     run = start(
-        "fedavg", federation([4.0, 0.0], [1, 3]), 200, lr=0.01, time_scenario="F0", eval_every=200,
+        "fedavg",
+        federation([4.0, 0.0], [1, 3]),
+        200,
+        lr=0.01,
+        time_scenario="F0",
+        eval_every=200,
         availability=f"trace:{tmp_path / 'there.csv'}",
-    )  # fmt: skip
+    )
     last = run.seen[-1].clients
     # Half of the time 1/4 and 3/4, half of it client 0 alone.
     assert last["expected-share"] == pytest.approx([0.625, 0.375], rel=0.03)
@@ -370,10 +423,18 @@ def test_rounds_tell_the_share_that_clients_have_over_a_period(
 def test_a_thousand_devices_come_to_the_same_bits_twice(federation: Make, start: Start, scheme: str) -> None:
     centres = np.linspace(-3, 3, 1000).tolist()
     options: dict[str, Any] = {
-        "time_scenario": "lognormal:0.8,2", "availability": "diurnal:0.3,40", "seed": 5, "lr": 0.01, "limit": 240,
-        "eval_every": 1000, "task_failure": 0.05,
-    } | ({"concurrency": 100, "aggregation_weights": "identical"} if scheme != "fedavg" else
-         {"participation": "uniform", "fraction_train": 0.1})  # fmt: skip
+        "time_scenario": "lognormal:0.8,2",
+        "availability": "diurnal:0.3,40",
+        "seed": 5,
+        "lr": 0.01,
+        "limit": 240,
+        "eval_every": 1000,
+        "task_failure": 0.05,
+    } | (
+        {"concurrency": 100, "aggregation_weights": "identical"}
+        if scheme != "fedavg"
+        else {"participation": "uniform", "fraction_train": 0.1}
+    )
     number = 12 if scheme == "fedavg" else 120
     runs = [start(scheme, federation(centres, [3] * 1000, seed=seed), number, **options) for seed in (0, 1)]
     assert bits(runs[0]) == bits(runs[1])
@@ -408,9 +469,12 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
     grid = federation([0.0] * 8, [1, 2, 3, 4, 5, 6, 7, 8])
     grid.spoil(7, "raise")
     strategy = Watched(
-        time_scenario="lognormal:0.5,10", availability="diurnal:0.6,4", task_failure=0.1, concurrency=3,
+        time_scenario="lognormal:0.5,10",
+        availability="diurnal:0.6,4",
+        task_failure=0.1,
+        concurrency=3,
         **({"buffer_size": 3} if kind is FedBuff else {}),
-    )  # fmt: skip
+    )
     strategy.start(grid, model(1.0), num_rounds=60, timeout=10.0, train_config=train_config(1, 0.01))
     assert strategy.aggregations == 60
     assert sum(draws) > 60
@@ -484,13 +548,22 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
 
     clients, fraction = 60, 0.2
     strategy = Watched(
-        participation=scheme, fraction_train=fraction, time_scenario="lognormal:0.3,10", seed=5,
-        availability="diurnal:0.5,6,0.1", fraction_evaluate=0.0, client_weights="uniform", **options,
-    )  # fmt: skip
+        participation=scheme,
+        fraction_train=fraction,
+        time_scenario="lognormal:0.3,10",
+        seed=5,
+        availability="diurnal:0.5,6,0.1",
+        fraction_evaluate=0.0,
+        client_weights="uniform",
+        **options,
+    )
     strategy.start(
-        federation([0.0] * clients, [2] * clients), model(1.0), num_rounds=40, timeout=10.0,
+        federation([0.0] * clients, [2] * clients),
+        model(1.0),
+        num_rounds=40,
+        timeout=10.0,
         train_config=train_config(1, 0.01),
-    )  # fmt: skip
+    )
     assert len({there for there, *_ in told}) > 10
     assert min(there for there, *_ in told) < 12
     for there, drawn, needed, asked in told:
@@ -506,12 +579,23 @@ def test_what_such_rounds_minimise_is_foreseen_by_those_that_are_there(
 ) -> None:
     seen: list[Any] = []
     strategy = FedAvg(
-        participation="uniform", fraction_train=0.4, over_select=0.5, time_scenario="lognormal:0.5,10", seed=3,
-        availability="diurnal:0.6,5", fraction_evaluate=0.0, client_weights="uniform", observer=seen.append,
-    )  # fmt: skip
+        participation="uniform",
+        fraction_train=0.4,
+        over_select=0.5,
+        time_scenario="lognormal:0.5,10",
+        seed=3,
+        availability="diurnal:0.6,5",
+        fraction_evaluate=0.0,
+        client_weights="uniform",
+        observer=seen.append,
+    )
     strategy.start(
-        federation([0.0] * 8, [2] * 8), model(1.0), num_rounds=600, timeout=10.0, train_config=train_config(1, 1e-4)
-    )  # fmt: skip
+        federation([0.0] * 8, [2] * 8),
+        model(1.0),
+        num_rounds=600,
+        timeout=10.0,
+        train_config=train_config(1, 1e-4),
+    )
     last = seen[-1].clients
     assert last["expected-share"] == pytest.approx(last["observed-share"], abs=0.02)
     assert max(last["expected-share"]) > 1.3 * min(last["expected-share"])

@@ -14,9 +14,14 @@ def test_example_1_of_the_paper(federation: Make, start: Start) -> None:
     """Odd and even clients take turns, each pair with both kinds of data: eq. 22 holds, and it converges to θ*."""
     # F0, m = 2: clients 0 and 1 are in aggregations 1, 3, …; 2 and 3 in 2, 4, …; kinds of data at 1 and 4: θ* = 2.5.
     run = start(
-        "fedbuff", federation([1.0, 4.0, 1.0, 4.0], [1] * 4), 60, lr=0.2, steps=2, time_scenario="F0",
+        "fedbuff",
+        federation([1.0, 4.0, 1.0, 4.0], [1] * 4),
+        60,
+        lr=0.2,
+        steps=2,
+        time_scenario="F0",
         aggregation_weights="identical",
-    )  # fmt: skip
+    )
     assert [list(staleness) for _, staleness in run.events()] == [[0, 1], [2, 3]] * 30
     phi, theta = 1 - (1 - 0.2) ** 2, run.values  # φ = 1 − (1 − η)^K
     assert theta[1] == pytest.approx(1 + phi * 1.5)
@@ -42,9 +47,14 @@ def test_example_2_of_the_paper(
     limit: float,
 ) -> None:
     run = start(
-        "async", federation([0.0, 6.0], [1, 1]), 600, lr=0.02, time_scenario=scenario, eval_every=600,
+        "async",
+        federation([0.0, 6.0], [1, 1]),
+        600,
+        lr=0.02,
+        time_scenario=scenario,
+        eval_every=600,
         aggregation_weights=weights,
-    )  # fmt: skip
+    )
     assert np.mean(run.values[-6:]) == pytest.approx(limit, abs=0.06)  # eq. 30, for a small step
     said = [r.message for r in caplog.records if "this run minimised" in r.message]
     assert len(said) == (limit != 3.0)
@@ -55,9 +65,14 @@ def test_example_2_of_the_paper(
 
 @pytest.mark.parametrize(
     ("scheme", "weights"),
-    [("async", "time-based"), ("async", "identical"), ("fedfix", "time-based"), ("fedbuff", "time-based"),
-     ("fedbuff", "identical")],
-)  # fmt: skip
+    [
+        ("async", "time-based"),
+        ("async", "identical"),
+        ("fedfix", "time-based"),
+        ("fedbuff", "time-based"),
+        ("fedbuff", "identical"),
+    ],
+)
 @pytest.mark.parametrize("sizes", [SIZES, (1, 1, 1, 1)])
 def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
     federation: Make, start: Start, caplog: pytest.LogCaptureFixture, scheme: str, weights: str, sizes: Any
@@ -86,9 +101,16 @@ def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
 
 @pytest.mark.parametrize(
     ("scheme", "scenario"),
-    [("async", "F80"), ("fedfix", "F80"), ("fedbuff", "F80"), ("async", "trace"), ("fedfix", "trace"),
-     ("fedbuff", "trace"), ("fedbuff", "exponential")],
-)  # fmt: skip
+    [
+        ("async", "F80"),
+        ("fedfix", "F80"),
+        ("fedbuff", "F80"),
+        ("async", "trace"),
+        ("fedfix", "trace"),
+        ("fedbuff", "trace"),
+        ("fedbuff", "exponential"),
+    ],
+)
 def test_expected_shares_are_those_observed_in_the_long_run(
     federation: Make, start: Start, tmp_path: Any, scheme: str, scenario: str
 ) -> None:
@@ -135,9 +157,14 @@ def test_momentum_and_adam_take_the_place_of_the_server_rate(federation: Make, s
 def test_an_interval_without_arrivals_leaves_model_and_momentum_alone(federation: Make, start: Start) -> None:
     # Δt = .1, τ = 1 s each (F0): only every tenth interval has something in it, and is an aggregation.
     run = start(
-        "fedfix", federation(CENTRES, SIZES), 2, lr=0.25, time_scenario="F0", fedfix_interval=0.1,
+        "fedfix",
+        federation(CENTRES, SIZES),
+        2,
+        lr=0.25,
+        time_scenario="F0",
+        fedfix_interval=0.1,
         server_optimizer="momentum",
-    )  # fmt: skip
+    )
     # d = 10 p, Σ p Δ = .25 (c̄ − w) with c̄ = 2.2: 1 + 10·.3 = 4; v = .9·3 + 10·.25 (2.2 − 4) = −1.8.
     assert run.values == pytest.approx([1.0, 4.0, 2.2])
     assert [p.time for p in run.seen] == pytest.approx([0.0, 1.0, 2.0])

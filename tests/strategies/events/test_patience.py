@@ -221,9 +221,16 @@ def test_one_that_is_lost_keeps_no_run(
 
     began = time.monotonic()
     run = start(
-        "async", grid, 500, lr=0.01, clock=WallClock(), observe=observe, fraction_evaluate=1.0, timeout=3000.0,
+        "async",
+        grid,
+        500,
+        lr=0.01,
+        clock=WallClock(),
+        observe=observe,
+        fraction_evaluate=1.0,
+        timeout=3000.0,
         limit=200,
-    )  # fmt: skip
+    )
     assert time.monotonic() - began < 200
     assert state["told"] > 2
     assert run.seen[-1].aggregation == 500

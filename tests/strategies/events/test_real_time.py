@@ -19,9 +19,11 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.mark.parametrize("scheme", KINDS)
 def test_wall_time_without_faults(federation: Make, start: Start, quick: None, scheme: str) -> None:
     grid = delayed(federation(), 0.02, 0.04, 0.06)
-    run = start(scheme, grid, 12, lr=0.1, clock=WallClock(), fedfix_interval=0.05) if scheme == "fedfix" else start(
-        scheme, grid, 12, lr=0.1, clock=WallClock()
-    )  # fmt: skip
+    run = (
+        start(scheme, grid, 12, lr=0.1, clock=WallClock(), fedfix_interval=0.05)
+        if scheme == "fedfix"
+        else start(scheme, grid, 12, lr=0.1, clock=WallClock())
+    )
     assert [p.aggregation for p in run.seen] == list(range(13))
     check_accounts(run)
     assert sum(run.metric("failures")) == 0
@@ -99,9 +101,14 @@ def test_fedfix_does_not_make_up_for_missed_intervals(federation: Make, start: S
         return MetricRecord({"loss": 1.0})
 
     run = start(
-        "fedfix", delayed(federation(), 0.01, 0.02, 0.03), 6, lr=0.1, clock=WallClock(), fedfix_interval=0.1,
+        "fedfix",
+        delayed(federation(), 0.01, 0.02, 0.03),
+        6,
+        lr=0.1,
+        clock=WallClock(),
+        fedfix_interval=0.1,
         evaluate=evaluate,
-    )  # fmt: skip
+    )
     assert all(c >= 1 for c in run.metric("contributions"))
 
 
@@ -145,9 +152,17 @@ def test_wall_faults_do_not_stall_the_loop(
 
     options = {"buffer_size": 3} if scheme == "fedbuff" else {}
     run = start(
-        scheme, grid, 100_000, lr=0.01, clock=WallClock(), timeout=0.15, observe=observe, limit=40,
-        stopped=lambda: enough[0], **options,
-    )  # fmt: skip
+        scheme,
+        grid,
+        100_000,
+        lr=0.01,
+        clock=WallClock(),
+        timeout=0.15,
+        observe=observe,
+        limit=40,
+        stopped=lambda: enough[0],
+        **options,
+    )
     check_accounts(run)
     if fault == "twice":
         assert sum(run.metric("failures")) == 0
@@ -288,9 +303,14 @@ def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
 
     grid.pull_messages = pulled
     run = start(
-        "async", grid, 30, lr=0.01, clock=WallClock(), limit=80,
+        "async",
+        grid,
+        30,
+        lr=0.01,
+        clock=WallClock(),
+        limit=80,
         observe=lambda progress: switch(False) if progress.aggregation == 3 else None,
-    )  # fmt: skip
+    )
     check_accounts(run)
     assert len(run.seen) == 31
     assert text_of(caplog).count("no client is connected") == 1
@@ -373,9 +393,16 @@ def test_in_wall_time_a_run_without_anybody_can_be_stopped(
 
 def test_a_wall_run_stops_with_its_time_budget(federation: Make, start: Start, quick: None) -> None:
     run = start(
-        "async", delayed(federation(), 0.02, 0.02, 0.02), 100_000, lr=0.01, clock=WallClock(), time_budget=0.3,
-        eval_every=100_000, limit=50, fraction_evaluate=1.0,
-    )  # fmt: skip
+        "async",
+        delayed(federation(), 0.02, 0.02, 0.02),
+        100_000,
+        lr=0.01,
+        clock=WallClock(),
+        time_budget=0.3,
+        eval_every=100_000,
+        limit=50,
+        fraction_evaluate=1.0,
+    )
     assert 0.2 < run.seen[-1].time < 4
     assert run.seen[-1].evaluated
     assert "client-loss" in run.seen[-1].metrics  # the clients are waited for, as no report comes after it

@@ -19,9 +19,17 @@ def test_every_diagnostic_of_a_small_run_by_hand(federation: Make, start: Start,
     assert [p.time for p in run.seen] == pytest.approx([0, 0.2, 0.4, 0.6, 0.6, 0.8, 1.0])
     four, last = run.seen[4], run.seen[6]
     assert set(four.clients) == {
-        "participation", "weight", "task-time", "importance", "expected-share", "observed-share", "loss", "bytes",
-        "device-seconds", "wasted-seconds",
-    }  # fmt: skip
+        "participation",
+        "weight",
+        "task-time",
+        "importance",
+        "expected-share",
+        "observed-share",
+        "loss",
+        "bytes",
+        "device-seconds",
+        "wasted-seconds",
+    }
     assert four.clients["loss"] == [8, 4, 0]
     assert four.clients["participation"] == [3, 1, 0]
     assert four.clients["weight"] == pytest.approx([0.575 / 3, 1.15, 14.375 / 3])
@@ -76,9 +84,14 @@ def test_client_evaluation_is_the_federated_objective(federation: Make, start: S
     [(1, 3, [0, 1, 2, 3]), (2, 4, [0, 2, 4]), (2, 5, [0, 2, 4, 5]), (10, 3, [0, 3]), (1, 0, [0])],
 )
 def test_rounds_and_evaluations(
-    federation: Make, start: Start, recwarn: pytest.WarningsRecorder, scheme: str, eval_every: int, rounds: int,
+    federation: Make,
+    start: Start,
+    recwarn: pytest.WarningsRecorder,
+    scheme: str,
+    eval_every: int,
+    rounds: int,
     expected: list[int],
-) -> None:  # fmt: skip
+) -> None:
     evaluated = []
 
     def evaluate(aggregation: int, arrays: ArrayRecord) -> MetricRecord:
@@ -111,9 +124,14 @@ def test_rounds_and_evaluations(
 def test_time_budget(federation: Make, start: Start, scheme: str, budget: float, times: list[float]) -> None:
     evaluated: list[int] = []
     run = start(
-        scheme, federation(), 100, time_budget=budget, eval_every=100, lr=0.1,
+        scheme,
+        federation(),
+        100,
+        time_budget=budget,
+        eval_every=100,
+        lr=0.1,
         evaluate=lambda n, _: evaluated.append(n) or MetricRecord({"loss": 1.0}),
-    )  # fmt: skip
+    )
     aggregations = [p for p in run.seen if p.aggregation or not p.time]
     assert sorted({p.aggregation for p in aggregations}) == list(range(len(times)))
     assert run.strategy.clock.now() <= budget

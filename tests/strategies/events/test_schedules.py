@@ -29,12 +29,19 @@ from tests.strategies.events.runs import (
 pytestmark = pytest.mark.timeout(600)
 
 FEDFIX_F80 = [  # Δt = .5 s = 7.5; 0 and 1 answer within one interval, 2 and 3 within two; 3@15 is just in time
-    (7.5, {0: 0, 1: 0}), (15, {0: 0, 1: 0, 2: 1, 3: 1}), (22.5, {0: 0, 1: 0}), (30, {0: 0, 1: 0, 2: 1, 3: 1}),
-]  # fmt: skip
+    (7.5, {0: 0, 1: 0}),
+    (15, {0: 0, 1: 0, 2: 1, 3: 1}),
+    (22.5, {0: 0, 1: 0}),
+    (30, {0: 0, 1: 0, 2: 1, 3: 1}),
+]
 FEDFIX_F80_SHORT = [  # Δt = .1 s = 1.5; a cycle takes 2, 5, 8 and 10 intervals: 3, 7.5, 12, 15
-    (3, {0: 0}), (6, {0: 0}), (7.5, {1: 2}), (9, {0: 1}), (12, {0: 0, 2: 4}),  # an empty interval is none
+    (3, {0: 0}),
+    (6, {0: 0}),
+    (7.5, {1: 2}),
+    (9, {0: 1}),
+    (12, {0: 0, 2: 4}),  # an empty interval is none
     (15, {0: 0, 1: 2, 3: 5}),
-]  # fmt: skip
+]
 FEDBUFF_F80 = [  # m = 2
     (7, {0: 0, 1: 0}),  # 0@3 waits for 1@7; next 0@10, 1@14
     (11, {0: 0, 2: 1}),  # 0@10 2@11; next 0@14, 2@22
@@ -46,12 +53,24 @@ FEDBUFF_F80 = [  # m = 2
 # Seconds of the tasks, in turn: client 0: 1, 3; 1: 2; 2: 5; 3: 4, 1. Means (2, 2, 5, 2.5).
 TRACE = "client,seconds\n0,1\n0,3\n1,2\n2,5\n3,4\n3,1\n"
 ASYNC_TRACE = [  # 0@1,4,5,8  1@2,4,6,8  2@5,10  3@4,5,9
-    (1, {0: 0}), (2, {1: 1}), (4, {0: 1}), (4, {1: 1}), (4, {3: 4}), (5, {0: 2}), (5, {2: 6}), (5, {3: 2}),
-    (6, {1: 4}), (8, {0: 3}), (8, {1: 1}),
-]  # fmt: skip
+    (1, {0: 0}),
+    (2, {1: 1}),
+    (4, {0: 1}),
+    (4, {1: 1}),
+    (4, {3: 4}),
+    (5, {0: 2}),
+    (5, {2: 6}),
+    (5, {3: 2}),
+    (6, {1: 4}),
+    (8, {0: 3}),
+    (8, {1: 1}),
+]
 FEDFIX_TRACE = [  # Δt = 2: 0@1 1@2; next 0@5 1@4; 1@4 3@4; next 1@6 3@5; all; next 0@7 1@8 2@11 3@10; 0@7 1@8
-    (2, {0: 0, 1: 0}), (4, {1: 0, 3: 1}), (6, {0: 1, 1: 0, 2: 2, 3: 0}), (8, {0: 0, 1: 0}),
-]  # fmt: skip
+    (2, {0: 0, 1: 0}),
+    (4, {1: 0, 3: 1}),
+    (6, {0: 1, 1: 0, 2: 2, 3: 0}),
+    (8, {0: 0, 1: 0}),
+]
 FEDBUFF_TRACE = [
     (2, {0: 0, 1: 0}),  # 0@1 1@2; next 0@5, 1@4
     (4, {1: 0, 3: 1}),  # next 1@6, 3@5
@@ -83,9 +102,16 @@ ROWS = [
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_schedule_by_hand(
-    federation: Make, start: Start, tmp_path: Any, scheme: str, options: dict[str, Any], scenario: str,
-    unit: float, schedule: list[Event], weights: Any,
-) -> None:  # fmt: skip
+    federation: Make,
+    start: Start,
+    tmp_path: Any,
+    scheme: str,
+    options: dict[str, Any],
+    scenario: str,
+    unit: float,
+    schedule: list[Event],
+    weights: Any,
+) -> None:
     if scenario == "trace":
         (tmp_path / "times.csv").write_text(TRACE)
         scenario = f"trace:{tmp_path / 'times.csv'}"
@@ -184,9 +210,13 @@ def test_fedbuff_that_waits_for_all_is_synchronous_fedavg_bit_for_bit(
     sizes = [3, 1, 7, 13] if weights == "time-based" else [5, 5, 5, 5]
     sync = start("fedavg", federation([1.0, -2.0, 0.3, 5.0], sizes), 8, **common)
     run = start(
-        "fedbuff", federation([1.0, -2.0, 0.3, 5.0], sizes), 8, buffer_size=4, aggregation_weights=weights,
+        "fedbuff",
+        federation([1.0, -2.0, 0.3, 5.0], sizes),
+        8,
+        buffer_size=4,
+        aggregation_weights=weights,
         **common,
-    )  # fmt: skip
+    )
     assert bits(run) == bits(sync)
     assert [p.time for p in run.seen] == [p.time for p in sync.seen]
     assert len(set(bits(sync))) == 9
@@ -198,9 +228,15 @@ def test_async_fedavg_with_one_client_is_local_descent_bit_for_bit(
     federation: Make, start: Start, small: ArrayRecord, weights: str, scenario: str
 ) -> None:
     run = start(
-        "async", federation([0.3], [5], [1.9]), 6, arrays=small, steps=5, lr=0.03, time_scenario=scenario,
+        "async",
+        federation([0.3], [5], [1.9]),
+        6,
+        arrays=small,
+        steps=5,
+        lr=0.03,
+        time_scenario=scenario,
         aggregation_weights=weights,
-    )  # fmt: skip
+    )
     w, expected = small["w"].numpy(), [small["w"].data]
     for n in range(6):
         w = w.astype(np.float64)
@@ -226,10 +262,16 @@ def test_real_speed_and_order_change_nothing_in_virtual_time(
             node.delay = seed * grid.random.random() * 0.02
         runs.append(
             start(
-                scheme, grid, 18, arrays=model(0.1, 0.2, dtype="float32"), steps=3, lr=0.05,
-                time_scenario="F0" if seed is None else "F60", eval_every=1,
+                scheme,
+                grid,
+                18,
+                arrays=model(0.1, 0.2, dtype="float32"),
+                steps=3,
+                lr=0.05,
+                time_scenario="F0" if seed is None else "F60",
+                eval_every=1,
             )
-        )  # fmt: skip
+        )
     for other in runs[1:]:
         assert bits(other) == bits(runs[0])
         assert other.events() == runs[0].events()
