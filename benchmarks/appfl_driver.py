@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.job import Job, Log, accuracy, load_rows
-from strategies.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario
 
 # Said, though they are off by themselves: OmegaConf looks for names like one that isn't there each time it is asked
 # for, a sixth of the whole.

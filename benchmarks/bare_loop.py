@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.job import Job, Log, accuracy, load_rows
 from strategies import streams
-from strategies.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario
 
 State = dict[str, Tensor]
 

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from strategies import REGISTRY, AsynchronousStrategy, Progress, messages, streams
+from strategies import REGISTRY, AsynchronousStrategy, Progress, streams
 from strategies.clock import VirtualClock
+from strategies.flower import messages
 from strategies.testing import LocalGrid, be_the_server
 
 HOUR = 3600.0

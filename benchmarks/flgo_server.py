@@ -29,7 +29,7 @@ from flgo.simulator.base import BasicSimulator
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.job import Job, Log, accuracy, load_rows
-from strategies.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario
 
 # The benchmark's configuration, a module of its own that FLGo copies to where it imports it from.
 CONFIG = """

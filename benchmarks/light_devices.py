@@ -32,8 +32,8 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedapp.deploy.files import CONNECTION, read_deployment
 from fedapp.deploy.plan import Deployment, environment
-from strategies import messages
-from strategies.packing import reads_packed
+from strategies.flower import messages
+from strategies.flower.packing import reads_packed
 
 POLL = 3.0  # seconds: a SuperNode's pause after it found no message
 NUM_EXAMPLES = 100

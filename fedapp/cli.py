@@ -22,7 +22,7 @@ from fedapp.federation.graph import graph_arrays
 from fedapp.maps.command import map_command
 from fedapp.sweeps.command import sweep
 from fedapp.sweeps.looking import compare_command, list_command
-from strategies import graph
+from strategies.clients import graph
 
 if TYPE_CHECKING:
     from fedapp.report.graph_figures import GraphPanel

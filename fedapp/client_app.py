@@ -9,8 +9,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.worker.asking import ask_worker
-from strategies.compression import compresses
-from strategies.packing import reads_packed
+from strategies.flower.packing import reads_packed
+from strategies.updates.compression import compresses
 
 app = ClientApp(mods=[reads_packed, compresses])
 

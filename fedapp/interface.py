@@ -26,7 +26,7 @@ from fedapp.sweeps.results import write_results
 from fedapp.sweeps.runner import silent
 from fedapp.sweeps.sweep import PLAN, make_sweep, outcome_in
 from fedapp.training.choose import Way
-from strategies.exchange import never
+from strategies.flower.exchange import never
 
 __all__ = ["ComparedRuns", "RunResult", "SweepResult", "compare", "load", "run", "sweep"]
 

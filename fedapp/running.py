@@ -13,7 +13,7 @@ from fedapp.own import changed_since, in_process_names
 from fedapp.server import Observer, RunDirectory
 from fedapp.training.choose import Way
 from fedapp.training.gpu import torch_as_it_was
-from strategies.exchange import never
+from strategies.flower.exchange import never
 
 RAY = "ray"
 ENGINES = (*IN_PROCESS, RAY)

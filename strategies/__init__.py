@@ -93,45 +93,46 @@ What it remembers is ``self.memory`` (arrays, and values that JSON holds) and ``
 client): empty when a run begins, saved with it, and back when it goes on. ``begin(layout, model)`` is told of both.
 A round-based method that fills in none of the hooks that see single updates or messages (outgoing, companions,
 received, weigh, counted, aggregate) asks a simulation's engine for sums, if it can add up, to the same bits
-(``strategies.sums``). Random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds, a method with
+(``strategies.updates.sums``). Random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds, a
+method with
 a memory sets ``streams = False``, so that a round that is cut off leaves no trace in it.
 
 SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are in examples/methods.py, and
 ``strategies.testing.MemoryGrid`` runs them without a network.
 """
 
-from strategies.ace import ACE
-from strategies.arrays import Vector
-from strategies.async_fedavg import AsyncFedAvg
-from strategies.base import FederatedStrategy
-from strategies.ca2fl import CA2FL
-from strategies.chain import Contribution
+from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.config import StrategyConfig, SynchronousConfig
-from strategies.delay_adaptive import DelayAdaptive
-from strategies.ditto import Ditto
-from strategies.errors import DivergedError, RunError
-from strategies.events import AsynchronousStrategy
-from strategies.fadas import FADAS
-from strategies.fedamp import FedAMP
-from strategies.fedasync import FedAsync
-from strategies.fedavg import FedAvg
-from strategies.fedbuff import FedBuff
-from strategies.feddyn import FedDyn
-from strategies.fedfix import FedFix
-from strategies.fednova import FedNova
-from strategies.fedprox import FedProx
-from strategies.ledger import Member
-from strategies.mifa import Mifa
-from strategies.parameters import parameter
-from strategies.progress import Progress
-from strategies.rennala import Rennala
-from strategies.ringmaster import Ringmaster
-from strategies.roster import Client
-from strategies.rounds import SynchronousStrategy
-from strategies.scaffold import Scaffold
-from strategies.scheme import AsynchronousConfig, EventsConfig
-from strategies.spectral import Spectral
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.parameters import parameter
+from strategies.core.progress import Progress
+from strategies.core.strategy import FederatedStrategy
+from strategies.events.scheme import AsynchronousConfig, EventsConfig
+from strategies.events.strategy import AsynchronousStrategy
+from strategies.events.tasks import Member
+from strategies.flower.arrays import Vector
+from strategies.flower.errors import DivergedError, RunError
+from strategies.methods.ace import ACE
+from strategies.methods.async_fedavg import AsyncFedAvg
+from strategies.methods.ca2fl import CA2FL
+from strategies.methods.delay_adaptive import DelayAdaptive
+from strategies.methods.ditto import Ditto
+from strategies.methods.fadas import FADAS
+from strategies.methods.fedamp import FedAMP
+from strategies.methods.fedasync import FedAsync
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedbuff import FedBuff
+from strategies.methods.feddyn import FedDyn
+from strategies.methods.fedfix import FedFix
+from strategies.methods.fednova import FedNova
+from strategies.methods.fedprox import FedProx
+from strategies.methods.mifa import Mifa
+from strategies.methods.rennala import Rennala
+from strategies.methods.ringmaster import Ringmaster
+from strategies.methods.scaffold import Scaffold
+from strategies.methods.spectral import Spectral
+from strategies.rounds.strategy import SynchronousStrategy
+from strategies.updates.chain import Contribution
 
 __version__ = "0.1.0"
 

@@ -16,10 +16,11 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from strategies import messages, streams
+from strategies import streams
 from strategies.clock import WallClock
-from strategies.flower_internals import RUN_ID, be_the_server, give_id, unavailable_reply
-from strategies.local_grid import LocalGrid
+from strategies.flower import messages
+from strategies.flower.internals import RUN_ID, be_the_server, give_id, unavailable_reply
+from strategies.flower.local_grid import LocalGrid
 
 
 @dataclass

@@ -28,7 +28,8 @@ from fedapp.federation.records import ASK_SUMS, COUNT, SQUARES, SUMS
 from fedapp.models import ModelError
 from fedapp.own import OwnPartError
 from fedapp.training.trainer import train_one
-from strategies import messages, streams
+from strategies import streams
+from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedapp.data import DataError
-from strategies import flower_internals, messages
+from strategies.flower import internals as flower_internals
+from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
 

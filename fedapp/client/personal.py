@@ -28,7 +28,7 @@ from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
-from strategies import messages
+from strategies.flower import messages
 
 
 def personal_task(message: Message, context: Context, task: LocalTask) -> LocalTask | None:

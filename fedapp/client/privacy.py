@@ -15,7 +15,7 @@ move the sum by up to 2 S/n, central noise hides what z/2 does. A client's direc
 the second kind of neighbours.
 
 Δ_i is that of the arrays that are trained. What isn't (running statistics, and whole numbers such as their counts:
-``strategies.untrained.UNTRAINED``) is made of the data as well, has no length that S could be of, and would be
+``strategies.updates.buffers.UNTRAINED``) is made of the data as well, has no length that S could be of, and would be
 nonsense with noise. So it doesn't leave: it goes back as it came, takes no part in the norm and gets no noise, and
 the global model keeps what the initial one has. A device trains with statistics of its batches, as ever; the global
 model is evaluated with the initial ones.
@@ -28,9 +28,10 @@ from collections.abc import Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
 
-from strategies import messages, streams
-from strategies.arrays import ArraysMismatchError, Layout, clip_update
-from strategies.untrained import UNTRAINED, untrained_names, untrained_positions
+from strategies import streams
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Layout, clip_update
+from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
 
 # Error code of a reply in place of an update that can't be clipped (Flower's own codes are below 100).
 NO_UPDATE = 101

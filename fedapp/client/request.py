@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedapp.config import RunConfig
-from strategies import messages
+from strategies.flower import messages
 
 # What torch would use by itself: on Ray, the worker's share of the cores.
 ALL_THREADS = torch.get_num_threads()

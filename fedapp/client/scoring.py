@@ -17,7 +17,7 @@ from fedapp.training.evaluation import Score
 from fedapp.training.evaluation import evaluate as score
 from fedapp.training.losses import loss_of
 from fedapp.training.metrics import chosen_metrics
-from strategies import messages
+from strategies.flower import messages
 
 
 def scored_reply(

@@ -31,8 +31,8 @@ from fedapp.training.schedule import scheduled_lr
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
 from fedapp.training.vectors import Parameters
-from strategies import messages
-from strategies.arrays import pack
+from strategies.flower import messages
+from strategies.flower.arrays import pack
 
 # Inputs (n, ...), labels (n,), and where a client's rows begin in them.
 ClientTensors = tuple[Tensor, Tensor, int]

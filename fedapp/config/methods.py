@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from fedapp.config.strategy_keys import strategy_class
 from strategies import REGISTRY, EventsConfig, FederatedStrategy, SynchronousConfig
-from strategies.about import About
+from strategies.core.about import About
 
 BEGIN, END = "<!-- made by `fedapp methods --markdown` -->", "<!-- end -->"
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import click
 
 from fedapp.config.values import ConfigError, Value, path_of
-from strategies.flower_internals import flatten_dict, read_pairs
+from strategies.flower.internals import flatten_dict, read_pairs
 
 # Flower's own, which drops what doesn't match.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")

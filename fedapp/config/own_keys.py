@@ -1,6 +1,7 @@
 """Keys of a strategy of the user's own: the fields of its Config that no other strategy has.
 
-What a key accepts and means is what the field says (`strategies.parameters`). `flwr run` passes on only keys that
+What a key accepts and means is what the field says (`strategies.core.parameters`). `flwr run` passes on only keys
+that
 stand in pyproject.toml; others come in one text, everywhere alike: ``strategy-config = "half-life=2.0 tick=0.1"``.
 """
 
@@ -17,8 +18,8 @@ from fedapp.config.options import PAIR, repeated_key
 from fedapp.config.strategy_keys import StrategyKeys
 from fedapp.config.values import ConfigError, Keys, Value, unknown_key
 from strategies import FederatedStrategy
-from strategies.flower_internals import flatten_dict
-from strategies.parameters import KINDS, Parameter, parameters_of
+from strategies.core.parameters import KINDS, Parameter, parameters_of
+from strategies.flower.internals import flatten_dict
 
 STRATEGY_CONFIG = "strategy-config"
 

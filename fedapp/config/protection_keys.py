@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from fedapp.config.key import OWN, if_, key, where
 from fedapp.config.values import Count, Inside, Keys, Moderate, NonNegative, Positive
-from strategies.aggregation import MEAN, RULES
+from strategies.updates.aggregation import MEAN, RULES
 
 GUARDED = if_(
     "safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.safeguards.active

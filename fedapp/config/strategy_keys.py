@@ -25,16 +25,16 @@ from fedapp.config.values import (
 )
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy
-from strategies.availability import ALLOWED as AVAILABILITIES
-from strategies.availability import PATTERN as AVAILABILITY
-from strategies.codes import ALLOWED as CODES
-from strategies.codes import PATTERN as CODE_PATTERN
-from strategies.device_profile import is_profile
-from strategies.server_optimizer import OPTIMIZERS
-from strategies.staleness import ALLOWED as DISCOUNTS
-from strategies.staleness import PATTERN as DISCOUNT_PATTERN
-from strategies.time_scenario import ALLOWED as TIME_SCENARIOS
-from strategies.time_scenario import PATTERN as TIME_SCENARIO
+from strategies.methods.shared.staleness import ALLOWED as DISCOUNTS
+from strategies.methods.shared.staleness import PATTERN as DISCOUNT_PATTERN
+from strategies.timing.availability import ALLOWED as AVAILABILITIES
+from strategies.timing.availability import PATTERN as AVAILABILITY
+from strategies.timing.device_profile import is_profile
+from strategies.timing.time_scenario import ALLOWED as TIME_SCENARIOS
+from strategies.timing.time_scenario import PATTERN as TIME_SCENARIO
+from strategies.updates.compressors import ALLOWED as CODES
+from strategies.updates.compressors import PATTERN as CODE_PATTERN
+from strategies.updates.server_optimizer import OPTIMIZERS
 
 IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock != "wall")
 

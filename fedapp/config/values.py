@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from strategies.messages import LARGEST
+from strategies.flower.messages import LARGEST
 
 Value = str | int | float | bool
 

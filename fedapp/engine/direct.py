@@ -22,9 +22,9 @@ from fedapp.federation.rows import RowsOf
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
-from strategies import messages
-from strategies.direct import HandedTask, Work, WorkRequest
-from strategies.sums import blocks
+from strategies.flower import messages
+from strategies.flower.direct import HandedTask, Work, WorkRequest
+from strategies.updates.sums import blocks
 
 
 @dataclass(frozen=True, slots=True)

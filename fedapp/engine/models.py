@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedapp.training.vectors import Parameters
-from strategies.aggregation import added_in_order
-from strategies.arrays import Vector
+from strategies.flower.arrays import Vector
+from strategies.updates.aggregation import added_in_order
 
 # A stack's models are harmless where the squares of their values, summed in float32, are below this.
 HARMLESS = 1e30
@@ -26,7 +26,7 @@ class Models(ABC):
     @property
     @abstractmethod
     def harmless(self) -> bool:
-        """Whether no model can hold what doesn't count (``strategies.arrays.check_values``)."""
+        """Whether no model can hold what doesn't count (``strategies.flower.arrays.check_values``)."""
 
     @abstractmethod
     def model(self, row: int, base: Vector) -> Vector:

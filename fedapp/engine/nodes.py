@@ -4,7 +4,7 @@ from collections.abc import Iterator, MutableMapping
 
 from flwr.app import Context, RecordDict, UserConfig
 
-from strategies.flower_internals import RUN_ID
+from strategies.flower.internals import RUN_ID
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from fedapp.config import ConfigError, Keys, RunConfig
 from fedapp.config.values import Counting, Flag, NonNegative, Text
-from strategies import flower_internals
+from strategies.flower import internals as flower_internals
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 from fedapp import client_app as fedapp_client
 from fedapp.engine.describing import descriptions
 from fedapp.engine.nodes import Nodes
-from strategies.description import Description
-from strategies.flower_internals import APP_RAISED, be_the_server, give_id
-from strategies.local_grid import LocalGrid
+from strategies.flower.description import Description
+from strategies.flower.internals import APP_RAISED, be_the_server, give_id
+from strategies.flower.local_grid import LocalGrid
 
 # Longest time that one call of pull_messages works (seconds), so that a run can be interrupted between clients.
 SLICE = 0.2

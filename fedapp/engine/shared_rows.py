@@ -14,9 +14,9 @@ from fedapp.config import RunConfig
 from fedapp.data import Dataset
 from fedapp.engine.nodes import Nodes
 from fedapp.federation.rows import Rows, RowsOf
-from strategies import messages
-from strategies.direct import WorkRequest
-from strategies.sums import SumRequest
+from strategies.flower import messages
+from strategies.flower.direct import WorkRequest
+from strategies.updates.sums import SumRequest
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,11 +17,11 @@ from fedapp.engine.shared_rows import SharedRows
 from fedapp.federation.rows import RowsOf
 from fedapp.training.block import TaskBlock
 from fedapp.training.trainer import TrainedStack, Trainer
-from strategies import messages
-from strategies.aggregation import square_of
-from strategies.arrays import ArraysMismatchError, Layout, Vector, check_values
-from strategies.safeguards import moved_by
-from strategies.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values
+from strategies.updates.aggregation import square_of
+from strategies.updates.safeguards import moved_by
+from strategies.updates.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
 
 
 def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:

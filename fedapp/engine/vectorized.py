@@ -41,13 +41,13 @@ from fedapp.engine.shared_rows import can_share
 from fedapp.federation.rows import Rows, RowsOf, all_rows
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
-from strategies import messages
-from strategies.arrays import Layout
-from strategies.compression import compressed
-from strategies.direct import Work, WorkRequest
-from strategies.flower_internals import APP_RAISED
-from strategies.messages import EVALUATE, TRAIN
-from strategies.sums import BlockSum, SumRequest, blocks
+from strategies.flower import messages
+from strategies.flower.arrays import Layout
+from strategies.flower.direct import Work, WorkRequest
+from strategies.flower.internals import APP_RAISED
+from strategies.flower.messages import EVALUATE, TRAIN
+from strategies.updates.compression import compressed
+from strategies.updates.sums import BlockSum, SumRequest, blocks
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20

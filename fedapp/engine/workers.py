@@ -6,7 +6,7 @@ sum, or the replies where a method looks at single updates. What clients keep be
 and goes along, so that a worker that is lost, alone or with its machine, takes nothing with it: its blocks are done
 again by others, and another worker is started in its place.
 
-Blocks are those of the engine in one process (strategies/sums.py), and so are the bits of the results.
+Blocks are those of the engine in one process (strategies/updates/sums.py), and so are the bits of the results.
 """
 
 import logging
@@ -32,11 +32,11 @@ from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.federation.rows import rows_as_needed
 from fedapp.training.choose import Way
 from fedapp.training.trainer import Trainer
-from strategies import messages
-from strategies.description import Description
-from strategies.direct import WorkRequest
-from strategies.errors import RunError
-from strategies.sums import BlockSum, SumRequest, SumTasks
+from strategies.flower import messages
+from strategies.flower.description import Description
+from strategies.flower.direct import WorkRequest
+from strategies.flower.errors import RunError
+from strategies.updates.sums import BlockSum, SumRequest, SumTasks
 
 log = logging.getLogger("flwr.fedapp")
 

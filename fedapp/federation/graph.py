@@ -5,7 +5,7 @@ import numpy as np
 from fedapp import federation
 from fedapp.config import RunConfig
 from fedapp.data.direction import client_direction
-from strategies.client_graph import ClientGraph
+from strategies.clients.client_graph import ClientGraph
 
 
 def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from fedapp.data import Dataset
 from fedapp.data.moments import Moments
 from fedapp.data.schema import Schema
 from fedapp.training.state import names_of
-from strategies.arrays import pack, unpack
+from strategies.flower.arrays import pack, unpack
 
 # What the server adds to the run config in a message, so that a client with data of its own can check them;
 # the names only where there are any.

@@ -11,7 +11,7 @@ from fedapp.maps.curves import MapCurve
 from fedapp.maps.plan import MapPlan, Spot
 from fedapp.report.series import spread_text
 from fedapp.sweeps.point import FINISHED
-from strategies.direction import less_is_better
+from strategies.flower.higher_is_better import less_is_better
 
 Curves = Mapping[str, MapCurve]
 

@@ -13,7 +13,7 @@ from fedapp.report.figures import STEPS, new_figure, save, style_axes
 from fedapp.report.overlay import COLORS, MOST
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.scores import LOSS
-from strategies.direction import PERSONAL, less_is_better
+from strategies.flower.higher_is_better import PERSONAL, less_is_better
 
 FIGURE = "clients.png"
 

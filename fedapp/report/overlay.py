@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from fedapp.report.cells import Cell, axis_label, best_of
 from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, style_axes
 from fedapp.report.series import Array, mean_and_spread
-from strategies.direction import less_is_better
+from strategies.flower.higher_is_better import less_is_better
 
 COLORS = [TEST, TRAIN, "#117733", "#AA4499", "#999933", "#332288", "#88CCEE", "#882255"]
 

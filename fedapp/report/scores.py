@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedapp.report import as_number
-from strategies.direction import PERSONAL, less_is_better
+from strategies.flower.higher_is_better import PERSONAL, less_is_better
 
 LOSS = "loss"
 AUTO, NONE = "auto", "none"  # values of the key metrics

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedapp.report import as_number
 from fedapp.report.scores import LOSS, best_at, metrics_among, step_of
-from strategies.direction import PERSONAL, less_is_better
+from strategies.flower.higher_is_better import PERSONAL, less_is_better
 
 Record = Mapping[str, object]
 _SPACED_ROWS = 7  # besides the best evaluation

@@ -24,7 +24,8 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A strategy's state (``strategies.base.FederatedStrategy.state``), and what those that watch the run add."""
+    """A strategy's state (``strategies.core.strategy.FederatedStrategy.state``), and what those that watch the run
+    add."""
 
     strategy: dict[str, Any]
     observers: dict[str, Any]

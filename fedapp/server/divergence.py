@@ -6,7 +6,7 @@ from fedapp.server.record import Entry, Observer
 from fedapp.training.divergence import DivergenceMeter
 from fedapp.training.losses import loss_of
 from strategies import FederatedStrategy
-from strategies.arrays import Layout, Vector
+from strategies.flower.arrays import Layout, Vector
 
 
 class Divergence(Observer):

@@ -16,7 +16,7 @@ from fedapp.server.experiment import Experiment
 from fedapp.training.evaluation import evaluate
 from fedapp.training.losses import loss_of
 from fedapp.training.metrics import Metric, chosen_metrics
-from strategies import messages
+from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -38,9 +38,10 @@ from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
 from fedapp.training.metrics import chosen_metrics
 from fedapp.training.optimizer import optimizer_of
-from strategies import FederatedStrategy, Progress, messages
+from strategies import FederatedStrategy, Progress
 from strategies.clock import VirtualClock, WallClock
-from strategies.exchange import never
+from strategies.flower import messages
+from strategies.flower.exchange import never
 
 log = logging.getLogger("flwr.fedapp")
 

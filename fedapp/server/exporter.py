@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.server.record import Entry, Observer
-from strategies import FederatedStrategy, messages
-from strategies.accounts import OUTCOMES, Account
+from strategies import FederatedStrategy
+from strategies.clients.accounts import OUTCOMES, Account
 from strategies.clock import WallClock
+from strategies.flower import messages
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from fedapp.config import ConfigError, RunConfig
 from fedapp.training import work as local_work
 from fedapp.training.flop import flop_of
-from strategies import messages
-from strategies.availability import make_availability
-from strategies.device_profile import is_profile
-from strategies.load import Load
-from strategies.roster import Client
-from strategies.time_scenario import TimeScenario
+from strategies.clients.roster import Client
+from strategies.flower import messages
+from strategies.timing.availability import make_availability
+from strategies.timing.device_profile import is_profile
+from strategies.timing.load import Load
+from strategies.timing.time_scenario import TimeScenario
 
 
 def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:

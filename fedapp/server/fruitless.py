@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedapp.server.record import Entry, Observer
-from strategies import AsynchronousStrategy, FederatedStrategy, messages
+from strategies import AsynchronousStrategy, FederatedStrategy
+from strategies.flower import messages
 
 LEAST, SHARE = 3, 0.1  # rounds, and of all
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from fedapp.config import RunConfig
 from fedapp.config.run_keys import ROUNDS, scaled
 from strategies import AsynchronousStrategy, FederatedStrategy, streams
-from strategies.arrivals import Buffered
-from strategies.device_profile import is_profile
-from strategies.ledger import Agenda
-from strategies.time_scenario import TimeScenario
+from strategies.events.tasks import Agenda
+from strategies.methods.shared.arrivals import Buffered
+from strategies.timing.device_profile import is_profile
+from strategies.timing.time_scenario import TimeScenario
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from strategies.messages import clean
+from strategies.flower.messages import clean
 
 LOGGERS = ("flwr.fedapp", "flwr.strategies")  # Flower's own lines stay as they are
 ALL = ("flwr", *LOGGERS)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from fedapp.server.checkpoint import Checkpoint
 from fedapp.server.saving import Saving
 from strategies import FederatedStrategy, Progress
-from strategies.arrays import Layout
+from strategies.flower.arrays import Layout
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,12 @@ from fedapp.server.summary import Summary
 from fedapp.server.totals import Totals
 from fedapp.server.trackers import make_tracker
 from fedapp.training.state import names_of
-from strategies import DivergedError, FederatedStrategy, messages
-from strategies.arrays import Layout
+from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
-from strategies.engine_name import DEPLOYMENT, engine_of
-from strategies.exchange import never
+from strategies.flower import messages
+from strategies.flower.arrays import Layout
+from strategies.flower.engine_name import DEPLOYMENT, engine_of
+from strategies.flower.exchange import never
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -33,7 +33,7 @@ from fedapp.data.moments import Moments
 from fedapp.report.replacing import replacing
 from fedapp.report.summary import read_summary, write_summary
 from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from strategies.fedbuff import HORIZON, FedBuff
+from strategies.methods.fedbuff import HORIZON, FedBuff
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -19,8 +19,9 @@ from fedapp.data.standardize import same_size
 from fedapp.federation.records import ASK_SUMS, COUNT, SQUARES, SUMS
 from fedapp.server.experiment import Experiment, task_config
 from fedapp.server.run_directory import RunDirectory
-from strategies import RunError, messages
-from strategies.exchange import exchange
+from strategies import RunError
+from strategies.flower import messages
+from strategies.flower.exchange import exchange
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedapp.server.record import Entry, Observer
-from strategies import messages
+from strategies.flower import messages
 
 # What sums are called, and what of an aggregation they add up.
 _ALWAYS = {key: key for key in (messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN)}

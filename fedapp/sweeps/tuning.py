@@ -11,7 +11,7 @@ from fedapp.config import Value
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.plan import SweepPlan
 from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
-from strategies.direction import less_is_better
+from strategies.flower.higher_is_better import less_is_better
 
 Setting = tuple[Value, ...]
 

@@ -27,7 +27,8 @@ from fedapp.worker import protocol
 from fedapp.worker.listening import BACKLOG, listening
 from fedapp.worker.protocol import WorkerError
 from fedapp.worker.sources import digest_of_sources
-from strategies import flower_internals, messages
+from strategies.flower import internals as flower_internals
+from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
 

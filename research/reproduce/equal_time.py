@@ -16,8 +16,8 @@ from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Runs, in_all, is_lower, mean
 from research.theory.asynchronous import asynchronous_window, fedfix_window
-from strategies import async_fedavg, fedfix
-from strategies.time_scenario import TimeScenario
+from strategies.methods import async_fedavg, fedfix
+from strategies.timing.time_scenario import TimeScenario
 
 # The federated loss, which methods call by different names.
 LOSS = "objective"

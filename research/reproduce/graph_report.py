@@ -16,7 +16,7 @@ from research.reproduce.experiment import ABSENT, Numbers, Results
 from research.reproduce.plan import STORED, Plan
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Runs, mean
-from strategies import graph
+from strategies.clients import graph
 
 # Clients of a heat map that are kept: more take more room than they show.
 HEAT_CLIENTS = 50

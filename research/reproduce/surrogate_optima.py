@@ -12,9 +12,9 @@ from fedapp.config import ConfigError, RunConfig
 from research.theory.constants import Array
 from research.theory.problems import Logistic
 from research.theory.run_bounds import client_data
-from strategies import async_fedavg
-from strategies.time_scenario import TimeScenario
-from strategies.weights import IMPORTANCES, importances
+from strategies.clients.weights import IMPORTANCES, importances
+from strategies.methods import async_fedavg
+from strategies.timing.time_scenario import TimeScenario
 
 # λ²/2 up to which a model counts as a minimiser.
 DECREMENT = 1e-6
@@ -71,7 +71,8 @@ def optima(config: RunConfig, num_clients: int) -> dict[str, float]:
 def surrogate_weights(p: Array, times: Array) -> dict[str, Array]:
     """Return q of both schemes, (C,), each with sum 1.
 
-    ``time-based`` has d_i = p_i P_i with the P_i of ``strategies.async_fedavg``, which are proportional to τ_i
+    ``time-based`` has d_i = p_i P_i with the P_i of ``strategies.methods.async_fedavg``, which are proportional to
+    τ_i
     (eq. 36): so its q is p.
 
     Parameters

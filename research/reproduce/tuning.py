@@ -13,7 +13,7 @@ from fedapp.config import ConfigError, Value
 from fedapp.sweeps.plan import SEED, Strict
 from fedapp.sweeps.point import Axis, PlannedRun, labels_along
 from research.reproduce.runs import KEPT, OBJECTIVE, Curves, Run, Runs, has_labels, mean
-from strategies.direction import less_is_better
+from strategies.flower.higher_is_better import less_is_better
 
 Cell = tuple[Value, ...]
 

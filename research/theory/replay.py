@@ -24,7 +24,8 @@ from fedapp.server.experiment import task_work
 from fedapp.server.fleet import by_client, weighs
 from research.theory.constants import Array
 from research.theory.problems import Problem
-from strategies import Progress, messages
+from strategies import Progress
+from strategies.flower import messages
 
 # The same run on another machine may sum in another order.
 _TOLERANCE = 1e-3

@@ -18,9 +18,9 @@ from research.theory.constants import Array, AssumptionError, Constants
 from research.theory.obstacles import ASYNCHRONOUS, failures, obstacles, uneven_work
 from research.theory.problems import ClientData, FrozenSlope, Logistic
 from research.theory.replay import Replay, replay
-from strategies import graph
-from strategies.fedfix import periods
-from strategies.time_scenario import TimeScenario
+from strategies.clients import graph
+from strategies.methods.fedfix import periods
+from strategies.timing.time_scenario import TimeScenario
 
 # The gradient noise is measured at about so many of the run's models.
 _NOISE_MODELS = 20

@@ -23,7 +23,7 @@ from benchmarks.superlink import (
     summarise,
     table,
 )
-from strategies import messages
+from strategies.flower import messages
 
 MEMORY = {"SuperLink": 170.0, "ServerApp": 810.0}
 RESULT = Result(8, True, "logistic", 4.0, 0.25, 0.03, 0.02, 0.004, MEMORY, 5.0)

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from fedapp.data import DataError, Dataset, load_dataset, make_partition
 from fedapp.data.direction import client_direction, principal_direction, private_direction
 from fedapp.gaussian_mechanism import gaussian_sigma
-from strategies.graph import adjacency, homogeneity, misalignment
+from strategies.clients.graph import adjacency, homogeneity, misalignment
 
 Array = np.ndarray
 

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.client_app import app as honest
-from strategies.packing import reads_packed
+from strategies.flower.packing import reads_packed
 
 app = ClientApp(mods=[reads_packed])  # so that what it spoils is the model's arrays
 

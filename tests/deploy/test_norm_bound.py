@@ -15,7 +15,7 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report import read_metrics
 from fedapp.server import prepare, run
-from strategies.arrays import clip_update
+from strategies.flower.arrays import clip_update
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -13,7 +13,7 @@ import pytest
 from fedapp.client.kept import RECORD
 from fedapp.deploy.local import LocalDeployment
 from fedapp.report.clients import last_clients
-from strategies.flower_internals import context_from_bytes
+from strategies.flower.internals import context_from_bytes
 from tests.end_to_end.test_personal_reference import LR, Problem
 
 ROUNDS, STEPS, SECONDS = 7, 3, 800.0

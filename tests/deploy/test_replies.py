@@ -12,7 +12,8 @@ from fedapp.client_app import app
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server import prepare, run
-from strategies import REGISTRY, messages
+from strategies import REGISTRY
+from strategies.flower import messages
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

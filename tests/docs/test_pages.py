@@ -13,9 +13,9 @@ from fedapp.config import RunConfig, defaults
 from fedapp.config.methods import table
 from fedapp.engine.sequential import SequentialGrid
 from strategies import REGISTRY
-from strategies.about import About
-from strategies.arrays import Layout
-from strategies.compression import size_of
+from strategies.core.about import About
+from strategies.flower.arrays import Layout
+from strategies.updates.compression import size_of
 from tests.docs.pages import GUIDES, blocks_of, text_of
 
 

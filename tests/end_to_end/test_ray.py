@@ -195,8 +195,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from fedapp.engine.ray import SimulationConfig, simulate
 from strategies import messages
-from strategies.exchange import exchange
-from strategies.nodes import wait_for_nodes
+from strategies.flower.exchange import exchange
+from strategies.flower.nodes import wait_for_nodes
 
 client_app, server_app, folder = ClientApp(), ServerApp(), sys.argv[2]
 

@@ -22,7 +22,8 @@ from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.losses import CROSS_ENTROPY
 from fedapp.training.rule import LocalRule
 from fedapp.training.trainee import Trainee
-from strategies import graph, messages
+from strategies.clients import graph
+from strategies.flower import messages
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

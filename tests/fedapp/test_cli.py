@@ -14,7 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import _add_commands, app
-from strategies import REGISTRY, graph
+from strategies import REGISTRY
+from strategies.clients import graph
 
 
 def run(*arguments: str):

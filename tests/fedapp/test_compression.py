@@ -16,10 +16,10 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
-from strategies import messages
-from strategies.arrays import Layout
-from strategies.compression import is_compressed, size_of
-from strategies.left_out import LEFT_OUT
+from strategies.flower import messages
+from strategies.flower.arrays import Layout
+from strategies.updates.compression import is_compressed, size_of
+from strategies.updates.compression_residual import LEFT_OUT
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -18,8 +18,8 @@ from fedapp.training.augment import AUGMENTATIONS
 from fedapp.training.losses import LOSSES
 from fedapp.training.metrics import ALLOWED as METRICS
 from strategies import REGISTRY
-from strategies.aggregation import RULES
-from strategies.weights import SCHEMES
+from strategies.clients.weights import SCHEMES
+from strategies.updates.aggregation import RULES
 
 KEYS = RunConfig.key_names()
 

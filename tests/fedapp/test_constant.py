@@ -10,9 +10,10 @@ import safetensors.numpy
 from fedapp import server
 from fedapp.config import RunConfig
 from fedapp.engine.in_process import make_grid
-from strategies import REGISTRY, FedAvg, messages
-from strategies.arrays import Vector
-from strategies.roster import Client
+from strategies import REGISTRY, FedAvg
+from strategies.clients.roster import Client
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
 
 SHIFT = 0.25
 

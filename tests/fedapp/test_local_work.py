@@ -16,7 +16,7 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.federation import to_arrays
 from fedapp.server import Experiment, prepare, run, task_config
-from strategies import messages
+from strategies.flower import messages
 
 # Doing -----------------------------------------------------------------------------------------------------
 

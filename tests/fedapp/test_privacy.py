@@ -19,8 +19,9 @@ from fedapp.gaussian_mechanism import gaussian_epsilon, gaussian_sigma
 from fedapp.report import read_metrics
 from fedapp.server import prepare, run
 from fedapp.server.run_directory import RunDirectory
-from strategies import REGISTRY, messages
-from strategies.arrays import Layout
+from strategies import REGISTRY
+from strategies.flower import messages
+from strategies.flower.arrays import Layout
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -13,9 +13,10 @@ from torch import nn
 from fedapp.client.privacy import privately
 from fedapp.config import RunConfig
 from fedapp.server.privacy import say_what_stays
-from strategies import FedAvg, FedFix, messages
-from strategies.arrays import Layout
-from strategies.flower_internals import be_the_server
+from strategies import FedAvg, FedFix
+from strategies.flower import messages
+from strategies.flower.arrays import Layout
+from strategies.flower.internals import be_the_server
 from strategies.testing import MemoryGrid
 
 NORM = 0.5

@@ -21,7 +21,8 @@ from fedapp.data.moments import Moments
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.federation.graph import graph_arrays
-from strategies import RunError, messages
+from strategies import RunError
+from strategies.flower import messages
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

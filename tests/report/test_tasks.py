@@ -16,8 +16,8 @@ from fedapp.engine.in_process import make_grid
 from fedapp.report import tasks
 from fedapp.report.page.content import page_content
 from fedapp.report.tasks import TasksFile, read_tasks
+from strategies.clients.timeline import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
 from strategies.clock import VirtualClock
-from strategies.timeline import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
 
 CLIENTS = 5
 KEYS = {"model": "logistic", "time-scenario": "F80", "eval-every": 2, "checkpoint-every": 1}

@@ -13,8 +13,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from strategies import messages
-from strategies.flower_internals import TaskIdentity
+from strategies.flower import messages
+from strategies.flower.internals import TaskIdentity
 from strategies.testing import MemoryGrid, Node, be_the_server
 
 # ---- The clients ------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def task_identity() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for nodes every millisecond instead of every tenth of a second."""
-    monkeypatch.setattr("strategies.nodes.NODE_POLL", 0.001)
+    monkeypatch.setattr("strategies.flower.nodes.NODE_POLL", 0.001)
 
 
 Federation = Callable[..., InProcessGrid]

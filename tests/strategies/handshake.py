@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from strategies.client_graph import ClientGraph
-from strategies.roster import Client, Roster
+from strategies.clients.client_graph import ClientGraph
+from strategies.clients.roster import Client, Roster
 
 
 class Handshake:

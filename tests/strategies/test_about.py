@@ -1,7 +1,7 @@
 """What a method says of itself."""
 
 from strategies import FedFix, Scaffold
-from strategies.about import About
+from strategies.core.about import About
 
 
 class Base:

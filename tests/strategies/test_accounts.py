@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import AsyncFedAvg, FedAvg, FedBuff, messages
-from strategies.accounts import OUTCOMES, Account, Accounts
+from strategies import AsyncFedAvg, FedAvg, FedBuff
+from strategies.clients.accounts import OUTCOMES, Account, Accounts
 from strategies.clock import VirtualClock, WallClock
-from strategies.engine_name import DEPLOYMENT
+from strategies.flower import messages
+from strategies.flower.engine_name import DEPLOYMENT
 
 Make = Callable[..., Any]
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies import FedAvg, FedProx, RunError, Spectral, messages
-from strategies.aggregation import MEAN, RULES, RobustRule, WeightedSum, added_in_order, least_updates
-from strategies.safeguards import bounded
+from strategies import FedAvg, FedProx, RunError, Spectral
+from strategies.flower import messages
+from strategies.updates.aggregation import MEAN, RULES, RobustRule, WeightedSum, added_in_order, least_updates
+from strategies.updates.safeguards import bounded
 
 Make = Callable[..., Any]
 ROBUST = [rule for rule in RULES if rule != MEAN]

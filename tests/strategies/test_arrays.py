@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies.arrays import ArraysMismatchError, Layout
+from strategies.flower.arrays import ArraysMismatchError, Layout
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64])
 

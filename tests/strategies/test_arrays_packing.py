@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies.arrays import pack, unpack
+from strategies.flower.arrays import pack, unpack
 
 DTYPES = [
     "?",

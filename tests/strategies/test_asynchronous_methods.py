@@ -11,8 +11,8 @@ import pytest
 
 from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock, WallClock
-from strategies.staleness import Discount, discount_of
-from strategies.time_scenario import TimeScenario
+from strategies.methods.shared.staleness import Discount, discount_of
+from strategies.timing.time_scenario import TimeScenario
 from tests.strategies.event_reference import simulate
 
 Make = Callable[..., Any]
@@ -301,7 +301,7 @@ def test_a_newcomer_counts_in_a_cache_from_its_first_answer_on(go: Make, federat
     for node in grid.nodes.values():
         node.delay = 0.05
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.pace.REFRESH_EVERY", 0.02)
+        patch.setattr("strategies.timing.scheduler.REFRESH_EVERY", 0.02)
         run = go("ace", 60, grid=grid, clock=WallClock(), server_lr=0.1, safeguards="off")
     assert run.seen[-1].clients["participation"][3] > 0
     assert np.isfinite(run.values).all()

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strategies.availability import Always, Availability, ByStretches, Stretches, make_availability
-from strategies.cycles import Cycle, over_time
+from strategies.timing.availability import Always, Availability, ByStretches, Stretches, make_availability
+from strategies.timing.cycles import Cycle, over_time
 
 Written = Callable[..., str]
 

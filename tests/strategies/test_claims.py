@@ -9,11 +9,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from strategies import AsyncFedAvg, FedAvg, messages
-from strategies.arrays import ArraysMismatchError, Layout
-from strategies.engine_name import DEPLOYMENT
-from strategies.fairness import MOST_BY_CLIENT
-from strategies.roster import Roster
+from strategies import AsyncFedAvg, FedAvg
+from strategies.clients.fairness import MOST_BY_CLIENT
+from strategies.clients.roster import Roster
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Layout
+from strategies.flower.engine_name import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
 LOGGER = "flwr.strategies"
@@ -147,7 +148,7 @@ def test_names_of_arrays_are_short_and_clean_in_a_refusal() -> None:
 def test_arrays_that_are_too_large_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.of(ArrayRecord({"w": Array(np.zeros(2, np.float32))}))
     record = ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY" + bytes(10_000))})
-    monkeypatch.setattr("strategies.arrays.unpack", lambda array: pytest.fail("was unpacked"))
+    monkeypatch.setattr("strategies.flower.arrays.unpack", lambda array: pytest.fail("was unpacked"))
     with pytest.raises(
         ArraysMismatchError, match=r"^its arrays take 10006 bytes, those of the model at most 4112$"
     ):

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import FedAvg, FedProx, graph, messages
+from strategies import FedAvg, FedProx
+from strategies.clients import graph
+from strategies.flower import messages
 from tests.strategies.handshake import Handshake, indices, warnings
 
 LOGGER = "flwr.strategies"

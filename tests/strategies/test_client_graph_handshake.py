@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import FedAvg, messages
+from strategies import FedAvg
+from strategies.flower import messages
 from tests.strategies.handshake import Handshake, indices, warnings
 
 LOGGER = "flwr.strategies"

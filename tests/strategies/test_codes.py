@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strategies.arrays import ArraysMismatchError
-from strategies.codes import BUCKET, Qsgd, Sizes, code_of, largest, pack_bits, unpack_bits
+from strategies.flower.arrays import ArraysMismatchError
+from strategies.updates.compressors import BUCKET, Qsgd, Sizes, code_of, largest, pack_bits, unpack_bits
 
 NAMES = ["fp16", "int8", "topk:0.01", "topk:0.3", "topk:1", "qsgd:1", "qsgd:4", "qsgd:16"]
 F4, F8 = np.dtype(np.float32), np.dtype(np.float64)

@@ -10,16 +10,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import REGISTRY, FedAvg, RunError, messages
-from strategies.arrays import Layout, npy_header
-from strategies.chain import Check
+from strategies import REGISTRY, FedAvg, RunError
+from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
-from strategies.compression import COMPRESSED, compressed, compresses, compressing, is_compressed, size_of
-from strategies.engine_name import DEPLOYMENT
-from strategies.flower_internals import message_to_bytes
-from strategies.left_out import LEFT_OUT, LEFT_OUT_OF
-from strategies.packing import is_packed, reads_packed
-from strategies.roster import Client
+from strategies.flower import messages
+from strategies.flower.arrays import Layout, npy_header
+from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.internals import message_to_bytes
+from strategies.flower.packing import is_packed, reads_packed
+from strategies.updates.chain import Check
+from strategies.updates.compression import (
+    COMPRESSED,
+    compressed,
+    compresses,
+    compressing,
+    is_compressed,
+    size_of,
+)
+from strategies.updates.compression_residual import LEFT_OUT, LEFT_OUT_OF
 from tests.strategies.test_registry import content, initial_model, small_config
 
 Make = Callable[..., Any]

@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord
 
 from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock
-from strategies.compression import compresses
-from strategies.engine_name import DEPLOYMENT
+from strategies.flower.engine_name import DEPLOYMENT
+from strategies.updates.compression import compresses
 
 Make = Callable[..., Any]
 

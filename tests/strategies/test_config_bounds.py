@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strategies import REGISTRY, FedAvg, Spectral
-from strategies.parameters import parameters_of
+from strategies.core.parameters import parameters_of
 
 TRIED: dict[type, list[Any]] = {float: [-1.0, math.nan], int: [-1], str: ["bogus"], bool: []}
 

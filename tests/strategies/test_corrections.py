@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import Strategy
 
-from strategies import REGISTRY, FedAvg, FedDyn, FedNova, Mifa, RunError, Scaffold, messages
-from strategies.fednova import scales
-from strategies.local_path import paths_of
+from strategies import REGISTRY, FedAvg, FedDyn, FedNova, Mifa, RunError, Scaffold
+from strategies.flower import messages
+from strategies.methods.fednova import scales
+from strategies.methods.shared.local_path import paths_of
 
 Make = Callable[..., Any]
 

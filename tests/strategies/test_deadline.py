@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import FedAvg, FedDyn, Scaffold
+from strategies.clients.roster import Client
+from strategies.clients.weights import Draw, Participation
 from strategies.clock import VirtualClock
-from strategies.deadline import LateTask, LateWork, closing, number_to_ask, shared
-from strategies.foreseen import Played, Rules, play
-from strategies.roster import Client
-from strategies.server_optimizer import FEDEXP
-from strategies.virtual_pace import make_pace
-from strategies.weights import Draw, Participation
+from strategies.rounds.deadline import LateTask, LateWork, closing, number_to_ask, shared
+from strategies.rounds.expected_participation import Played, Rules, play
+from strategies.timing.virtual_scheduler import make_pace
+from strategies.updates.server_optimizer import FEDEXP
 from tests.strategies.deadline_reference import SAME, closes_at, in_time_of
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from strategies import FedAvg, Progress, RunError, messages
+from strategies import FedAvg, Progress, RunError
 from strategies.clock import WallClock
+from strategies.flower import messages
 
 Make = Callable[..., Any]
 

@@ -24,9 +24,9 @@ from strategies import (
     Progress,
     RunError,
     Spectral,
-    messages,
     streams,
 )
+from strategies.flower import messages
 from tests.strategies import deadline_reference
 from tests.strategies.deadline_reference import Draws, Made, as_trace
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import RunError
-from strategies.device_profile import DeviceProfile
-from strategies.load import Load, Loads
-from strategies.roster import Client
-from strategies.time_scenario import TimeScenario
+from strategies.clients.roster import Client
+from strategies.timing.device_profile import DeviceProfile
+from strategies.timing.load import Load, Loads
+from strategies.timing.time_scenario import TimeScenario
 
 Written = Callable[..., str]
 
@@ -67,7 +67,7 @@ def test_watts_may_be_said_of_some(written: Written) -> None:
     st.tuples(st.floats(0, 1e9), st.integers(0, 10**10), st.integers(0, 10**10)),
 )
 def test_time_grows_with_the_work_and_every_way(device: Any, load: Any) -> None:
-    from strategies.device_profile import Capacity
+    from strategies.timing.device_profile import Capacity
 
     one, more = Capacity(*device), Load(*load)
     whole = one.seconds(more)

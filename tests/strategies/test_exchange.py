@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from strategies import messages
-from strategies.exchange import exchange
+from strategies.flower import messages
+from strategies.flower.exchange import exchange
 
 Requests = Callable[..., list[Message]]
 
@@ -74,8 +74,8 @@ def test_a_reply_that_came_before_the_deadline_counts(
     federation: Callable[..., Any], requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One poll at the start, the next at the deadline: the reply of 0.05 s is there by then.
-    monkeypatch.setattr("strategies.exchange.SHORTEST_POLL", 0.2)
-    monkeypatch.setattr("strategies.exchange.LONGEST_POLL", 0.2)
+    monkeypatch.setattr("strategies.flower.exchange.SHORTEST_POLL", 0.2)
+    monkeypatch.setattr("strategies.flower.exchange.LONGEST_POLL", 0.2)
     grid = federation()
     grid.node(2).delay = 0.05
     assert len(exchange(grid, requests(grid), timeout=0.2)) == 3
@@ -133,8 +133,8 @@ def test_while_replies_come_there_is_no_wait_between_polls(
         return list(pull(ids[:1]))
 
     monkeypatch.setattr(grid, "pull_messages", one_at_a_time)
-    monkeypatch.setattr("strategies.exchange.SHORTEST_POLL", 100.0)
-    monkeypatch.setattr("strategies.exchange.LONGEST_POLL", 100.0)
+    monkeypatch.setattr("strategies.flower.exchange.SHORTEST_POLL", 100.0)
+    monkeypatch.setattr("strategies.flower.exchange.LONGEST_POLL", 100.0)
     began = time.monotonic()
     assert len(exchange(grid, requests(grid), timeout=200.0)) == 3
     assert asked == [3]

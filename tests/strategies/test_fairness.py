@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord
 
-from strategies import FedAvg, fairness
-from strategies.direction import less_is_better
-from strategies.engine_name import DEPLOYMENT
+from strategies import FedAvg
+from strategies.clients import fairness
+from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.higher_is_better import less_is_better
 
 Make = Callable[..., Any]
 

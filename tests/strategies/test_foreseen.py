@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord
 
-from strategies.foreseen import Played, Rules, play
-from strategies.pace import Outlook
-from strategies.roster import Client
-from strategies.weights import Draw
+from strategies.clients.roster import Client
+from strategies.clients.weights import Draw
+from strategies.rounds.expected_participation import Played, Rules, play
+from strategies.timing.scheduler import Outlook
 
 
 class Fixed:

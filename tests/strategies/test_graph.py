@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.graph import (
+from strategies.clients.graph import (
     FLOOR,
     adjacency,
     client_weights,

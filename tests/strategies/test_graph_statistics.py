@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from strategies.graph import (
+from strategies.clients.graph import (
     fit_lognormal,
     homogeneity,
     homogeneity_model,

@@ -14,20 +14,14 @@ import pytest
 from flwr.app import ArrayRecord
 
 from examples.methods import FedAsync, FedNova, PowerOfChoice, Ringmaster, Scaffold
-from strategies import (
-    AsynchronousConfig,
-    AsynchronousStrategy,
-    FedAvg,
-    Progress,
-    messages,
-    streams,
-)
-from strategies.arrays import Vector
-from strategies.cache import ClientVectors
-from strategies.chain import Contribution
+from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, Progress, streams
+from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
-from strategies.ledger import Member
-from strategies.roster import Client
+from strategies.core.client_vectors import ClientVectors
+from strategies.events.tasks import Member
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.updates.chain import Contribution
 
 Make = Callable[..., Any]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies import messages
+from strategies.flower import messages
 
 
 def record(*sizes: int) -> ArrayRecord:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies import AsyncFedAvg, FedAvg, messages
-from strategies.engine_name import DEPLOYMENT
-from strategies.roster import Client, Roster
+from strategies import AsyncFedAvg, FedAvg
+from strategies.clients.roster import Client, Roster
+from strategies.flower import messages
+from strategies.flower.engine_name import DEPLOYMENT
 
 LOGGER = "flwr.strategies"
 Make = Callable[..., Any]

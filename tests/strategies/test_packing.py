@@ -16,11 +16,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies import REGISTRY, FedAvg, messages, packing
-from strategies.arrays import ArraysMismatchError
+from strategies import REGISTRY, FedAvg
 from strategies.clock import VirtualClock
-from strategies.engine_name import DEPLOYMENT
-from strategies.packing import PACKED, READS_PACKED, is_packed, pack_record, reads_packed, unpack_record
+from strategies.flower import messages, packing
+from strategies.flower.arrays import ArraysMismatchError
+from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.packing import (
+    PACKED,
+    READS_PACKED,
+    is_packed,
+    pack_record,
+    reads_packed,
+    unpack_record,
+)
 from strategies.testing import MemoryGrid
 from tests.strategies.test_registry import content, initial_model, small_config
 

@@ -10,11 +10,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from strategies import Ditto, FedAMP, FedAvg, RunError, fairness, messages
-from strategies.cache import pooled, squared_distances
-from strategies.direction import less_is_better
-from strategies.engine_name import DEPLOYMENT
-from strategies.fedamp import attention
+from strategies import Ditto, FedAMP, FedAvg, RunError
+from strategies.clients import fairness
+from strategies.core.client_vectors import pooled, squared_distances
+from strategies.flower import messages
+from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.higher_is_better import less_is_better
+from strategies.methods.fedamp import attention
 from strategies.streams import generator
 from strategies.testing import MemoryGrid
 
@@ -112,7 +114,7 @@ def test_the_attention_by_hand() -> None:
 
 @pytest.mark.parametrize("block", [1 << 26, 200])
 def test_distances_and_means_of_models_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.cache.BLOCK", block)
+    monkeypatch.setattr("strategies.core.client_vectors.BLOCK", block)
     rng = generator(0, "distances")
     models = (1000 + rng.normal(size=(6, 11))).astype(np.float32)  # far from 0, near each other
     rows, own = [4, 0, 2, 5], [1, 3]

@@ -13,9 +13,10 @@ from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral, messages
+from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
 from strategies.clock import VirtualClock, WallClock
-from strategies.server_optimizer import FEDEXP, OPTIMIZERS
+from strategies.flower import messages
+from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 
 Make = Callable[..., Any]
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from strategies import AsyncFedAvg, FedAvg, RunError, messages
-from strategies.nodes import wait_for_nodes
-from strategies.roster import Client, Roster
+from strategies import AsyncFedAvg, FedAvg, RunError
+from strategies.clients.roster import Client, Roster
+from strategies.flower import messages
+from strategies.flower.nodes import wait_for_nodes
 
 LOGGER = "flwr.strategies"
 

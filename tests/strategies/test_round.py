@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from strategies import FedAvg, FedProx, RunError, messages
-from strategies.metrics import MetricsMean
+from strategies import FedAvg, FedProx, RunError
+from strategies.clients.metrics import MetricsMean
+from strategies.flower import messages
 
 LOGGER = "flwr.strategies"
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, RunError
+from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.ledger import Ledger, Member
-from strategies.roster import Client
-from strategies.safeguards import capped_sizes
+from strategies.events.tasks import Ledger, Member
 from strategies.testing import MemoryGrid
+from strategies.updates.safeguards import capped_sizes
 
 Make = Callable[..., Any]
 LOGGER = "flwr.strategies"
@@ -224,7 +224,7 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
     federation: Make, add_node: Make, model: Make, train_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that went from 0.96 to 0.10: FedBuff in real time, a device that comes at aggregation 50."""
-    monkeypatch.setattr("strategies.pace.REFRESH_EVERY", 0.05)
+    monkeypatch.setattr("strategies.timing.scheduler.REFRESH_EVERY", 0.05)
     grid = federation(centres=(3.0, 2.0, -1.0), sizes=(1, 1, 1))
     for partition in range(3):
         grid.node(partition).delay = 0.01

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg
-from strategies.client_graph import ClientGraph
-from strategies.roster import Client
+from strategies.clients.client_graph import ClientGraph
+from strategies.clients.roster import Client
 
 Make = Callable[..., Any]
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock, async_fedavg, fedfix
-from strategies.fedbuff import participation_counts
-from strategies.ledger import Agenda
+from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock
+from strategies.events.tasks import Agenda
+from strategies.methods import async_fedavg, fedfix
+from strategies.methods.fedbuff import participation_counts
 
 Make = Callable[..., Any]
 

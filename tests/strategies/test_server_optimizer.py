@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import REGISTRY, FedAvg
-from strategies.server_optimizer import FEDEXP, OPTIMIZERS, make_optimizer
+from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, make_optimizer
 
 Make = Callable[..., Any]
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from strategies import Spectral, messages
+from strategies import Spectral
+from strategies.flower import messages
 from tests.strategies.spectral_requests import MANY, sent
 
 Make = Callable[..., Any]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from strategies import FedAvg, Spectral, spectral
-from strategies.spectral import neighbour_average
+from strategies import FedAvg, Spectral
+from strategies.methods import spectral
+from strategies.methods.spectral import neighbour_average
 from tests.strategies.spectral_requests import MANY, sent
 
 Make = Callable[..., Any]

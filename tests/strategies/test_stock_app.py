@@ -28,9 +28,9 @@ from strategies import (
     Spectral,
     VirtualClock,
     WallClock,
-    messages,
 )
-from strategies.engine_name import DEPLOYMENT
+from strategies.flower import messages
+from strategies.flower.engine_name import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
 CENTRES, SIZES = (3.0, 2.0, -1.0), (1, 2, 5)

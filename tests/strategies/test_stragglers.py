@@ -11,10 +11,11 @@ from flwr.app import MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import REGISTRY, FedAvg, messages
-from strategies.fedavg import FedAvgConfig
-from strategies.roster import Client
-from strategies.stragglers import Stragglers
+from strategies import REGISTRY, FedAvg
+from strategies.clients.roster import Client
+from strategies.flower import messages
+from strategies.methods.fedavg import FedAvgConfig
+from strategies.rounds.stragglers import Stragglers
 
 Make = Callable[..., Any]
 

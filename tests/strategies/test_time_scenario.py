@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario
 
 # ---- F-X --------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from strategies import REGISTRY, AsyncFedAvg, FedAMP, FedAvg, FedDyn, FedFix, Mifa, Spectral
-from strategies.roster import Client
+from strategies.clients.roster import Client
 from strategies.testing import MemoryGrid
 
 CENTRES, SIZES = (3.0, 2.0, -1.0), (1, 2, 5)

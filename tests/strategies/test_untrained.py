@@ -28,9 +28,9 @@ from strategies import (
     Scaffold,
     Spectral,
 )
-from strategies.arrays import Layout
+from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
-from strategies.untrained import Untrained, untrained_positions
+from strategies.updates.buffers import Untrained, untrained_positions
 
 Make = Callable[..., Any]
 

@@ -157,7 +157,7 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
     assert made.config.strategy.startswith("python:Mine_")
     assert (
         fedapp.run(**SMALL, strategy=FedAvg, results_dir=tmp_path).config.strategy
-        == "strategies.fedavg:FedAvg"
+        == "strategies.methods.fedavg:FedAvg"
     )
     with pytest.raises(
         ConfigError, match=r"strategy = 'python:Mine_.*is known in this process alone, and Ray's workers"

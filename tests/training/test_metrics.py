@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 from fedapp.own import OwnPartError, register
 from fedapp.report.scores import measured_by
 from fedapp.training.metrics import METRICS, chosen_metrics, metrics_of
-from strategies.direction import less_is_better
+from strategies.flower.higher_is_better import less_is_better
 
 LOGITS = torch.tensor([[2.0, 1, 0], [0, 2, 1], [0, 1, 2], [2, 0, 1]])
 LABELS = torch.tensor([0, 1, 1, 2])

@@ -17,7 +17,7 @@ from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.scores import LOSS
 from fedapp.report.summary import read_summary
-from strategies.direction import less_is_better
+from strategies.flower.higher_is_better import less_is_better
 
 Array = NDArray[Any]
 

@@ -9,7 +9,7 @@ from fedapp.client.handlers import CANNOT_TAKE_PART
 from fedapp.client_app import app
 from fedapp.federation import to_arrays
 from fedapp.server import Experiment, task_config
-from strategies import messages
+from strategies.flower import messages
 
 CLIENTS = 5
 

@@ -11,7 +11,7 @@ from fedapp import federation
 from fedapp.client_app import app
 from fedapp.server import Experiment
 from fedapp.training.evaluation import evaluate
-from strategies import messages
+from strategies.flower import messages
 from tests.fedapp.client_app.asking import CLIENTS, NODE, ask, context_of, request_for, trained
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from fedapp.training.rule import LocalRule
 from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import train_one
-from strategies import messages
+from strategies.flower import messages
 from tests.fedapp.client_app.asking import CLIENTS, ask, same, trained
 
 CPU = torch.device("cpu")

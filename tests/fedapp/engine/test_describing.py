@@ -14,9 +14,9 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.engine.workers import WorkersGrid
 from fedapp.training.gpu import torch_as_it_was
-from strategies import messages
-from strategies.description import DescribingGrid, Description
-from strategies.roster import Client, Roster
+from strategies.clients.roster import Client, Roster
+from strategies.flower import messages
+from strategies.flower.description import DescribingGrid, Description
 
 Configure = Callable[..., RunConfig]
 CLIENTS = 12

@@ -15,10 +15,11 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
-from strategies import REGISTRY, AsynchronousStrategy, FedBuff, messages
-from strategies.base import FederatedStrategy
+from strategies import REGISTRY, AsynchronousStrategy, FedBuff
 from strategies.clock import VirtualClock, WallClock
-from strategies.direct import WorkingGrid, WorkRequest, writes_requests
+from strategies.core.strategy import FederatedStrategy
+from strategies.flower import messages
+from strategies.flower.direct import WorkingGrid, WorkRequest, writes_requests
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -18,10 +18,10 @@ from fedapp.engine.models import ModelsOnGPU
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, FedAvg, FedProx, SynchronousStrategy
-from strategies.aggregation import WeightedSum
-from strategies.arrays import Vector
-from strategies.roster import Client
-from strategies.sums import BlockSum, SumRequest, block_size, blocks, looks_at_updates
+from strategies.clients.roster import Client
+from strategies.flower.arrays import Vector
+from strategies.updates.aggregation import WeightedSum
+from strategies.updates.sums import BlockSum, SumRequest, block_size, blocks, looks_at_updates
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -20,10 +20,11 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.report.clients import by_evaluation
 from fedapp.training.trainer import Trainer
-from strategies import REGISTRY, AsynchronousStrategy, messages
-from strategies.direct import WorkRequest
-from strategies.flower_internals import APP_RAISED
-from strategies.sums import BlockSum, SumRequest
+from strategies import REGISTRY, AsynchronousStrategy
+from strategies.flower import messages
+from strategies.flower.direct import WorkRequest
+from strategies.flower.internals import APP_RAISED
+from strategies.updates.sums import BlockSum, SumRequest
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -19,7 +19,7 @@ from fedapp.engine.ray import SimulationConfig
 from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
 from fedapp.running import run_on
-from strategies.errors import RunError
+from strategies.flower.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -13,7 +13,7 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.server import Observer, prepare
 from fedapp.server.exporter import MOST_CLIENTS, _bounded
 from fedapp.server.record import Entry
-from strategies.accounts import Account
+from strategies.clients.accounts import Account
 from tests.fedapp.watch.conftest import Devices
 
 Numbers = dict[tuple[str, tuple[str, ...]], float]

@@ -12,7 +12,8 @@ from fedapp import client_app
 from fedapp.report import read_metrics
 from fedapp.server.fruitless import Fruitless
 from fedapp.server.record import Entry
-from strategies import FedAvg, Progress, RunError, messages
+from strategies import FedAvg, Progress, RunError
+from strategies.flower import messages
 from tests.fedapp.watch.conftest import NAMES, Devices
 
 

@@ -16,7 +16,7 @@ from fedapp.server import build_strategy
 from fedapp.server.logs import LOGGERS, copied_to, logging_as, plain_where_piped
 from fedapp.simulation import parser_of, run
 from strategies import FedAvg
-from strategies.roster import Client
+from strategies.clients.roster import Client
 from tests.fedapp.watch.conftest import Devices
 
 LOG = logging.getLogger("flwr.fedapp")

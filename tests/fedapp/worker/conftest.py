@@ -19,7 +19,7 @@ from fedapp.client import handlers
 from fedapp.config import RunConfig
 from fedapp.server import Experiment, prepare
 from fedapp.worker.asking import VARIABLE
-from strategies.flower_internals import give_id
+from strategies.flower.internals import give_id
 from tests.fedapp.client_app.asking import CLIENTS, request_for
 
 ROOT = Path(__file__).parents[3]

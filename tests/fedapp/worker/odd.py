@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from fedapp.client import handlers
 from fedapp.worker import serving
 from fedapp.worker.asking import VARIABLE
-from strategies import messages
+from strategies.flower import messages
 
 real = handlers.handle
 

@@ -21,9 +21,9 @@ from fedapp.federation import to_arrays
 from fedapp.server import prepare
 from fedapp.worker.asking import VARIABLE
 from fedapp.worker.sources import PACKAGES
-from strategies import messages
-from strategies.flower_internals import context_to_bytes, message_from_bytes, message_to_bytes
-from strategies.packing import is_packed, pack_record
+from strategies.flower import messages
+from strategies.flower.internals import context_to_bytes, message_from_bytes, message_to_bytes
+from strategies.flower.packing import is_packed, pack_record
 from tests.fedapp.client_app.asking import NODE, context_of, trained
 from tests.fedapp.worker.conftest import ROOT, RunningWorker, Start
 

@@ -20,8 +20,8 @@ from fedapp.worker.asking import VARIABLE, ExpiredError
 from fedapp.worker.command import main
 from fedapp.worker.listening import listening
 from fedapp.worker.protocol import WorkerError
-from strategies import messages
-from strategies.flower_internals import context_to_bytes, message_to_bytes
+from strategies.flower import messages
+from strategies.flower.internals import context_to_bytes, message_to_bytes
 from tests.fedapp.client_app.asking import context_of
 from tests.fedapp.worker.conftest import ROOT, RunningWorker, Start
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fedapp.client_app import app
 from fedapp.worker import protocol
 from fedapp.worker.sources import digest_of_sources
-from strategies import messages
-from strategies.flower_internals import context_to_bytes, give_id, message_to_bytes
+from strategies.flower import messages
+from strategies.flower.internals import context_to_bytes, give_id, message_to_bytes
 from tests.fedapp.client_app.asking import context_of
 from tests.fedapp.worker.conftest import RunningWorker
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, messages
+from strategies import AsyncFedAvg, FedBuff, FedFix, Progress
+from strategies.flower import messages
 
 LOGGER = "flwr.strategies"
 Model, Make = Callable[..., ArrayRecord], Callable[..., Any]

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from strategies import ACE, AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError, messages
+from strategies import ACE, AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError
+from strategies.clients.timeline import LOST
 from strategies.clock import WallClock
-from strategies.timeline import LOST
+from strategies.flower import messages
 from tests.strategies.events.fleet_reference import Reference
 from tests.strategies.events.runs import (
     CENTRES,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, Contribution, Progress, observed
+from strategies import AsyncFedAvg, Contribution, Progress
+from strategies.events import observed_periods as observed
 from tests.strategies.events.runs import CENTRES, KINDS, SIZES, Make, Start
 
 

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies import AsyncFedAvg, DivergedError, Progress, RunError, messages
+from strategies import AsyncFedAvg, DivergedError, Progress, RunError
+from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.evaluation import EvaluationUnderWay
-from strategies.exchange import Mail
-from strategies.flower_internals import give_id
-from strategies.ledger import Ledger, Member
-from strategies.pace import WallPace
-from strategies.roster import Client
+from strategies.events.evaluation import EvaluationUnderWay
+from strategies.events.tasks import Ledger, Member
+from strategies.flower import messages
+from strategies.flower.exchange import Mail
+from strategies.flower.internals import give_id
+from strategies.timing.scheduler import WallPace
 from tests.strategies.events.runs import KINDS, Make, Start, delayed, text_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -270,7 +271,7 @@ def test_who_is_at_work_may_do_better(
     federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client 1 fails for the fourth time while client 0, which did so before, is at work: that comes of use."""
-    monkeypatch.setattr("strategies.events.RETRY_AFTER", 0.1)
+    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.1)
     grid = federation((3.0, 2.0), (1, 2))
     grid.spoil(0, "raise")
     grid.spoil(1, "raise")
@@ -299,7 +300,7 @@ def test_of_many_that_fail_one_is_always_at_work(
     federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two has failed, the other has a task under way: the run ends all the same."""
-    monkeypatch.setattr("strategies.events.RETRY_AFTER", 0.01)
+    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.01)
     grid = federation((3.0, 2.0), (1, 2))
     grid.spoil(0, "raise")
     grid.spoil(1, "raise")
@@ -322,7 +323,7 @@ def test_an_outage_before_the_first_answer_ends_no_run(
     federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SuperLink answers for devices that are offline; nobody has failed."""
-    monkeypatch.setattr("strategies.events.RETRY_AFTER", 0.05)
+    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.05)
     grid = federation()
     pull = grid.pull_messages
 

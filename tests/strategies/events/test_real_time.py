@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from strategies import Progress, messages
+from strategies import Progress
 from strategies.clock import VirtualClock, WallClock
-from strategies.ledger import Task
+from strategies.events.tasks import Task
+from strategies.flower import messages
 from tests.strategies.events.runs import BAD, KINDS, Make, Start, check_accounts, delayed, text_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -191,7 +192,7 @@ def test_a_node_that_comes_back_under_another_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is dropped, comes back, and is then asked once at a time: not for its retry on top."""
-    monkeypatch.setattr("strategies.pace.SHORTEST_DEADLINE", 5.0)  # no task is given up
+    monkeypatch.setattr("strategies.timing.scheduler.SHORTEST_DEADLINE", 5.0)  # no task is given up
     grid = delayed(federation(), 0.02, 0.03, 0.02)
     grid.spoil(2, "raise")
 
@@ -286,7 +287,7 @@ def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each is dropped, as it misses three tasks, and comes back under its own id, long before its retry."""
-    monkeypatch.setattr("strategies.events.RETRY_AFTER", 1e6)
+    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 1e6)
     grid = delayed(federation(), 0.02, 0.02, 0.02)
     pull = grid.pull_messages
 

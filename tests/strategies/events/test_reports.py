@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
-from strategies import Progress, messages
+from strategies import Progress
+from strategies.flower import messages
 from tests.strategies.events.runs import KINDS, Make, Model, Start, losses
 
 pytestmark = pytest.mark.timeout(600)
@@ -172,6 +173,6 @@ def test_stopped_while_waiting_for_a_reply(federation: Make, start: Start) -> No
 def test_clients_without_a_description_are_weighted_by_the_sizes_in_their_replies(
     federation: Make, start: Start
 ) -> None:
-    # As strategies/roster.py promises; the order is by node id, so only the set of weights is known.
+    # As strategies/clients/roster.py promises; the order is by node id, so only the set of weights is known.
     run = start("fedfix", federation(describes=False, node_ids=[5, 6, 7]), 4, fedfix_interval=1.0, lr=0.1)
     assert sorted(run.seen[-1].clients["importance"]) == [0.125, 0.25, 0.625]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
 
-from strategies.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario
 from tests.strategies.events.runs import (
     ASYNC_F80,
     CENTRES,

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import pytest
 from flwr.app import Message
 
-from strategies import RunError, messages
+from strategies import RunError
+from strategies.flower import messages
 from tests.strategies.events.runs import BAD, KINDS, Make, Start, bits, losses, text_of
 
 pytestmark = pytest.mark.timeout(600)

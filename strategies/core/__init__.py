@@ -1,0 +1,1 @@
+"""What every strategy has: its config, its memory, evaluation, reporting and the base class."""

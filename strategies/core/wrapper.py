@@ -1,0 +1,99 @@
+"""What a strategy can tell of a wrapper around it, such as Flower's for differential privacy, and say where it fails.
+
+A wrapper has the loop: it asks the strategy for a round's requests, and passes the replies on to it. Two things go
+wrong without a word that helps, with Flower's own strategies as well:
+
+- a wrapper that leaves clipping to the clients sends them ``clipping_norm``, and adds noise for updates of that norm,
+  whether or not a mod of the app clips: only a longer update tells;
+- a round in which a client reports an error isn't passed on; if none is, the result has no arrays.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from strategies.flower import messages
+from strategies.updates.chain import Local
+
+log = logging.getLogger("flwr.strategies")
+
+# Of Flower's wrappers and mods: a field of requests, and a metric that only the adaptive mod adds.
+CLIPPING_NORM = "clipping_norm"
+NORM_BIT = "norm_bit"
+
+# What rounding to an array's dtype makes of a length, at most: of the bound, and of the model's norm.
+_SLACK, _EPSILON = 1e-3, float(np.finfo(np.float32).eps)
+
+
+class Wrapped:
+    """What is known of the wrapper, from a run's first round on; nothing is, where there is none.
+
+    Parameters
+    ----------
+    name : str
+        The strategy's, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._norm = 0.0  # S that clients are sent; 0: none
+        self._asked = 0  # the round whose replies haven't been passed on; 0: none
+        self._any_passed = False
+        self._clips = False  # whether an update looks clipped
+        self._said: set[str] = set()
+
+    def asks(self, server_round: int, config: Mapping[str, Any]) -> None:
+        """Take note of a wrapper's request for a round."""
+        self._asked, norm = server_round, config.get(CLIPPING_NORM)
+        self._norm = float(norm) if isinstance(norm, int | float) and norm > 0 else 0.0
+
+    def passes_on(self) -> None:
+        """Take note that replies have come."""
+        self._asked, self._any_passed = 0, True
+
+    def ends(self, server_round: int) -> None:
+        """Say so if a round is over of which nothing came."""
+        if server_round and self._asked == server_round:
+            log.warning(
+                "round %d: the wrapper around %s passed no replies on, and the model stays as it is: Flower's "
+                "wrappers do so if any client reports an error, which their lines above name%s",
+                server_round,
+                self.name,
+                "" if self._any_passed else "; until a round counts, the result has no arrays",
+            )
+
+    def look(self, local: Local, untrained_at: NDArray[np.intp], reply: Message) -> None:
+        """Look at a client's update, all of it, as it came."""
+        if not self._norm:
+            return
+        square = float(np.linalg.norm(local.model - local.base)) ** 2
+        if local.untrained is not None:  # Flower's mods clip it with the others
+            square += float(np.linalg.norm(local.untrained - local.base[untrained_at])) ** 2
+        slack = _SLACK * self._norm + _EPSILON * float(np.linalg.norm(local.base))
+        if square**0.5 > self._norm + slack:
+            self._say_once(
+                "%s = %g, and the update of client %s has norm %.4g: its app doesn't clip, and a wrapper's noise for "
+                "that norm protects too little; Flower's mod is fixedclipping_mod",
+                local.client.located,
+                square**0.5,
+            )
+        self._clips = (
+            self._clips or square**0.5 >= self._norm - slack or NORM_BIT in messages.metrics_of(reply)
+        )
+
+    def judge(self) -> None:
+        """Say after a round what can't be told of it."""
+        if self._norm and not self._clips:
+            self._say_once(
+                "%s = %g, and no update was as long: whether clients clip can't be told. Where a wrapper leaves it "
+                "to them, a mod of the app must, such as fixedclipping_mod; else its noise protects too little"
+            )
+
+    def _say_once(self, text: str, *values: object) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text, CLIPPING_NORM, self._norm, *values)

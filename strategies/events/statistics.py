@@ -1,0 +1,117 @@
+"""What happened in an asynchronous run since its last evaluation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+
+from strategies.clients.metrics import told
+from strategies.flower import messages
+from strategies.updates.chain import Contribution
+
+
+@dataclass
+class Tally:
+    """What happened since the last evaluation."""
+
+    staleness: list[int] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)  # of each metric
+    # Of replies, but for arrays, where a function of the user's wants them; not saved with the run.
+    contents: list[RecordDict] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    failures: int = 0
+    clipped: int = 0
+    discarded: int = 0
+    lost: int = 0
+    unevaluated: bool = False
+
+    def take(self, contributions: Sequence[Contribution], key: str = messages.NUM_EXAMPLES) -> None:
+        """Count what an aggregation took in; ``key`` is the metric by which clients are weighed."""
+        self.unevaluated = True
+        for contribution in contributions:
+            self.staleness.append(contribution.staleness)
+            self.bytes_up += contribution.num_bytes
+            for name, value in told([contribution.metrics], key).items():
+                self.values.setdefault(name, []).append(value)
+
+    def keep(self, content: RecordDict) -> None:
+        """Keep a reply's content for a function of metrics: not its arrays, of which many may come by then."""
+        small: dict[str, messages.RecordType] = {
+            name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
+        }
+        self.contents.append(RecordDict(small))
+
+    def discard(self, contribution: Contribution) -> None:
+        """Count work that came for nothing."""
+        self.discarded += 1
+        self.bytes_up += contribution.num_bytes
+
+    def metrics(self) -> MetricRecord:
+        """Return the counts, and the plain means of the staleness and of what clients tell over all contributions."""
+        metrics = MetricRecord(
+            {
+                "contributions": len(self.staleness),
+                messages.FAILURES: self.failures,
+                messages.BYTES_DOWN: self.bytes_down,
+                messages.BYTES_UP: self.bytes_up,
+            }
+        )
+        if self.clipped:
+            metrics[messages.CLIPPED] = self.clipped
+        if self.discarded:
+            metrics[messages.DISCARDED] = self.discarded
+        if self.lost:
+            metrics[messages.LOST_TASKS] = self.lost
+        if self.staleness:
+            metrics["staleness-mean"] = float(np.mean(self.staleness))
+            metrics["staleness-max"] = max(self.staleness)
+        for name, values in self.values.items():
+            if name not in metrics and len({np.shape(value) for value in values}) == 1:
+                metrics[name] = np.mean(values, axis=0).tolist()
+        return metrics
+
+    def state(self) -> "TallyState":
+        """Return the counts as JSON holds them."""
+        return {
+            "staleness": list(self.staleness),
+            "values": {name: list(values) for name, values in self.values.items()},
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "failures": self.failures,
+            "clipped": self.clipped,
+            "discarded": self.discarded,
+            "lost": self.lost,
+            "unevaluated": self.unevaluated,
+        }
+
+    @classmethod
+    def restored(cls, state: "TallyState") -> "Tally":
+        """Return the tally of a state."""
+        return cls(
+            staleness=list(state["staleness"]),
+            values={name: list(values) for name, values in state["values"].items()},
+            bytes_up=state["bytes_up"],
+            bytes_down=state["bytes_down"],
+            failures=state["failures"],
+            clipped=state["clipped"],
+            discarded=state["discarded"],
+            lost=state.get("lost", 0),  # an earlier version has none
+            unevaluated=state["unevaluated"],
+        )
+
+
+class TallyState(TypedDict):
+    """What a ``Tally`` holds."""
+
+    staleness: list[int]
+    values: dict[str, list[Any]]
+    bytes_up: int
+    bytes_down: int
+    failures: int
+    clipped: int
+    discarded: int
+    lost: NotRequired[int]
+    unevaluated: bool

@@ -1,0 +1,256 @@
+"""Models as strategies compute with them: ArrayRecords as flat float64 vectors, and back.
+
+``pack`` and ``unpack`` are Flower's own serialisation (NumPy's .npy) without its cost for small arrays, which is all
+in writing and parsing the header.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from io import BytesIO
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from strategies.flower import messages
+
+Vector = NDArray[np.float64]
+
+
+# Of arrays, in the words of an error.
+NOT_FINITE, OVERFLOWS = "aren't finite", "overflows float32"
+
+REAL = "fiub"  # kinds of dtypes: floats, whole numbers with a sign and without, truth values
+HALF = np.dtype(np.float16)
+
+_HEADER = 4096  # bytes that describe an array, at most
+LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
+
+
+class ArraysMismatchError(ValueError):
+    """A client's arrays can't be combined with the global model; the text says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(messages.clean(reason))  # names in it may be the client's
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and dtypes of a model's arrays, in order: what turns a vector into a record and back."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> "Layout":
+        """Read the layout of a record.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If an array is of a dtype that NumPy can't calculate with as real numbers, such as JAX's bfloat16.
+        """
+        return cls(
+            tuple(record),
+            tuple(tuple(array.shape) for array in record.values()),
+            tuple(_dtype_of(name, array) for name, array in record.items()),
+        )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of values of each array."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """Return where the values of each array stand in a model's vector (D,)."""
+        ends = accumulate(self.sizes)
+        return tuple(slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True))
+
+    @cached_property
+    def size(self) -> int:
+        """D, the number of values."""
+        return sum(self.sizes)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes that a record of this layout takes, headers included."""
+        return sum(
+            len(npy_header(dtype, shape)[1]) + dtype.itemsize * prod(shape)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Bytes that a record of this layout takes at most, in numbers of 8 bytes and headers included."""
+        return sum(8 * size + _HEADER for size in self.sizes)
+
+    @property
+    def narrow(self) -> np.dtype:
+        """The narrowest dtype that holds every value of a model exactly, for keeping vectors."""
+        return np.result_type(*self.dtypes) if self.dtypes else np.dtype(np.float64)
+
+    def rounded(self, vector: Vector) -> Vector:
+        """Return a (D,) vector as it is after ``to_record``: rounded to the arrays' dtypes."""
+        if len(set(self.dtypes)) == 1 and self.narrow.kind == "f":
+            return vector.astype(self.narrow).astype(np.float64)
+        return self.to_vector(self.to_record(vector))
+
+    def to_vector(self, record: ArrayRecord) -> Vector:
+        """Flatten a record of this layout to float64, shape (D,).
+
+        Its arrays may come in another order, and in another dtype of real numbers.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If the record has other names or shapes, or holds anything but numbers, a value that isn't finite or,
+            like 1e30, of no use in float32.
+        """
+        if tuple(record) != self.names and set(record) != set(self.names):
+            raise ArraysMismatchError(
+                f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
+            )
+        if (size := messages.num_bytes(record)) > self.most_bytes:  # before anything is unpacked
+            raise ArraysMismatchError(
+                f"its arrays take {size} bytes, those of the model at most {self.most_bytes}"
+            )
+        vector = np.empty(self.size)
+        for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
+            values = _decode(name, record[name])
+            if values.shape != shape or (values.dtype != dtype and values.dtype.kind not in REAL):
+                raise ArraysMismatchError(
+                    f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
+                )
+            vector[span] = values.ravel()
+        check_values(vector)
+        return vector
+
+    def faults(self, record: ArrayRecord) -> list[str]:
+        """Return which arrays of a record of this layout ``to_vector`` refuses for their values, and why."""
+        faults = []
+        for name in self.names:
+            values = _decode(name, record[name]).astype(np.float64)
+            with np.errstate(over="ignore"):
+                norm = float(np.sqrt(np.square(values).sum()))
+            if not np.isfinite(values).all():
+                faults.append(f"array {name!r} holds values that {NOT_FINITE} (NaN or infinity)")
+            elif norm**2 > LARGEST_SQUARE:
+                faults.append(f"array {name!r} has the norm {norm:.1e}, whose square {OVERFLOWS}")
+        return faults
+
+    def overflows(self, vector: Vector) -> bool:
+        """Tell whether a value of a sound (D,) vector is infinite in its array: above 65504 in a float16 one."""
+        if HALF not in self.dtypes:
+            return False
+        with np.errstate(over="ignore"):
+            return any(
+                bool(np.isinf(vector[span].astype(dtype)).any())
+                for span, dtype in zip(self.spans, self.dtypes, strict=True)
+                if dtype == HALF
+            )
+
+    def to_record(self, vector: Vector) -> ArrayRecord:
+        """Turn a (D,) vector into a record; values of integer arrays are rounded to the nearest."""
+        record = ArrayRecord()
+        for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
+            values = vector[span].reshape(shape)
+            rounded = values if dtype.kind == "f" else np.rint(values)
+            record[name] = pack(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
+        return record
+
+
+def check_values(vector: Vector) -> None:
+    """Raise ArraysMismatchError if a model (D,) holds what isn't finite or, like 1e30, of no use in float32."""
+    # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
+    # whose threads wait for each other where clients keep every core busy.
+    square = float(np.einsum("i,i->", vector, vector))
+    if not square <= LARGEST_SQUARE and (why := wrong_with(square, finite=bool(np.isfinite(vector).all()))):
+        raise ArraysMismatchError(why)
+
+
+def wrong_with(square: float, *, finite: bool) -> str:
+    """Return what is wrong with a model by the square of its norm, and whether it is finite; "": nothing."""
+    if not finite:
+        return f"its arrays hold values that {NOT_FINITE} (NaN or infinity)"
+    return (
+        "" if square <= LARGEST_SQUARE else f"its arrays' norm is {square**0.5:.1e}, whose square {OVERFLOWS}"
+    )
+
+
+def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:
+    """Pull a model (D,), in place, to within ``bound`` of the one it started from; tell whether it was further away.
+
+    w ← w̄ + Δ min(1, S / ‖Δ‖₂) with Δ = w − w̄ and S the bound: no client moves the global model by more than d_i S.
+    """
+    delta = model - base
+    norm = float(np.linalg.norm(delta))
+    if norm <= bound:
+        return False
+    np.add(base, delta * (bound / norm), out=model)
+    return True
+
+
+def pack(values: np.ndarray) -> Array:
+    """Serialise an array, to the same bytes as ``Array(values)``."""
+    name, header = npy_header(values.dtype, values.shape)
+    return Array(dtype=name, shape=values.shape, stype="numpy.ndarray", data=header + values.tobytes())
+
+
+def unpack(array: Array) -> np.ndarray:
+    """Return an array's values, as ``array.numpy()`` does but perhaps read-only.
+
+    Raises
+    ------
+    Exception
+        Whatever NumPy raises on bytes that are no array.
+    """
+    try:
+        dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+        _, header = npy_header(dtype, shape)
+    except (TypeError, ValueError):
+        return array.numpy()
+    if array.stype == "numpy.ndarray" and array.data.startswith(header):
+        size = len(array.data) - len(header)
+        if size == dtype.itemsize * prod(shape):
+            return np.frombuffer(array.data, dtype, offset=len(header)).reshape(shape)
+    return array.numpy()
+
+
+@lru_cache(maxsize=4096)
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """Return a dtype's name, and what a .npy file of an array in C order begins with."""
+    header = BytesIO()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
+    return str(dtype), header.getvalue()
+
+
+def _dtype_of(name: str, array: Array) -> np.dtype:
+    with suppress(TypeError):  # a name that only a package knows which isn't there
+        if (dtype := np.dtype(array.dtype)).kind in REAL:
+            return dtype
+    raise ArraysMismatchError(
+        f"array {name!r} is {array.dtype}; allowed are real numbers of NumPy's own, such as float32"
+    )
+
+
+def _decode(name: str, array: Array) -> np.ndarray:
+    try:
+        values = unpack(array)
+    except Exception as error:  # whatever bytes a client sends must not stop the server
+        raise ArraysMismatchError(f"array {name!r} can't be read: {error}") from error
+    if not isinstance(values, np.ndarray):  # an npz archive
+        raise ArraysMismatchError(f"array {name!r} can't be read: its bytes are no single array")
+    return values
+
+
+def _brief(names: Iterable[str]) -> str:
+    listed = [messages.clean(name, messages.LONGEST_NAME) for name in names]
+    return str(listed) if len(listed) <= 4 else f"[{listed[0]!r}, …, {listed[-1]!r}] ({len(listed)})"

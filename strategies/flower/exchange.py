@@ -1,0 +1,151 @@
+"""Send messages, wait for the replies: the one way in which a round talks to nodes."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from flwr.app import Message, Metadata
+from flwr.serverapp import Grid
+
+from strategies.clock import WallClock
+from strategies.flower.direct import Work, WorkingGrid, WorkRequest
+
+# A poll waits for a tenth of the time waited so far, within these bounds (seconds): a simulation's short round
+# isn't rounded up to a coarse poll, a device's long one isn't polled hundreds of times a second.
+SHORTEST_POLL = 0.005
+LONGEST_POLL = 1.0
+
+
+def never() -> bool:
+    """Answer that nobody asked the run to stop."""
+    return False
+
+
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
+) -> dict[int, Message]:
+    """Push messages, at most one per node, and collect the replies.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds after which the missing replies are given up.
+    stopped : callable
+        Asked at every poll; True ends the wait at once.
+
+    Returns
+    -------
+    dict of int to Message
+        The replies by node id. A node that hasn't answered is missing; a second reply to a message is ignored.
+    """
+    return dict(arriving(grid, messages, timeout, stopped))
+
+
+def arriving(
+    grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
+) -> Iterator[tuple[int, Message]]:
+    """Push messages and yield node ids and replies as they come: what is done with them needn't be held."""
+    messages = list(messages)
+    pushed = set(grid.push_messages(messages))
+    # A message that the grid couldn't store has no id among those returned: its node counts as missing.
+    nodes = {
+        m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in pushed
+    }
+    return (pair for look in looks(grid, nodes, timeout, stopped) for pair in look)
+
+
+def in_order(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
+    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
+    # Not by src_node_id: an error that the SuperLink reports carries its own.
+    positions = {request.message_id: position for position, request in enumerate(requests)}
+    waiting: dict[int, Message] = {}
+    due = 0
+    for reply in replies:
+        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
+        while due in waiting:
+            yield waiting.pop(due)
+            due += 1
+    for position in range(due, len(requests)):
+        yield waiting.pop(position, None)
+
+
+def looks(
+    grid: Grid, waiting: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
+) -> Iterator[list[tuple[int, Message]]]:
+    """Look for the replies to messages, by id, until all are there or the time is over.
+
+    Yield what each look brings, maybe nothing, each with what ``waiting`` holds for its message, which then goes from
+    there; a second reply to a message is ignored. Who has seen enough asks for no more: nothing is read that isn't
+    yielded.
+    """
+    clock, expired = WallClock(), False
+    while waiting and not expired and not stopped():
+        expired = clock.now() >= timeout  # what came since the last look still counts
+        pulled = list(grid.pull_messages(list(waiting)))
+        yield [
+            (waiting.pop(name), reply)
+            for reply in pulled
+            if (name := reply.metadata.reply_to_message_id) in waiting
+        ]
+        if not pulled and not expired:
+            wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
+            clock.wait_until(min(clock.now() + wait, timeout))
+
+
+class Mail:
+    """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
+
+    Tasks may also be handed to a Grid that needs no messages for them (strategies/flower/direct.py).
+
+    Parameters
+    ----------
+    timeout : float
+        Real seconds that a single reply is waited for.
+    stopped : callable
+        True ends any wait.
+    """
+
+    def __init__(self, grid: Grid, timeout: float, stopped: Callable[[], bool] = never) -> None:
+        self.grid = grid
+        self.timeout = timeout
+        self.stopped = stopped
+        self.clock = WallClock()
+        self._listeners: dict[str, Callable[[Message], None]] = {}
+        self._handed: dict[str, WorkingGrid] = {}  # by task
+
+    def hand_out(self, grid: WorkingGrid, request: WorkRequest) -> Sequence[str]:
+        """Hand out tasks without messages; return an id of each, which ``wait`` takes too."""
+        ids = grid.hand_out(request)
+        self._handed |= dict.fromkeys(ids, grid)
+        return ids
+
+    def push(self, messages: Iterable[Message]) -> set[str]:
+        """Send messages; return the ids of those that the grid could store."""
+        return set(self.grid.push_messages(messages))
+
+    def poll(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there; those that somebody listens for go to them."""
+        returned = []
+        for reply in list(self.grid.pull_messages([*message_ids, *self._listeners])):
+            listener = self._listeners.pop(reply.metadata.reply_to_message_id, None)
+            if listener is None:
+                returned.append(reply)
+            else:
+                listener(reply)
+        return returned
+
+    def listen(self, message_ids: Iterable[str], listener: Callable[[Message], None]) -> None:
+        """Give the replies to these messages to somebody, at the poll that brings them."""
+        self._listeners |= dict.fromkeys(message_ids, listener)
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Listen for these no longer."""
+        for message_id in message_ids:
+            self._listeners.pop(message_id, None)
+
+    def wait(self, message_id: str) -> Message | Work | None:
+        """Wait for the reply to one message, or for what comes of a task; None if it doesn't come."""
+        while message_id in self._handed and not self.stopped():
+            if (work := self._handed[message_id].work(message_id)) is not None:
+                del self._handed[message_id]
+                return work
+        looked = looks(self.grid, {message_id: 0}, self.timeout, self.stopped)
+        return next((reply for look in looked for _, reply in look), None)

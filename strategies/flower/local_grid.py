@@ -1,0 +1,37 @@
+"""What every Grid without a network shares."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from strategies.flower.exchange import arriving
+from strategies.flower.internals import Run, empty_run
+
+
+class LocalGrid(Grid):
+    """What every Grid without a network shares; a subclass pushes and pulls messages."""
+
+    #: What ``strategies.flower.engine_name.engine_of`` says of it.
+    engine = "memory"
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """The run's record, with nothing in it but its id."""
+        return empty_run()
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse: Flower has deprecated this in favour of ``Message(...)``."""
+        raise NotImplementedError("use flwr.app.Message(...)")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
+        found = arriving(self, messages, math.inf if timeout is None else timeout)
+        return [reply for _, reply in found]

@@ -1,0 +1,252 @@
+"""Every record key and message field that server and clients share, stated once.
+
+A training request carries two records, ``arrays`` (the model) and ``config`` (the fields below beside the
+app's own); its reply carries ``arrays`` (the trained model) and ``metrics``. The keys are those of Flower's own
+strategies, so a ClientApp written for them understands ours; what Flower has no name for begins with
+``strategies.``, so that it takes no name of the app's.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from strategies.flower import higher_is_better as direction
+from strategies.flower.internals import MESSAGE_UNAVAILABLE, NOBODY_ANSWERED
+
+# Records of a message.
+ARRAYS: Final = "arrays"
+CONFIG: Final = "config"
+METRICS: Final = "metrics"
+NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
+CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
+PERSONAL_MODEL: Final = (
+    "personal"  # in requests to evaluate: a model of this client's, scored beside the global one
+)
+DIRECTION: Final = "direction"  # one array (d,): what places a client in the graph
+DEVICE: Final = "device"  # beside the metrics of a description: a ConfigRecord with the field below
+
+# Message types.
+TRAIN: Final = MessageType.TRAIN
+EVALUATE: Final = MessageType.EVALUATE
+DESCRIBE: Final = f"{MessageType.QUERY}.describe"
+ASK_DIRECTION: Final = f"{MessageType.QUERY}.direction"
+ASK_KEPT: Final = (
+    f"{MessageType.QUERY}.kept"  # a simulation's server asks for a personal model, or hands it back
+)
+
+# Fields of `config`, from the server.
+SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1
+CLIENT: Final = "strategies.client"  # the client's index in the federation, 0..C-1
+TASK: Final = (
+    "strategies.task"  # the client's task number: with seed and client it fixes the task's random stream
+)
+ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the name is Flower's
+BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
+PART: Final = "strategies.part"  # of its usual local work, in (0, 1], that a client is to do: rounded up
+PATH: Final = "strategies.path"  # asks for the client's path, see below; its value says nothing
+COMPRESSION: Final = (
+    "strategies.compression"  # asks for a compressed update (strategies/updates/compression.py), by
+)
+SEED: Final = "strategies.seed"  # draws of this seed,
+RUN: Final = "strategies.run"  # with what the client has left out in this run,
+MODEL: Final = "strategies.arrays"  # of the model in this record, if it isn't `arrays`,
+UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patterns
+PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
+KEPT_FOR: Final = (
+    "strategies.kept-for"  # a run's own number on devices: what a client keeps is kept for it alone
+)
+
+# A ConfigRecord of replies: which of these fields, and which records beside the model, the local step went by.
+APPLIED: Final = "strategies.applied"
+RECORDS: Final = "records"
+# Under PATH it has how far the local steps go along a gradient that stays 1, γ_i ‖a_i‖₁: K_i γ_i for plain SGD.
+
+# Fields of `metrics`, from the client.
+NUM_EXAMPLES: Final = "num-examples"
+PARTITION_ID: Final = "partition-id"
+NUM_PARTITIONS: Final = "num-partitions"
+TRAIN_LOSS: Final = "train-loss"
+NUM_STEPS: Final = "num-steps"
+
+# Field of `device`, from the client: what its operator calls it. A claim: it is shown, and nothing rests on it.
+NAME: Final = "name"
+
+# What an evaluation may tell a strategy beside its metrics: f_i(w) of all clients, by index.
+CLIENT_LOSSES: Final = "client-losses"
+PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, by index too
+
+# How the names of metrics begin that a client's own model scores, not the global one.
+OF_PERSONAL: Final = direction.PERSONAL
+
+# Metrics that a strategy reports about an aggregation.
+PARTICIPANTS: Final = "participants"
+FAILURES: Final = "failures"
+BYTES_DOWN: Final = "bytes-down"
+BYTES_UP: Final = "bytes-up"
+BYTES_KEPT: Final = "bytes-kept"  # what the server keeps of clients from round to round, if a method does
+CLIPPED: Final = "clipped-updates"
+DISCARDED: Final = "discarded-updates"
+LOST_TASKS: Final = "lost-tasks"  # of the failures, those whose clients went away while they worked
+LATE_UPDATES: Final = "late-updates"  # of a round that closes early: those that weren't there when it did
+DROPPED_UPDATES: Final = "dropped-updates"  # … and never count
+EARLIER_UPDATES: Final = "earlier-updates"  # late ones of earlier rounds that count in this one
+DEVICE_SECONDS: Final = (
+    "device-seconds"  # of the run's clock that clients' tasks took, those under way left out
+)
+WASTED_SECONDS: Final = "wasted-seconds"  # of these, of tasks that came to nothing
+JOULES: Final = "joules"  # that they took, where a device profile has watts
+BYTES_WASTED: Final = "bytes-wasted"  # sent for updates that were dropped, and by them
+EVALUATED: Final = (
+    "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
+)
+
+# Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
+NO_REPLY: Final = "no reply before the deadline"
+
+# What becomes of a client's work that doesn't count: it came late or never, the client said that it can't, the server
+# refused what it sent, the scheme threw it away as too old, or its client went away while it worked.
+LATE: Final = "late"
+FAILED: Final = "failed"
+REFUSED: Final = "refused"
+TOO_OLD: Final = "discarded"
+LOST: Final = "lost"
+
+# Of what a client says, no more than this is written anywhere.
+LONGEST_TEXT: Final = 500  # characters
+LONGEST_NAME: Final = 64  # characters of a metric's name
+LONGEST_DEVICE: Final = 63  # characters of a device's name
+MOST_METRICS: Final = 100
+LONGEST_LIST: Final = 10_000  # numbers in a metric
+
+LARGEST: Final = 2**63 - 1  # what an integer of a message holds
+
+RecordType = ArrayRecord | ConfigRecord | MetricRecord
+
+
+def request(
+    message_type: str,
+    node_id: int,
+    config: ConfigRecord,
+    *,
+    ttl: float,
+    arrays: ArrayRecord | None = None,
+    companions: Mapping[str, RecordType] = MappingProxyType({}),
+    keys: tuple[str, str] = (ARRAYS, CONFIG),
+) -> Message:
+    """Build a message to one node; ``ttl`` in seconds, ``companions`` are records beside ``arrays``.
+
+    ``keys`` are the names of the record of arrays and of the record of fields.
+    """
+    content = RecordDict({keys[1]: config})
+    if arrays is not None:
+        content[keys[0]] = arrays
+    for name, record in companions.items():
+        content[name] = record
+    return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
+
+
+# By key and type: RecordDict's own views by type copy themselves at every look.
+def arrays_of(message: Message, key: str = ARRAYS) -> ArrayRecord | None:
+    """Return the arrays under ``key`` in a message; None if there are none."""
+    record = message.content.get(key)
+    return record if isinstance(record, ArrayRecord) else None
+
+
+def metrics_of(reply: Message) -> MetricRecord:
+    """Return the ``metrics`` record of a reply, or its first MetricRecord under another name; maybe empty."""
+    records = [reply.content.get(METRICS), *reply.content.values()]
+    return next((record for record in records if isinstance(record, MetricRecord)), MetricRecord())
+
+
+def reason_of(reply: Message) -> str:
+    """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
+    if reply.error.code == MESSAGE_UNAVAILABLE:  # its time to live is over
+        return NO_REPLY
+    return last_line(reply.error.reason or "") or f"error code {reply.error.code}"
+
+
+def last_line(reason: str) -> str:
+    """Return the last line of a reason, as it may be written."""
+    lines = reason.strip().splitlines()
+    return clean(lines[-1]) if lines else ""
+
+
+def fault_of(reply: Message | None) -> str:
+    """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    if reply is None or (reply.has_error() and reply.error.code in NOBODY_ANSWERED):
+        return LATE
+    return FAILED if reply.has_error() else REFUSED
+
+
+def name_of(reply: Message) -> str:
+    """Return the device's name in a description, of letters, digits, ``_``, ``-`` and ``.``; "" if there is none."""
+    record = reply.content.get(DEVICE)
+    name = record.get(NAME) if isinstance(record, ConfigRecord) else None
+    # Nothing else, so that no name looks like another part of a line.
+    return re.sub(r"[^\w.-]", "_", clean(name, LONGEST_DEVICE)) if isinstance(name, str) else ""
+
+
+def clean(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return what a client says as it may be written: at most so many characters, none that steers a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
+
+
+def whole(value: object) -> int | None:
+    """Return a reported number of 0 or more as an int; None for anything else that a client may send."""
+    if isinstance(value, int | float) and 0 <= value <= LARGEST:
+        return int(value)
+    return None
+
+
+def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
+    """Return how much a description or a reply says that its client counts, which is its size; None if it doesn't.
+
+    Raises
+    ------
+    ValueError
+        If it is no number that can be a weight.
+    """
+    if (value := metrics.get(key)) is None:
+        return None
+    if isinstance(value, list) or not 0 < value <= LARGEST:
+        raise ValueError(f"{key} = {clean(str(value), 40)}: must be a positive number")
+    return value
+
+
+def values_of(metrics: MetricRecord) -> dict[str, float | list[float]]:
+    """Return a reply's metrics, but those with names that nobody would choose, or too long; at most 100."""
+    return {
+        key: value  # type: ignore[misc]
+        for key, value in itertools.islice(metrics.items(), MOST_METRICS)
+        if len(key) <= LONGEST_NAME
+        and key.isprintable()
+        and not (isinstance(value, list) and len(value) > LONGEST_LIST)
+    }
+
+
+def model_of(reply: Message, key: str = ARRAYS) -> ArrayRecord | None:
+    """Return the arrays under ``key`` in a reply, or its only arrays under whatever name."""
+    if (arrays := arrays_of(reply, key)) is not None:
+        return arrays
+    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
+    return records[0] if len(records) == 1 else None
+
+
+def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]:
+    """Return the records of a reply other than the model and its metrics, by name."""
+    known = (model_of(reply, key), metrics_of(reply))
+    return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}
+
+
+def num_bytes(arrays: ArrayRecord) -> int:
+    """Size in bytes of the serialised arrays of a record."""
+    return sum(len(array.data) for array in arrays.values())
+
+
+def total_bytes(message: Message) -> int:
+    """Size in bytes of all serialised arrays of a message."""
+    return sum(num_bytes(record) for record in message.content.values() if isinstance(record, ArrayRecord))

@@ -1,0 +1,284 @@
+"""A model as one array: what travels between a server of this library and devices that can read it.
+
+Flower sends every array of a message, and every chunk of an array, as an object of its own, which costs the SuperLink
+three requests on its way. So on devices a record of arrays is packed into one, whose bytes say all that it takes to
+read them:
+
+    length of the head (8 bytes, big endian) | head: JSON, [name, dtype, shape] of each array | their values in order
+
+Server and client agree in the handshake: the server asks in its request for a description whether the client reads
+such arrays, and packs what it sends to those that say so; a client packs its reply to what was packed. Whoever says
+nothing, such as another Flower app, is sent what it knows, and so is every client of a simulation.
+
+A strategy sees neither: ``packing`` puts a Grid that packs around the device's own, and a ClientApp that is to
+understand it takes ``reads_packed`` among its mods::
+
+    app = ClientApp(mods=[reads_packed])
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Layout, npy_header
+from strategies.flower.engine_name import DEPLOYMENT, engine_of
+from strategies.flower.internals import Run, with_content, with_error
+
+PACKED = "strategies.packed"  # serialisation type, and name, of an array that holds a whole record
+READS_PACKED = "reads-packed"  # in the config of a request for a description, and in the answer's metrics
+
+# Error code of a reply in place of one that can't be unpacked (Flower's own codes are below 100).
+NOT_PACKED = 102
+
+MOST_HEAD = 1 << 20  # bytes: a model of some ten thousand arrays
+_LENGTH = 8  # bytes of the head's length
+_MOST_DIMENSIONS = 32
+# By name: bool, integers, floats and complex numbers in this machine's byte order.
+_DTYPES = {str(dtype): dtype for dtype in map(np.dtype, np.typecodes["All"]) if dtype.kind in "biufc"}
+
+_Entry = tuple[str, np.dtype, tuple[int, ...]]
+
+
+# ---- Records -----------------------------------------------------------------------------------------------
+
+
+def pack_record(record: ArrayRecord) -> ArrayRecord:
+    """Return a record of one array that holds all of this one's; the same record where that gains or keeps nothing.
+
+    ``unpack_record`` returns it to the last byte.
+    """
+    values = [_values(array) for array in record.values()]
+    head = json.dumps([[name, array.dtype, list(array.shape)] for name, array in record.items()]).encode()
+    if len(record) < 2 or len(head) > MOST_HEAD or any(value is None for value in values):
+        return record
+    data = b"".join(
+        [len(head).to_bytes(_LENGTH, "big"), head, *(value for value in values if value is not None)]
+    )
+    return ArrayRecord({PACKED: Array(dtype="uint8", shape=(len(data),), stype=PACKED, data=data)})
+
+
+def is_packed(record: object) -> bool:
+    """Tell whether a record is one of ``pack_record``."""
+    return isinstance(record, ArrayRecord) and [array.stype for array in record.values()] == [PACKED]
+
+
+def unpack_record(record: ArrayRecord) -> ArrayRecord:
+    """Return the record that was packed.
+
+    Raises
+    ------
+    ArraysMismatchError
+        If the bytes are no packed record; nothing is copied before that is known.
+    """
+    (array,) = record.values()
+    body, entries = _read_head(array.data)
+    sizes = [dtype.itemsize * prod(shape) for _, dtype, shape in entries]
+    if sum(sizes) != len(body):
+        raise ArraysMismatchError(f"its packed arrays take {len(body)} bytes, by their head {sum(sizes)}")
+    unpacked, start = ArrayRecord(), 0
+    for (name, dtype, shape), size in zip(entries, sizes, strict=True):
+        text, header = npy_header(dtype, shape)
+        data = b"".join([header, body[start : start + size]])
+        unpacked[name] = Array(dtype=text, shape=shape, stype="numpy.ndarray", data=data)
+        start += size
+    return unpacked
+
+
+def _values(array: Array) -> memoryview | None:
+    """Return the bytes of an array's values; None if ``unpack_record`` couldn't tell the array from them."""
+    if (dtype := _DTYPES.get(array.dtype)) is None or array.stype != "numpy.ndarray":
+        return None
+    _, header = npy_header(dtype, tuple(array.shape))
+    if not array.data.startswith(header) or len(array.data) - len(header) != dtype.itemsize * prod(
+        array.shape
+    ):
+        return None
+    return memoryview(array.data)[len(header) :]
+
+
+def _read_head(data: bytes) -> tuple[memoryview, list[_Entry]]:
+    """Return the values and what the head says of them."""
+    length = int.from_bytes(data[:_LENGTH], "big")
+    if len(data) < _LENGTH + length:
+        raise ArraysMismatchError(f"its packed arrays take {len(data)} bytes, too few for their head")
+    if length > MOST_HEAD:
+        raise ArraysMismatchError(f"its packed arrays have a head of {length} bytes; allowed are {MOST_HEAD}")
+    try:
+        head = json.loads(data[_LENGTH : _LENGTH + length])
+        entries = [_entry(*entry) for entry in head]
+        if len({name for name, _, _ in entries}) < len(entries):
+            raise ValueError("a name is there twice")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArraysMismatchError(f"its packed arrays have a head that can't be read: {error}") from None
+    return memoryview(data)[_LENGTH + length :], entries
+
+
+def _entry(name: object, dtype: object, shape: object) -> _Entry:
+    """Return what the head says of one array; TypeError or ValueError if that is nothing that it can say."""
+    if not isinstance(name, str) or not isinstance(dtype, str) or not isinstance(shape, list):
+        raise ValueError("each array has a name, a type and a shape")
+    if dtype not in _DTYPES:
+        raise ValueError(f"an array's type is {messages.clean(dtype, messages.LONGEST_NAME)!r}")
+    if len(shape) > _MOST_DIMENSIONS or any(
+        type(size) is not int or not 0 <= size <= messages.LARGEST for size in shape
+    ):
+        raise ValueError(f"a shape is a list of at most {_MOST_DIMENSIONS} whole numbers of 0 or more")
+    return name, _DTYPES[dtype], tuple(shape)
+
+
+# ---- The server's side -------------------------------------------------------------------------------------
+
+
+def packing(grid: Grid) -> Grid:
+    """Return a Grid that packs what goes to the devices behind this one; the same Grid in a simulation."""
+    if engine_of(grid) != DEPLOYMENT or isinstance(grid, PackingGrid):
+        return grid
+    return PackingGrid(grid)
+
+
+class PackingGrid(Grid):
+    """A Grid that sends models as one array to those nodes that read it, and unpacks what they answer.
+
+    Parameters
+    ----------
+    grid : Grid
+        Takes the messages to the nodes.
+    """
+
+    engine = DEPLOYMENT
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._readers: set[int] = set()  # ids of the nodes that said so
+        # The node that is asked, by the id of the request for its description.
+        self._asked: dict[str, int] = {}
+        # By a record's name: what was sent last, with the same packed, and the most bytes of one of its layout.
+        self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
+        self._most_bytes: dict[str, int] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages, packed where the node reads it; return the ids of those that could be stored."""
+        outgoing = [self._outgoing(message) for message in messages]
+        pushed = list(self.grid.push_messages(outgoing))
+        self._asked |= {
+            message.metadata.message_id: message.metadata.dst_node_id
+            for message in outgoing
+            if _asks_for_description(message)
+        }
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there, unpacked; one that can't be is an error that says why."""
+        return [self._incoming(reply) for reply in self.grid.pull_messages(message_ids)]
+
+    def _outgoing(self, message: Message) -> Message:
+        content = RecordDict(dict(message.content.items()))
+        if _asks_for_description(message):
+            for name, config in message.content.config_records.items():
+                content[name] = ConfigRecord({**config, READS_PACKED: True})
+        elif message.metadata.dst_node_id in self._readers:
+            for name, record in _array_records(message):
+                content[name] = self._packed(name, record)
+        return with_content(message, content)
+
+    def _packed(self, name: str, record: ArrayRecord) -> ArrayRecord:
+        """Pack a record; many nodes are sent the same model, which is packed once."""
+        if name not in self._last or self._last[name][0] is not record:
+            self._last[name] = record, pack_record(record)
+            self._most_bytes[name] = max(self._most_bytes.get(name, 0), Layout.of(record).most_bytes)
+        return self._last[name][1]
+
+    def _incoming(self, reply: Message) -> Message:
+        if not reply.has_content():
+            return reply
+        asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        if asked is not None and messages.metrics_of(reply).get(READS_PACKED) == 1:
+            self._readers.add(asked)
+        try:
+            self._check_size(reply)
+            return _unpacked(reply)
+        except ArraysMismatchError as error:
+            return with_error(reply, NOT_PACKED, str(error))
+
+    def _check_size(self, reply: Message) -> None:
+        """Refuse what takes more than any record of its name that was sent, before it is unpacked."""
+        for name, record in _array_records(reply):
+            if not is_packed(record) or (self._most_bytes and name not in self._most_bytes):
+                continue  # a strategy of one's own may ask for more than comes back
+            size, most = messages.num_bytes(record), self._most_bytes.get(name, 0) + MOST_HEAD
+            if size > most:
+                raise ArraysMismatchError(
+                    f"its packed arrays take {size} bytes, those of the model at most {most}"
+                )
+
+    # ---- What goes through as it is ------------------------------------------------------------------------------
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run's record."""
+        return self.grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Make a message; Flower has deprecated this in favour of ``Message(...)``."""
+        return self.grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are connected."""
+        return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Any:
+        """Return the nodes that are connected."""
+        return self.grid.get_nodes()
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages as they are, and return the replies that have come after ``timeout`` seconds."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+# ---- The client's side -------------------------------------------------------------------------------------
+
+
+def reads_packed(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Let a ClientApp read packed models, and answer them with packed ones: a mod, as Flower calls it."""
+    packed = message.has_content() and any(is_packed(record) for _, record in _array_records(message))
+    reply = call_next(_unpacked(message) if packed else message, context)
+    if not reply.has_content():
+        return reply
+    if packed:
+        for name, record in list(_array_records(reply)):
+            reply.content[name] = pack_record(record)
+    elif _asks_for_description(message) and any(
+        config.get(READS_PACKED) for config in message.content.config_records.values()
+    ):
+        messages.metrics_of(reply)[READS_PACKED] = 1
+    return reply
+
+
+def _asks_for_description(message: Message) -> bool:
+    return message.metadata.message_type == messages.DESCRIBE
+
+
+def _array_records(message: Message) -> Iterator[tuple[str, ArrayRecord]]:
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            yield name, record
+
+
+def _unpacked(message: Message) -> Message:
+    """Return a message in which no record is packed."""
+    packed = {name: unpack_record(record) for name, record in _array_records(message) if is_packed(record)}
+    return with_content(message, RecordDict({**message.content, **packed})) if packed else message

@@ -1,0 +1,34 @@
+"""Asynchronous FedAvg: a new model at every arrival.
+
+Fraboni et al. 2023, section 4.3:
+
+    time-based (eq. 36)   d_i = (Σ_j 1/τ_j) τ_i p_i
+    identical             d_i = 1
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies.core.config import StrategyConfig
+from strategies.events.scheme import AsynchronousConfig
+from strategies.methods.shared.arrivals import EveryArrival
+from strategies.methods.shared.arrivals import periods as periods
+
+
+@dataclass(frozen=True)
+class AsyncFedAvgConfig(AsynchronousConfig):
+    """Asynchronous FedAvg has no parameters of its own."""
+
+
+class AsyncFedAvg(EveryArrival):
+    """Asynchronous FedAvg (Fraboni et al. 2023, eq. 36).
+
+    The time-based d_i of all clients add up to C or more where p_i are equal (else to less, if the slow have little
+    data), so that with η_g = 1, the paper's reading, all but short steps diverge. By default (``server_lr = 0``) η_g
+    is 1/C: as many arrivals as there are clients then move the model about as far as a synchronous round.
+
+    Rule: the model moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
+    Helps: where the slowest are far slower than the others, and all must count by their data.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = AsyncFedAvgConfig

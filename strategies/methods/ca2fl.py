@@ -1,0 +1,67 @@
+"""CA²FL: FedBuff whose step is corrected by the last update of every client.
+
+Y. Wang, Y. Cao, J. Wu, R. Chen and J. Chen, "Tackling the data heterogeneity in asynchronous federated learning with
+cached update calibration", ICLR 2024. The server keeps each client's last update h_i, 0 at first, and
+h = Σ p_i h_i (the paper's p_i are 1/C). When m contributions have arrived
+
+    W ← W + η_g (h + (1/m) Σ_S (Δ_i − h_i)),   and then h_i ← Δ_i for i ∈ S
+
+Where every client has its update in the cache, all count p_i, however fast they are. A contribution moves the model
+by 1/m when it comes, by p_i in each aggregation until the next comes, and back by 1/m: in all by p_i P_i, the
+time-based d_i that the run reports. Where steps shrink by a schedule, h_i counts by the steps of its own time, which
+are longer than today's.
+
+A client is sent the model and sends one; the server keeps C vectors of float32, 4 C D bytes, and h
+(``bytes-kept``). Beyond 4 GiB they go to a temporary file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies.core.config import StrategyConfig
+from strategies.flower.arrays import Vector
+from strategies.methods.shared.arrivals import Buffered, BufferedConfig
+from strategies.methods.shared.latest_updates import NAME, LatestUpdates
+from strategies.updates.chain import Contribution
+
+
+@dataclass(frozen=True)
+class CA2FLConfig(BufferedConfig):
+    """Parameters of CA²FL: ``buffer_size`` is m."""
+
+
+class CA2FL(Buffered):
+    """CA²FL (Wang et al. 2024, algorithm 2).
+
+    Rule: the model moves by h + mean(Δ_i − h_i), h_i the last update of each client and h = Σ p_i h_i.
+    Kept: the last update of each client.
+    Helps: where data are unlike and speeds are too: all count p_i.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = CA2FLConfig
+    config: CA2FLConfig
+
+    @property
+    def latest(self) -> LatestUpdates:
+        """h_i and h."""
+        return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+
+    def counted(self, contribution: Contribution) -> Vector:
+        """Return Δ_i − h_i."""
+        return contribution.update - self.vectors(NAME).get(contribution.client.index)
+
+    def direction(self, total: Vector) -> Vector:
+        """Return h + (1/m) Σ (Δ_i − h_i)."""
+        return self.latest.mean + total
+
+    def aggregate(
+        self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector:
+        """Step, all with 1/m, and then take the new updates for the last ones."""
+        number = len(contributions)
+        moved = super().aggregate(model, contributions, [1 / number] * number)
+        latest = self.latest
+        for contribution in contributions:
+            latest.put(contribution.client.index, contribution.update)
+        return moved

@@ -1,0 +1,136 @@
+"""Ditto: beside the global model each client keeps one of its own, near it.
+
+T. Li, S. Hu, A. Beirami & V. Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021,
+algorithm 1:
+
+    client i, from w ← W:    w ← w − γ g_i(w)                    FedAvg's, and all that the server sees
+    and from its own v_i:    v_i ← v_i − γ (g_i(v_i) + λ (v_i − W))
+    server:                  W ← step(W, Σ_S d_i Δ_i)
+
+W is the model as it was sent. Both go as many steps, of the same size, on minibatches drawn alike, each from its own
+stream. v_i is at first the first model that the client was sent. W is FedAvg's, bit for bit. λ = 0 is training alone;
+the larger λ, the nearer v_i stays to W (with γ λ < 2: beyond, the pull overshoots).
+
+v_i is the client's: it is kept in Flower's ``context.state``, and never sent. In a simulation alone the server asks
+for it where a checkpoint is written, and hands it back to a run that goes on
+(strategies/methods/shared/kept_models.py).
+
+Sent: what FedAvg sends. Kept: v_i on each client, for this run alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from strategies import streams
+from strategies.clients.roster import Client
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.flower import messages
+from strategies.flower.arrays import Layout, Vector
+from strategies.flower.engine_name import DEPLOYMENT, engine_of
+from strategies.methods.shared.kept_models import Kept
+from strategies.rounds.strategy import SynchronousStrategy
+
+RUN = "run"  # this run's number, by which devices tell what they keep for it
+
+
+@dataclass(frozen=True)
+class DittoConfig(SynchronousConfig):
+    """Parameters of Ditto.
+
+    Parameters
+    ----------
+    ditto_lambda : float
+        λ ≥ 0, the pull of a client's own model towards the global one; the paper tries 0.05 to 2.
+    """
+
+    ditto_lambda: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ditto_lambda < float("inf"):
+            raise ValueError(f"ditto_lambda = {self.ditto_lambda}: must be a number >= 0")
+
+
+class Ditto(SynchronousStrategy):
+    """Ditto (Li et al. 2021, algorithm 1).
+
+    New model: when all participants have answered.
+    Rule: FedAvg's; beside it each participant trains a model of its own, v_i, pulled to the one that it was sent.
+    Kept: v_i, on each client.
+    Helps: where clients' data differ so much that no one model suits all.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = DittoConfig
+    config: DittoConfig
+    personal: ClassVar[bool] = True
+    _grid: Grid | None = None
+    _kept: Kept | None = None
+
+    def local_rule(self) -> dict[str, float]:
+        """Tell clients λ of the pull λ (v − W), and for which run they keep v."""
+        return {messages.PERSONAL: self.config.ditto_lambda}
+
+    def evaluation_rule(self) -> dict[str, float]:
+        """Have clients score v beside W."""
+        return {**self.local_rule(), messages.KEPT_FOR: self.memory.get(RUN, 0)}
+
+    def _train_config(
+        self, client: Client, server_round: int, task: int, config: ConfigRecord
+    ) -> ConfigRecord:
+        own = super()._train_config(client, server_round, task, config)
+        own[messages.KEPT_FOR] = self.memory.get(RUN, 0)
+        return own
+
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Give a run on devices a number of its own; one that goes on has it."""
+        if self._on_devices():
+            self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
+
+    def _on_devices(self) -> bool:
+        return self._grid is not None and engine_of(self._grid) == DEPLOYMENT
+
+    # ---- What clients keep, in a simulation's checkpoint ------------------------------------------------------
+
+    @contextmanager
+    def _running(self, grid: Grid, timeout: float) -> Iterator[None]:
+        self._grid = grid
+        with super()._running(grid, timeout):
+            yield
+
+    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        self._grid = grid
+        super()._follow(server_round, arrays, grid)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a run goes on from, in a simulation with what its clients keep."""
+        state = super().state()
+        if self._grid is None or self._on_devices():
+            return state
+        kept, silent = Kept.asked(self._grid, self.clients, self._layout, self.timeout)
+        if silent:
+            self._say_once(
+                "clients don't say what they keep (%s): a run that goes on begins their own models anew",
+                silent,
+            )
+        return state | kept.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a state; clients are handed back what they kept when they are there."""
+        super().restore(state)
+        self._kept = Kept.restored(state)
+
+    def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
+        clients = super()._take_part(grid, config, wait=wait)
+        if self._kept is not None and clients:
+            self._hand_back(grid, clients)
+        return clients
+
+    def _hand_back(self, grid: Grid, clients: Sequence[Client]) -> None:
+        kept, self._kept = self._kept, None
+        assert kept is not None
+        if silent := kept.hand_back(grid, clients, self._layout, self.timeout):
+            self._say_once("clients don't take back what they kept (%s): it begins anew", silent)

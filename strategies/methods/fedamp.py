@@ -1,0 +1,178 @@
+"""FedAMP: each client has a model of its own, and is sent a mean of those that are like it.
+
+Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei & Y. Zhang, "Personalized cross-silo federated learning on non-IID
+data", AAAI 2021, equations 2-5 and algorithm 1, with A(x) = 1 − e^{−x/σ}:
+
+    server, for each participant:  u_i = Σ_j ξ_ij w_j
+                                   ξ_ij = α_k A′(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_{j≠i} ξ_ij
+    client i, from w ← u_i:        w ← w − γ (g_i(w) + μ (w − u_i));   w_i ← w
+
+The sum is over all C clients that are there, the distance over what is trained; all w_i are the initial model at
+first. The paper's α_k must be small enough for ξ_ii ≥ 0, and its A′(x) = e^{−x/σ}/σ is at most 1/σ; so it is told
+here as a share a of the σ/C that always is: α_k = a σ / C, and ξ_ij = (a/C) e^{−‖w_i − w_j‖²/σ}. With a = 1, clients
+that are equal are averaged evenly, and those that are far apart, by σ, not at all; a = 0 is training alone. The
+paper's λ/α_k is μ here, and its client minimises f_i(w) + μ/2 ‖w − u_i‖² to the end, which local steps do by a part.
+
+The global model, which nobody trains on, is W ← step(W, Σ p_i w_i − W): the mean of the personal ones, unless a
+server optimizer is asked for.
+
+Sent: u_i to each participant, in place of W, and w_i back; to evaluate also w_i. Kept: the w_i, 4 C D bytes, beyond
+4 GiB in a temporary file; a round's models until all are there, 8 D bytes of each participant.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from strategies.clients.roster import Client
+from strategies.clients.weights import Weights
+from strategies.core.client_vectors import ClientVectors, pooled, squared_distances
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.flower import messages
+from strategies.flower.arrays import Layout, Vector
+from strategies.flower.direct import Work
+from strategies.rounds.strategy import SynchronousStrategy
+from strategies.updates.buffers import Untrained
+from strategies.updates.chain import Check, Contribution, Local
+
+MODELS = "models"  # the w_i
+
+
+@dataclass(frozen=True)
+class FedAMPConfig(SynchronousConfig):
+    """Parameters of FedAMP.
+
+    Parameters
+    ----------
+    proximal_mu : float
+        μ ≥ 0, the pull of a client's model towards the u_i that it was sent; the paper's λ/α_k.
+    fedamp_sigma : float
+        σ > 0, in squared distances of models: those further apart hardly count for each other.
+    fedamp_alpha : float
+        a in [0, 1]: the paper's α_k is a σ / C.
+    """
+
+    proximal_mu: float = 0.1
+    fedamp_sigma: float = 10.0
+    fedamp_alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.proximal_mu < float("inf"):
+            raise ValueError(f"proximal_mu = {self.proximal_mu}: must be 0 or more")
+        if not 0 < self.fedamp_sigma < float("inf"):
+            raise ValueError(f"fedamp_sigma = {self.fedamp_sigma}: must be a number > 0")
+        if not 0 <= self.fedamp_alpha <= 1:
+            raise ValueError(f"fedamp_alpha = {self.fedamp_alpha}: must be in [0, 1]")
+        self.refuse_protection("each client of FedAMP gets a mean of the others' models")
+
+
+def attention(squares: NDArray[np.float64], own: Sequence[int], sigma: float, share: float) -> Vector:
+    """Return ξ (L, C) of L clients, whose rows are ``own``, from their squared distances (L, C) to all C."""
+    weights: Vector = share / squares.shape[1] * np.exp(-squares / sigma)
+    places = np.arange(len(weights))
+    weights[places, own] = 0.0
+    weights[places, own] = 1.0 - weights.sum(1)
+    return weights
+
+
+@dataclass(frozen=True)
+class CheckFromOwn(Check):
+    """Reads local models that each started from a model (D,) of its own, in place of the global one."""
+
+    starts: Mapping[int, Vector] = field(default_factory=dict)
+
+    def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[np.float64]) -> Local:
+        """Return the model of a valid reply, and what it started from."""
+        return super().__call__(client, reply, self.starts.get(client.index, base))
+
+
+class FedAMP(SynchronousStrategy):
+    """FedAMP (Huang et al. 2021, algorithm 1).
+
+    New model: when all participants have answered.
+    Rule: each client starts from, and is pulled to, a mean of all clients' models, by how near they are to its own.
+    Sent: that mean, u_i, in the place of the model.
+    Kept: the last model of each client.
+    Helps: where clients fall into groups of like data, whom one model can't suit.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = FedAMPConfig
+    config: FedAMPConfig
+    personal: ClassVar[bool] = True
+    streams: ClassVar[bool] = False
+    by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
+    past_the_sum: ClassVar[str] = "each client is sent a mean of the others' models"
+    _starts: dict[int, Vector]  # u_i of the round's participants
+    _shares: dict[int, float]
+
+    def local_rule(self) -> dict[str, float]:
+        """Tell clients μ; they add the pull μ (w − u_i) to each gradient."""
+        return {messages.ALPHA: self.config.proximal_mu}
+
+    def evaluation_rule(self) -> dict[str, float]:
+        """Tell nothing: what clients are judged by is sent."""
+        return {}
+
+    def personal_model(self, client: Client) -> Vector:
+        """Return w_i (D,)."""
+        return self._models.get(client.index)
+
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Begin with w_i = the initial model, (D,), of each client."""
+        self._starts = {}
+        if MODELS not in self.memory.vectors:
+            self.memory.vectors[MODELS] = ClientVectors(model, max(len(self.clients), 1))
+
+    @property
+    def _models(self) -> ClientVectors:
+        return self.memory.vectors[MODELS]
+
+    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+        """Yield u_i of each participant, in the place of the global model."""
+        everyone = [client.index for client in self.clients]
+        rows, own = self._models.rows(everyone), [everyone.index(client.index) for client in clients]
+        squares = squared_distances(self._models.matrix, rows, own, self._untrained_at)
+        weights = attention(squares, own, self.config.fedamp_sigma, self.config.fedamp_alpha)
+        self._starts = {}
+        for client, mean in zip(clients, pooled(weights, self._models.matrix, rows), strict=True):
+            self._starts[client.index] = self._layout.rounded(mean)
+            yield {self.flower.arrayrecord_key: mean}
+
+    def _reads(self, apart: Untrained) -> Check:
+        key, starts = self.flower.arrayrecord_key, dict(self._starts)
+        if self._round is not None and self._round.early is not None:
+            # Late work began with an earlier round's.
+            sent = {index: task.beside for index, task in self._round.early.earlier.items()}
+            starts |= {index: self._layout.rounded(beside[key]) for index, beside in sent.items()}
+        return CheckFromOwn(**vars(super()._reads(apart)), starts=starts)
+
+    def aggregate(
+        self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector:
+        """Note w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
+        self._worth, self._shares = {}, self.importance()
+        for index, share in self._shares.items():
+            self.accounts[index].weight += share
+        for contribution in contributions:
+            own = contribution.model
+            if contribution.untrained is not None:
+                own[self._untrained_at] = contribution.untrained
+            self._models.put(contribution.client.index, own)
+        return super().aggregate(model, contributions, weights)
+
+    def direction(self, total: Vector) -> Vector:
+        """Return Σ p_i w_i − W over all clients that are there, (D,), in place of the round's sum."""
+        return np.asarray(self._models.weighted_sum(self._shares) - self.model)
+
+    def _expected_weights(self, p: Weights) -> Weights:
+        """Return p_i (n,): who takes part changes w_i, not how much it counts."""
+        return p
+
+    @property
+    def _tells_shares(self) -> bool:
+        """Whether d_i says how much a client counts: p_i does, also where rounds close early."""
+        return False

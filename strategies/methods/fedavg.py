@@ -1,0 +1,29 @@
+"""Federated averaging.
+
+B. McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; as in
+Dhasade, Kremer & Renard, algorithm 1:
+
+    client i, from w_i ← w̄_t:   w_i ← w_i − γ g_i(w_i)        τ times
+    server:                      w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.rounds.strategy import SynchronousStrategy
+
+
+@dataclass(frozen=True)
+class FedAvgConfig(SynchronousConfig):
+    """FedAvg has no parameters of its own."""
+
+
+class FedAvg(SynchronousStrategy):
+    """FedAvg (McMahan et al. 2017, algorithm 1).
+
+    Rule: the model moves by the mean of the updates, Σ d_i Δ_i.
+    Helps: as the baseline; where clients are alike, or do little local work.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = FedAvgConfig

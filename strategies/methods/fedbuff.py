@@ -1,0 +1,150 @@
+"""FedBuff: a new model when m contributions have arrived.
+
+J. Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022; as in
+Fraboni et al. 2023, section 4.5:
+
+    identical    d_i = s(δ)/m
+    time-based   d_i = s(δ) p_i / (share of the aggregations that client i contributes to)
+
+Late work may be worth less, by its staleness δ: ``polynomial:0.5`` is the paper's s(δ) = (1 + δ)^−½; by default it
+is 1.
+
+A client waits in the buffer until it is full, so its cycle isn't its task time and the share has no closed form. In
+virtual time the schedule follows from the task times alone: it is played through beforehand, for as many
+aggregations as the run may have, 20,000 at most, and the shares are those of so many; a run that its time budget ends
+sooner has slightly others. In real time they are those observed so far. With m = C and equal τ it is synchronous
+FedAvg, exactly.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.core.config import StrategyConfig
+from strategies.events.scheme import AsynchronousConfig
+from strategies.events.tasks import Agenda
+from strategies.methods.shared.arrivals import Buffered, BufferedConfig
+from strategies.methods.shared.staleness import discount_of
+from strategies.timing.availability import NEVER
+from strategies.timing.scheduler import Outlook, Schedule, Times
+
+# Aggregations that are played through; longer runs take these for all.
+HORIZON = 20_000
+IN_VAIN = 100  # tasks of each client that are lost one after the other: none will be done
+
+
+@dataclass(frozen=True)
+class FedBuffConfig(BufferedConfig, AsynchronousConfig):
+    """Parameters of FedBuff.
+
+    Parameters
+    ----------
+    staleness_discount : str
+        s, what late work is worth: see ``strategies.methods.shared.staleness``.
+    """
+
+    staleness_discount: str = "constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        discount_of(self.staleness_discount)
+
+
+def participation_counts(
+    task_time: Callable[[int, int], float], num_clients: int, buffer_size: int, num_aggregations: int
+) -> np.ndarray:
+    """Play the schedule through; return how many aggregations each client contributes to, shape (C,).
+
+    ``task_time(i, k)`` is the seconds of task k (from 1) of client i.
+    """
+
+    def outlook(client: int, task: int, when: float) -> Outlook:
+        return Outlook(when + task_time(client, task), lost=False)
+
+    return counts_of(outlook, lambda client, when: when, num_clients, buffer_size, num_aggregations)[0]
+
+
+def counts_of(
+    outlook: Callable[[int, int, float], Outlook],
+    comes: Callable[[int, float], float],
+    num_clients: int,
+    buffer_size: int,
+    num_aggregations: int,
+) -> tuple[np.ndarray, int]:
+    """Do that where clients come and go; return also how many aggregations there are until no more come.
+
+    ``outlook(i, k, t)`` is what becomes of task k of client i that begins at t, ``comes(i, t)`` when the client is
+    there, from t on.
+    """
+    agenda, tasks = Agenda(), np.zeros(num_clients, dtype=np.int64)
+    counts = np.zeros(num_clients, dtype=np.int64)
+    arrived: list[int] = []
+    done, in_vain, most = 0, 0, IN_VAIN * num_clients
+
+    def hand_out(client: int, now: float) -> None:
+        if (begins := comes(client, now)) == NEVER:
+            return
+        tasks[client] += 1
+        due, lost = outlook(client, int(tasks[client]), begins)
+        agenda.push(due, client, (client, lost))
+
+    for client in range(num_clients):
+        hand_out(client, 0.0)
+    while done < num_aggregations and len(agenda) and in_vain < most:
+        now, (client, lost) = agenda.pop()
+        if lost:
+            in_vain += 1
+            hand_out(client, now)
+            continue
+        in_vain = 0
+        arrived.append(client)
+        if len(arrived) == buffer_size:
+            done += 1
+            for owner in sorted(arrived):
+                counts[owner] += 1
+                hand_out(owner, now)
+            arrived.clear()
+    return counts, done
+
+
+class FedBuff(Buffered):
+    """FedBuff (Nguyen et al. 2022, algorithm 1; time-based: Fraboni et al. 2023, section 4.5).
+
+    Rule: the model moves by Σ d_i Δ_i, d_i = s(δ)/m, or time-based.
+    Helps: where the slowest are far slower, and each arrival alone is too noisy, or must not be seen alone.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = FedBuffConfig
+    config: FedBuffConfig
+
+    @property
+    def discounts(self) -> bool:
+        """Unless s = 1."""
+        return not discount_of(self.config.staleness_discount).constant
+
+    def discount(self, staleness: int) -> float:
+        """Return s(δ)."""
+        return discount_of(self.config.staleness_discount)(staleness)
+
+    def periods(self, times: Times) -> Times:
+        """Aggregations per contribution: expected where the times of all tasks are known, else observed so far."""
+        counting = self.ledger.counting
+        m, number = min(self.config.buffer_size, len(counting)), min(self.total, HORIZON)
+
+        def play(schedule: Schedule) -> tuple[np.ndarray, int]:
+            return counts_of(
+                lambda i, task, when: schedule.outlook(counting[i].client, task, when),
+                lambda i, when: schedule.comes(counting[i].client, when),
+                len(counting),
+                m,
+                number,
+            )
+
+        if (played := self.pace.foresee(play)) is None:
+            return super().periods(times)
+        counts, done = played
+        if self.pace.always:
+            return np.asarray(number / np.maximum(counts, 1))  # one that never contributes has any weight
+        return np.where(counts > 0, max(done, 1) / np.maximum(counts, 1), np.inf)

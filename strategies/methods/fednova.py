@@ -1,0 +1,70 @@
+"""FedNova: updates are divided by how far each client's local steps went, before they are averaged.
+
+J. Wang, Q. Liu, H. Liang, G. Joshi & H. V. Poor, "Tackling the objective inconsistency problem in heterogeneous
+federated optimization", NeurIPS 2020, eq. 9 and algorithm 1:
+
+    client i:  Δ_i = −γ Σ_k a_ik g_ik,  its path s_i = γ ‖a_i‖₁: γ K_i for plain SGD
+    server:    W ← step(W, s_eff Σ_S d_i Δ_i / s_i),   s_eff = Σ_S d_i s_i / Σ_S d_i
+
+so that clients of many steps don't pull the minimum to theirs. With momentum ρ ‖a_i‖₁ = (K_i − ρ(1−ρ^K_i)/(1−ρ)) /
+(1−ρ); each client tells its s_i (strategies/methods/shared/local_path.py), so that γ may differ too. The division
+by Σ d_i is ours,
+for schemes whose weights sum to 1 in the mean alone. With equal s_i it is FedAvg, exactly. A client that doesn't
+tell counts with s_eff, and the log says so.
+
+Sent: what FedAvg sends. Kept: a round's updates until all are there, 8 D bytes of each participant.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.clients.weights import Weights
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.methods.shared.local_path import paths_of
+from strategies.rounds.strategy import SynchronousStrategy
+from strategies.updates.chain import Contribution
+
+
+def scales(paths: Weights, weights: Sequence[float]) -> Weights:
+    """Return s_eff / s_i (n,), 1 where s_i is NaN, from paths s_i (n,) and weights d_i (n,)."""
+    known = ~np.isnan(paths)
+    if not known.any():
+        return np.ones(len(paths))
+    ratios, d = paths[known] / paths[known][0], np.asarray(weights, dtype=np.float64)[known]
+    if not d.sum() > 0:
+        return np.ones(len(paths))
+    scale = np.ones(len(paths))
+    scale[known] = (np.sum(d * ratios) / np.sum(d)) / ratios  # exactly 1 where all are equal
+    return scale
+
+
+class FedNova(SynchronousStrategy):
+    """FedNova (Wang et al. 2020, eq. 9).
+
+    Rule: each update is divided by how far its client's steps went, before the mean.
+    Needs: clients that tell how far their steps went.
+    Helps: where clients take unequal numbers of steps, or other step sizes.
+    """
+
+    by_weights: ClassVar[bool] = True
+    past_the_sum: ClassVar[str] = "an update counts by how far its client's steps went"
+    _scales: dict[int, float]
+
+    def local_rule(self) -> dict[str, float]:
+        """Ask clients how far their steps went."""
+        return {messages.PATH: 1.0}
+
+    def aggregate(
+        self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector:
+        """Return step(W, s_eff Σ d_i Δ_i / s_i), (D,)."""
+        scale = scales(paths_of(contributions, self.path_bound), weights)
+        self._scales = {c.client.index: float(s) for c, s in zip(contributions, scale, strict=True)}
+        return super().aggregate(model, contributions, weights)
+
+    def counted(self, contribution: Contribution) -> Vector:
+        """Return Δ_i s_eff / s_i, (D,)."""
+        return contribution.update * self._scales[contribution.client.index]

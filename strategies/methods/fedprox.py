@@ -1,0 +1,50 @@
+"""FedProx: federated averaging with a proximal term in the local objective.
+
+T. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020; as in Dhasade, Kremer & Renard,
+eq. 4 and Buttaci 2024, eqs. 4.3-4.4:
+
+    client i minimises f_i(w) + α/2 ‖w − w̄_t‖²:   w_i ← w_i − γ [ g_i(w_i) + α (w_i − w̄_t) ]
+    server:                                         w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+
+With α = 0 it is FedAvg, exactly.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.flower import messages
+from strategies.rounds.strategy import SynchronousStrategy
+
+
+@dataclass(frozen=True)
+class FedProxConfig(SynchronousConfig):
+    """Parameters of FedProx.
+
+    Parameters
+    ----------
+    proximal_mu : float
+        α ≥ 0, the strength of the pull towards the global model (``μ`` of the former, ``α`` of the latter); Flower's
+        FedProx has 0 by default.
+    """
+
+    proximal_mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.proximal_mu >= 0:
+            raise ValueError(f"proximal_mu = {self.proximal_mu}: must be 0 or more")
+
+
+class FedProx(SynchronousStrategy):
+    """FedProx (Li et al. 2020, algorithm 2).
+
+    Rule: each local step is pulled to the model that was sent, by α (w − W).
+    Helps: where local models drift apart, by much or unequal work on unlike data; elsewhere it slows down.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = FedProxConfig
+    config: FedProxConfig
+
+    def local_rule(self) -> dict[str, float]:
+        """Tell clients α; they add the pull α (w − w̄) to each gradient."""
+        return {messages.ALPHA: self.config.proximal_mu}

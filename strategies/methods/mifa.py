@@ -1,0 +1,120 @@
+"""MIFA: the last update of every client counts in every round, whoever takes part.
+
+X. Gu, K. Huang, J. Zhang & L. Huang, "Fast federated learning in the presence of arbitrary device unavailability",
+NeurIPS 2021, algorithm 1:
+
+    h_i ← Δ_i              for the participants
+    W ← step(W, Σ_i p_i h_i)   over all
+
+The first model is made when all clients have answered once (the paper's first round waits for all): until then
+updates are gathered, and the model stays; nobody waits for one who is never there any more, or never for as long as
+its task takes, or whose first ``MAX_MISSES`` tasks have come to nothing. One that joins later counts from its first
+answer on, one that is away on devices for a while (strategies/methods/shared/away.py), and then the others have its
+weight. With
+all clients in every round it is FedAvg, up to the cache's float32. The paper keeps Δ_i / γ of the round that it comes
+from, and steps by today's γ: the server isn't told γ, and keeps Δ_i. It is the same while γ stays; with a schedule
+of steps that shrink, updates count by the steps of their own rounds, and old ones for more.
+Where a participation scheme minimises another objective by design (paired, fixed), p_i is that objective's, and
+those count whom it ever draws.
+
+Sent: what FedAvg sends. Kept: the h_i, 4 C D bytes, beyond 4 GiB in a temporary file; a round's updates until all are
+there, 8 D bytes of each participant.
+"""
+
+from collections.abc import Sequence, Set
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.clients.weights import Weights
+from strategies.events.strategy import MAX_MISSES
+from strategies.flower.arrays import Layout, Vector
+from strategies.methods.shared.away import CountsAway
+from strategies.methods.shared.latest_updates import LatestUpdates
+from strategies.timing.availability import NEVER
+from strategies.updates.chain import Contribution
+
+UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a first model
+
+
+class Mifa(CountsAway):
+    """MIFA (Gu et al. 2021, algorithm 1).
+
+    New model: when all participants have answered; the first when all clients have, once.
+    Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds).
+    Kept: the last update of each client.
+    Helps: where some clients take part more often than others.
+    """
+
+    streams: ClassVar[bool] = False
+    by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
+    past_the_sum: ClassVar[str] = "updates count again in later rounds"
+    counts_again: ClassVar[bool] = True
+    _shares: dict[int, float]
+    _never: tuple[tuple[int, ...], set[int]] = (), set()  # of which clients, and who of them is never done
+
+    def aggregate(
+        self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector:
+        """Note h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,); W itself until all have answered."""
+        updates, self._worth = self.vectors(UPDATES), {}
+        answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
+        p = self._waited_for(answered)
+        here = {i: share for i, share in p.items() if i in answered}
+        self.stays = not self.memory.get(BEGUN) and len(here) < len(p)
+        if self.stays:
+            for contribution in contributions:
+                updates.put(contribution.client.index, contribution.update)
+            self._say_once(
+                "the model stays as it is until all %d clients that count have answered once", len(p)
+            )
+            return model.copy()
+        self.memory[BEGUN] = True
+        total = sum(here.values())
+        self._shares = here if abs(total - 1) < 1e-9 else {i: share / total for i, share in here.items()}
+        latest = LatestUpdates(self.memory, updates, self._shares)
+        for contribution in contributions:
+            latest.put(contribution.client.index, contribution.update)
+        for i, share in self._shares.items():
+            self.accounts[i].weight += share
+        return super().aggregate(model, contributions, weights)
+
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Forget who was never done in an earlier run."""
+        self._never, self.stays = ((), set()), False
+
+    def _waited_for(self, answered: Set[int]) -> dict[int, float]:
+        """Return p_i of the clients that count, by index: all but those who won't answer any more and never have."""
+        now, shares, never = self.pace.now(), self.minimised(), self._never_done()
+        missed = {i: a.late + a.failed + a.refused for i, a in self.accounts.items() if i not in answered}
+        for client in self._counting:
+            i = client.index
+            if i not in answered and (i in never or self.pace.comes(client, now) == NEVER):
+                shares.pop(i, None)
+            elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
+                self._say_once(
+                    f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
+                    "waits for it, and it counts from its first answer on"
+                )
+        return {i: share for i, share in shares.items() if share}
+
+    def _never_done(self) -> set[int]:
+        """Return the clients that never stay until their task is done, as far as that can be known."""
+        if self.pace.always:
+            return set()
+        indices = tuple(client.index for client in self._counting)
+        if self._never[0] != indices:
+            expected = super()._expected_weights(self._importances(self._counting))
+            never = () if expected is None else np.flatnonzero(expected == 0).tolist()
+            self._never = indices, {indices[place] for place in never}
+        return self._never[1]
+
+    def _expected_weights(self, p: Weights) -> Weights:
+        """Return p_i (n,) of those that count: who takes part changes h_i, not how much it counts."""
+        counting = self._waited_for(set(self.vectors(UPDATES).clients))
+        shares = np.array([counting.get(client.index, 0.0) for client in self._counting])
+        return shares if self.pace.always else shares / (shares.sum() or 1.0)
+
+    def direction(self, total: Vector) -> Vector:
+        """Return Σ p_i h_i over all, (D,), in place of the round's sum."""
+        return LatestUpdates(self.memory, self.vectors(UPDATES), self._shares).mean

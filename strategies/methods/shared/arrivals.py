@@ -1,0 +1,75 @@
+"""When asynchronous methods make a model: at every arrival, or when so many have arrived."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategies.events.scheme import EventsConfig
+from strategies.events.strategy import AsynchronousStrategy
+from strategies.timing.scheduler import Times
+
+
+def periods(times: Times) -> Times:
+    """P_i = τ_i Σ_j 1/τ_j: arrivals of all clients while client i works once. τ: shape (C,), seconds."""
+    return np.asarray(times * (1 / times).sum())
+
+
+class EveryArrival(AsynchronousStrategy):
+    """A new model at every arrival.
+
+    New model: at every arrival.
+    """
+
+    def ready(self, arrived: int) -> bool:
+        """At every arrival."""
+        return arrived >= 1
+
+    def own_lr(self) -> float:
+        """1/C of the clients that count now: C arrivals move the model about as far as a synchronous round."""
+        return 1 / max(len(self.ledger.counting), 1)
+
+    def periods(self, times: Times) -> Times:
+        """Count all arrivals."""
+        return periods(times)
+
+
+@dataclass(frozen=True)
+class BufferedConfig(EventsConfig):
+    """What every method with a buffer can be told.
+
+    Parameters
+    ----------
+    buffer_size : int
+        m ≥ 1, contributions per aggregation, at most the number of clients.
+    """
+
+    buffer_size: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer_size = {self.buffer_size}: must be 1 or more")
+
+
+class Buffered(AsynchronousStrategy):
+    """A new model when m contributions have arrived; whose work waits is handed that model, and none before it.
+
+    New model: when `buffer-size` contributions have arrived.
+    """
+
+    config: BufferedConfig
+
+    def ready(self, arrived: int) -> bool:
+        """When the buffer is full; with fewer clients left than that, when all have arrived."""
+        return arrived >= min(self.config.buffer_size, len(self.ledger.counting))
+
+    def identical_weight(self, num_clients: int) -> float:
+        """1/m."""
+        return 1 / min(self.config.buffer_size, num_clients)
+
+    def check(self, num_clients: int) -> None:
+        """A buffer larger than the federation would never fill."""
+        if self.config.buffer_size > num_clients:
+            raise ValueError(
+                f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
+            )

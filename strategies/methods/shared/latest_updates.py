@@ -1,0 +1,55 @@
+"""A vector of every client, such as its last update, and their mean: h_i, 0 at first, and h = Σ p_i h_i."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from strategies.core.client_vectors import ClientVectors
+from strategies.core.memory import Memory
+from strategies.flower.arrays import Vector
+
+NAME = "latest"  # of the vectors, strategies.core.memory.Memory.vectors
+_MEAN, _OF = "latest-mean", "latest-mean-of"
+
+
+class LatestUpdates:
+    """h_i and h, kept in a method's memory: C vectors of float32, 4 C D bytes, and one of float64.
+
+    h moves with each h_i that is put in, in D steps; only when the p_i change is it summed anew, over all clients.
+
+    Parameters
+    ----------
+    memory : Memory
+        The method's.
+    vectors : ClientVectors
+        Its h_i.
+    importance : mapping of int to float
+        p_i of the clients that count now, by index.
+    """
+
+    def __init__(self, memory: Memory, vectors: ClientVectors, importance: Mapping[int, float]) -> None:
+        self.memory, self.vectors, self.importance = memory, vectors, importance
+        of = np.array([list(importance), list(importance.values())])
+        if not np.array_equal(memory.get(_OF, ()), of):
+            memory[_OF], memory[_MEAN] = of, vectors.weighted_sum(importance)
+
+    @property
+    def mean(self) -> Vector:
+        """h (D,)."""
+        return np.asarray(self.memory[_MEAN])
+
+    def get(self, client: int) -> Vector:
+        """Return h_i (D,)."""
+        return self.vectors.get(client)
+
+    def put(self, client: int, update: Vector) -> None:
+        """Let an update Δ_i (D,) be h_i."""
+        before = self.get(client)
+        self.vectors.put(client, update)
+        moved = self.get(client) - before  # as it is kept, in float32
+        self.memory[_MEAN] = self.mean + self.importance.get(client, 0.0) * moved
+
+    def add(self, client: int, factor: float, vector: Vector) -> None:
+        """Add factor × vector (D,) to h_i; h has it in float64."""
+        self.vectors.put(client, self.get(client) + factor * vector)
+        self.memory[_MEAN] = self.mean + factor * self.importance.get(client, 0.0) * vector

@@ -1,0 +1,38 @@
+"""How far each client's local steps went: what methods divide an update by to tell its mean gradient.
+
+A client's path s_i is how far its steps go along a gradient that stays 1 (J. Wang et al. 2020, section 3: γ_i
+‖a_i‖₁), K_i γ_i for plain SGD: with it Δ_i = −s_i × a mean of the gradients on the way, whatever the steps' number,
+size and momentum. A client tells it in the record ``strategies.applied`` of its reply, if it is asked for
+(``messages.PATH``).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strategies.clients.weights import Weights
+from strategies.flower import messages
+from strategies.updates.chain import Contribution
+
+
+def told_path(contribution: Contribution) -> float:
+    """Return the path that a client tells; NaN if it tells none that can be."""
+    applied = contribution.records.get(messages.APPLIED)
+    said = None if applied is None else applied.get(messages.PATH)
+    return float(said) if isinstance(said, int | float) and 0 < said < float("inf") else float("nan")
+
+
+def paths_of(contributions: Sequence[Contribution], bound: float = 0.0) -> Weights:
+    """Return the paths s_i (n,) of a round's contributions; NaN where a client tells none.
+
+    Parameters
+    ----------
+    bound : float
+        A safeguard: a path counts as at most so many times the median of the round, and at least its part; 0: none.
+        By a path that is too short a device could make its update count without limit.
+    """
+    paths = np.array([told_path(contribution) for contribution in contributions])
+    if bound and not np.isnan(paths).all():
+        usual = float(np.nanmedian(paths))
+        paths = np.clip(paths, usual / bound, usual * bound)
+    return paths

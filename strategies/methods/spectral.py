@@ -1,0 +1,160 @@
+"""The spectral-graph perturbed method.
+
+Buttaci 2024, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij says
+how alike the data of i and j are, p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
+
+    server, round t:         u_t^i = (1/p_i) Σ_j p_ij w_{t−1,E}^j                       eq. 4.6
+    client i, from w ← w̄_t:  w̃ = β w + (1−β) u_t^i,   w ← w − γ g_i(w̃)                 E times
+    server:                  w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+
+The gradient is taken at w̃, the step at w. β = 1 is FedAvg with adjacency weights, exactly. A client that doesn't take
+part in a round keeps its last local model; before its first one, the initial global model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from strategies.clients import graph
+from strategies.clients.roster import Client
+from strategies.core.client_vectors import ClientVectors
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.lifecycle import State
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.flower.errors import RunError
+from strategies.rounds.strategy import SynchronousStrategy
+
+# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64, which a cache holds.
+BLOCK = 1 << 21
+
+# So many clients' averages are computed together, or as many as have so many bytes: each pass converts the whole
+# matrix to float64.
+TOGETHER, TOGETHER_BYTES = 64, 1 << 26
+
+
+@dataclass(frozen=True)
+class SpectralConfig(SynchronousConfig):
+    """Parameters of the spectral method; its weights p_i are always ``adjacency``, whose p_ij it needs.
+
+    Parameters
+    ----------
+    perturbation_beta : float
+        β in [0, 1]: how much of the gradient's point is the client's own model.
+    neighbour_memory : float
+        GiB that the last local models may take in memory; beyond, they live in a memory-mapped file.
+    """
+
+    client_weights: str = "adjacency"
+    perturbation_beta: float = 0.5
+    neighbour_memory: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.perturbation_beta <= 1:
+            raise ValueError(f"perturbation_beta = {self.perturbation_beta}: must be in [0, 1]")
+        self.refuse_protection("each client of the spectral method gets an average of its neighbours' models")
+        if not self.neighbour_memory >= 0:
+            raise ValueError(f"neighbour_memory = {self.neighbour_memory}: must be 0 or more")
+
+
+def neighbour_average(
+    rows: NDArray[np.float64], models: NDArray[np.float32], order: Sequence[int]
+) -> NDArray[np.float32]:
+    """u = (p_ij / p_i) W for some clients: one matrix product, in float64, by blocks of columns (eq. 4.6).
+
+    Parameters
+    ----------
+    rows : array (L, C)
+        Rows of the row-stochastic neighbour matrix.
+    models : array (M, D), M ≥ C
+        Last local models; ``order`` (C) names the rows of it that the columns of ``rows`` stand for.
+    """
+    average = np.empty((len(rows), models.shape[1]), dtype=np.float32)
+    width = max(1, BLOCK // (8 * len(order)))
+    for start in range(0, models.shape[1], width):
+        block = models[order, start : start + width].astype(np.float64)
+        average[:, start : start + width] = rows @ block
+    return average
+
+
+class Spectral(SynchronousStrategy):
+    """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
+
+    Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with alike data.
+    Needs: a direction of each client's data.
+    Sent: u_i.
+    Kept: the last model of each client.
+    Helps: where groups of clients have alike data; as u_i is a round old, a small β wants small steps.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = SpectralConfig
+    config: SpectralConfig
+    streams: ClassVar[bool] = False
+    _models: ClientVectors | None = None
+
+    def _adapt(self, config: StrategyConfig) -> StrategyConfig:
+        return replace(config, client_weights="adjacency")
+
+    def local_rule(self) -> dict[str, float]:
+        """Tell clients β, unless it is 1: then the step is FedAvg's."""
+        return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
+
+    def without_companions(self) -> str:
+        """Say with which parameter no neighbours' average is sent."""
+        return "perturbation_beta = 1"
+
+    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        """Refuse: a wrapper, such as Flower's for differential privacy, sees the global model alone."""
+        if self._perturbs:
+            raise RunError(
+                f"perturbation_beta = {self.config.perturbation_beta}: each client is sent an average of its "
+                "neighbours' models, which a wrapper around the strategy neither clips nor adds noise to; call the "
+                "strategy's own start(), or allowed is 1"
+            )
+        super()._follow(server_round, arrays, grid)
+
+    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+        """Yield u_t^i of each participant."""
+        if not self._perturbs or self.graph is None:
+            return
+        if self._models is None:
+            self._models = ClientVectors(self.model, len(self.graph.clients), self.config.neighbour_memory)
+        order = self._models.rows(self.graph.clients)
+        position = {index: i for i, index in enumerate(self.graph.clients)}
+        rows = graph.neighbour_matrix(self.graph.adjacency)[[position[c.index] for c in clients]]
+        step = max(TOGETHER, TOGETHER_BYTES // (4 * len(self.model)))
+        for start in range(0, len(rows), step):
+            for average in neighbour_average(rows[start : start + step], self._models.matrix, order):
+                yield {messages.NEIGHBOURS: average.astype(np.float64)}
+
+    def bytes_kept(self) -> int:
+        """Return the size of the local models in bytes."""
+        return super().bytes_kept() + (0 if self._models is None else self._models.matrix.nbytes)
+
+    def state(self) -> State:
+        """Add the local models."""
+        return super().state() | ({} if self._models is None else self._models.state("local-models"))
+
+    def restore(self, state: State) -> None:
+        """Take up the local models too."""
+        super().restore(state)
+        self._models = ClientVectors.restored(state, "local-models", self.config.neighbour_memory)
+
+    def reset(self) -> None:
+        """Drop the local models too."""
+        super().reset()
+        self._models = None
+
+    def received(self, client: Client, local_model: Vector) -> None:
+        """Keep the client's last local model w_{t,E}^i."""
+        if self._models is not None:
+            self._models.put(client.index, local_model)
+
+    @property
+    def _perturbs(self) -> bool:
+        return self.config.perturbation_beta < 1

@@ -1,0 +1,246 @@
+"""A round under way: who was sent the model with which weight, and what has come of it."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+from flwr.app import Message, Metadata, MetricRecord
+from numpy.typing import NDArray
+
+from strategies.clients.accounts import ACCEPTED, Accounts
+from strategies.clients.metrics import MetricsMean
+from strategies.clients.roster import Client
+from strategies.clients.timeline import Timeline
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.flower.internals import MOD_FAILED
+from strategies.rounds.deadline import Closing, LateTask
+from strategies.timing.scheduler import Pace
+from strategies.updates.chain import Contribution
+
+log = logging.getLogger("flwr.strategies")
+
+GONE = "it went away before its task was done"
+
+
+@dataclass
+class Early:
+    """What a round needs that may close before all replies are there: see strategies/rounds/deadline.py.
+
+    Attributes
+    ----------
+    began : float
+        Clock seconds.
+    needed : float
+        L, valid replies that close it; infinity: all.
+    worth : dict of int to int
+        For how many of them each client's counts, by index.
+    due : dict of int to float
+        In virtual time, clock seconds at which each reply comes.
+    bytes : dict of int to int
+        What each client was sent.
+    beside : dict of int to mapping
+        Vectors that went beside the model.
+    share : float
+        Σ p_i of the clients that were free, of all that were there.
+    closed : Closing, optional
+        How it closed.
+    late : dict of int to LateTask
+        Tasks of this round that weren't done.
+    earlier : dict of int to LateTask
+        Tasks of earlier rounds that count in this one.
+    gone : set of int
+        Clients of such tasks that never counted, and do no longer work on them.
+    lost : set of int
+        Those of them that went away while they worked.
+    wasted : int
+        Bytes of replies that came too late.
+    """
+
+    began: float
+    needed: float
+    worth: dict[int, int]
+    due: dict[int, float]
+    bytes: dict[int, int]
+    beside: dict[int, Mapping[str, Vector]]
+    share: float = 1.0
+    closed: Closing | None = None
+    late: dict[int, LateTask] = field(default_factory=dict)
+    earlier: dict[int, LateTask] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    wasted: int = 0
+
+    def note_sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
+        """Note what a client is sent."""
+        self.bytes[client.index], self.beside[client.index] = messages.total_bytes(request), beside
+
+
+@dataclass
+class Round:
+    """A round under way.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    model : Vector
+        What was sent, (D,).
+    clients : list of Client
+        Who got it, by index.
+    weights : sequence of float, optional
+        Their weights d_i; None: by the sizes in their replies.
+    metrics : MetricsMean
+        What clients tell.
+    requests : list of Metadata
+        Of the messages, in the order of the clients; none where the round asks for sums.
+    companions : tuple of str
+        Names of the records beside the model.
+    bytes_down, bytes_up : int
+        Of what all clients were sent, and of their updates.
+    contributions : list of Contribution
+        Where a hook wants to see them all.
+    failures : dict of int to str
+        Why a client was left out, by its index.
+    outcomes : dict of int to str
+        What became of each one's work: see strategies/clients/accounts.py.
+    bounded : set of int
+        Whose updates were longer than allowed.
+    sizes : dict of int to int
+        Bytes of each one's update.
+    by_mods : set of int
+        Whom a mod in front of the app left out.
+    lost : set of int
+        Who goes away before the task is done.
+    early : Early, optional
+        Where the round may close before all replies are there.
+    """
+
+    number: int
+    model: Vector
+    clients: list[Client]
+    weights: Sequence[float] | None
+    metrics: MetricsMean
+    requests: list[Metadata] = field(default_factory=list)
+    companions: tuple[str, ...] = ()
+    bytes_down: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    bytes_up: int = 0
+    outcomes: dict[int, str] = field(default_factory=dict)
+    bounded: set[int] = field(default_factory=set)
+    sizes: dict[int, int] = field(default_factory=dict)
+    by_mods: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    early: "Early | None" = None
+
+    def base_of(self, client: Client) -> tuple[NDArray[Any], int]:
+        """Return the model (D,) that a client was sent whose work counts in this round, and of which round."""
+        earlier = None if self.early is None else self.early.earlier.get(client.index)
+        if earlier is None or earlier.base is None:
+            return self.model, self.number
+        return earlier.base, earlier.number
+
+    def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Pace) -> None:
+        """Note what is really sent, by a ``configure_train`` of somebody else's too, and that tasks begin."""
+        by_node = {request.metadata.dst_node_id: request.metadata for request in requests}
+        self.requests = [
+            by_node.get(client.node_id, before)
+            for client, before in zip(self.clients, self.requests, strict=True)
+        ]
+        self.begin_tasks(timeline, pace)
+
+    def begin_tasks(self, timeline: Timeline, pace: Pace) -> None:
+        """Note that tasks begin, and of which it is known that their clients go away."""
+        clients = self.clients
+        ends = pace.foretold_all(clients, self.number)
+        parts = map(pace.parts, clients) if pace.weighs else repeat(None)
+        timeline.begin_all([client.index for client in clients], pace.now(), ends, parts)
+        self.lost |= {client.index for client in pace.losing(clients, self.number)}
+
+    def to_work_on(self, requests: Sequence[Message]) -> list[Message]:
+        """Return the requests but those that are lost: nobody needs to work on these."""
+        gone = {client.node_id for client in self.clients if client.index in self.lost}
+        return [request for request in requests if request.metadata.dst_node_id not in gone]
+
+    def take_in(self, contribution: Contribution, weight: float, reply: Message, *, bounded: bool) -> None:
+        """Note that a client's work counts, and what it tells."""
+        self.count(contribution.client.index, contribution.num_bytes, bounded=bounded)
+        self.metrics.add(weight, reply.content)
+
+    def count(self, index: int, num_bytes: int, *, bounded: bool) -> None:
+        """Note that a client's work counts, by its index."""
+        self.outcomes[index] = ACCEPTED
+        if bounded:
+            self.bounded.add(index)
+        self.sizes[index] = num_bytes
+        self.bytes_up += num_bytes
+
+    def count_all(self, indices: Sequence[int], num_bytes: int, bounded: Iterable[int]) -> None:
+        """Note that the work of some clients counts, of so many bytes each; some of them are bounded."""
+        self.outcomes.update(dict.fromkeys(indices, ACCEPTED))
+        self.sizes.update(dict.fromkeys(indices, num_bytes))
+        self.bytes_up += num_bytes * len(indices)
+        self.bounded.update(bounded)
+
+    def client(self, index: int) -> Client:
+        """Return one of the clients by its index."""
+        return self._by_index[index]
+
+    @cached_property
+    def _by_index(self) -> dict[int, Client]:
+        return {client.index: client for client in self.clients}
+
+    def leave_out(
+        self, client: Client, reason: str, reply: Message | None = None, outcome: str | None = None
+    ) -> None:
+        """Note why a client's work doesn't count, and what became of it: by default what its reply shows."""
+        lost = client.index in self.lost
+        self.failures[client.index] = GONE if lost else reason
+        self.outcomes[client.index] = messages.LOST if lost else outcome or messages.fault_of(reply)
+        if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
+            self.by_mods.add(client.index)
+
+    def told(self, *, clipped: bool) -> MetricRecord:
+        """Return what came of it and what the clients tell, with the number of clipped updates if asked for."""
+        metrics = MetricRecord(
+            {
+                messages.PARTICIPANTS: len(self.clients) - len(self.failures),
+                messages.FAILURES: len(self.failures),
+                messages.BYTES_DOWN: self.bytes_down,
+                messages.BYTES_UP: self.bytes_up,
+            }
+        )
+        if clipped:
+            metrics[messages.CLIPPED] = len(self.bounded)
+        if self.lost:
+            metrics[messages.LOST_TASKS] = len(self.lost)
+        told = {name: value for name, value in self.metrics.result().items() if name not in metrics}
+        return MetricRecord({**metrics, **told})
+
+    def credit(self, accounts: Accounts, worth: Mapping[int, float]) -> None:
+        """Enter the weights by which a round counted: those left out share theirs over the others."""
+        counted = [
+            index for index, outcome in self.outcomes.items() if outcome == ACCEPTED and index in worth
+        ]
+        given, total = sum(worth[index] for index in counted), sum(worth.values())
+        for index in counted:
+            accounts[index].weight += worth[index] * (total / given) if given else 0.0
+
+    def settle(self, accounts: Accounts, timeline: Timeline, now: float) -> None:
+        """Enter what came of it by now in the books; name every client left out, in one line per reason."""
+        indices = [client.index for client in self.clients if client.index in self.outcomes]
+        outcomes, sizes, bounded = self.outcomes, self.sizes, self.bounded
+        for index in indices:
+            account = accounts[index]
+            account.tasks += 1
+            account.note(outcomes[index], clipped=index in bounded, num_bytes=sizes.get(index, 0))
+        timeline.end_all(indices, now, [outcomes[index] for index in indices])
+        for reason in dict.fromkeys(self.failures.values()):
+            left_out = [client for client in self.clients if self.failures.get(client.index) == reason]
+            named = ", ".join(client.located for client in left_out)
+            who = {"aggregation": self.number, "clients": [client.fields for client in left_out]}
+            log.warning("round %d: left out client %s: %s", self.number, named, reason, extra=who)

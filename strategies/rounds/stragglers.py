@@ -1,0 +1,87 @@
+"""Stragglers: participants that a round closes on before they are done.
+
+As in T. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, section 5.2: of each round's
+participants a share is drawn, and each of these gets done a part of its usual local work, of E epochs (or steps) 1 to
+E with equal probability. Either that partial work counts, or the round goes without it.
+"""
+
+from collections.abc import Sequence
+
+from strategies import streams
+from strategies.clients.roster import Client
+from strategies.core.config import SynchronousConfig
+from strategies.flower import messages
+
+
+class Stragglers:
+    """Who straggles in the round under way, and by how much.
+
+    Parameters
+    ----------
+    config : SynchronousConfig
+        Its ``stragglers`` and ``drop_stragglers``, and the seed.
+
+    Raises
+    ------
+    ValueError
+        If no participant would ever count, or rounds close early as well.
+    """
+
+    def __init__(self, config: SynchronousConfig) -> None:
+        self.config = config
+        self._parts: dict[int, float] = {}
+        if not 0 <= config.stragglers <= 1:
+            raise ValueError(f"stragglers = {config.stragglers}: must be a number in [0, 1]")
+        if config.stragglers == 1 and config.drop_stragglers:
+            raise ValueError("stragglers = 1 with drop_stragglers = true: no work would ever count")
+        for name in ("round_deadline", "over_select"):
+            if config.stragglers and (value := getattr(config, name)):
+                raise ValueError(
+                    f"stragglers = {config.stragglers}, {name} = {value}: each says who isn't done when a round "
+                    "closes; one of the two must be 0"
+                )
+
+    @property
+    def drops(self) -> bool:
+        """Whether some work is left out."""
+        return self.config.drop_stragglers and self.config.stragglers > 0
+
+    def number(self, participants: int) -> int:
+        """Return how many of a round's participants straggle: the share, rounded; all only if the share is 1."""
+        share = self.config.stragglers
+        return participants if share == 1 else min(int(share * participants + 0.5), max(participants - 1, 0))
+
+    def counting(self, participants: int) -> int:
+        """Return of how many participants the work counts."""
+        return participants - self.number(participants) * self.config.drop_stragglers
+
+    def among(
+        self, participants: Sequence[Client], weights: Sequence[float] | None, server_round: int
+    ) -> tuple[Sequence[Client], Sequence[float] | None]:
+        """Draw a round's stragglers; return who is sent the model, and their weights d_i.
+
+        Those that are dropped aren't asked, since what they send wouldn't count; the others share their weight.
+        """
+        self._parts = {}
+        if not (number := self.number(len(participants))):
+            return participants, weights
+        rng = streams.generator(self.config.seed, "stragglers", server_round)
+        late = set(rng.choice(len(participants), number, replace=False).tolist())
+        if not self.config.drop_stragglers:
+            indices = [participants[place].index for place in sorted(late)]
+            self._parts = {index: 1.0 - float(rng.random()) for index in indices}
+            return participants, weights
+        there = [place for place in range(len(participants)) if place not in late]
+        kept = [participants[place] for place in there]
+        if weights is None:
+            return kept, None
+        own = [weights[place] for place in there]
+        return kept, [d * sum(weights) / sum(own) for d in own] if sum(own) > 0 else own
+
+    def part(self, index: int) -> float:
+        """Return what part of its usual work a participant gets done, by its index."""
+        return self._parts.get(index, 1.0)
+
+    def asks(self, client: Client) -> dict[str, float]:
+        """Return what a participant's request says beside the rest: the part of its work, if it straggles."""
+        return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}

@@ -1,0 +1,1 @@
+"""How time passes in a run: the scheduler, task times, device profiles and availability."""

@@ -1,0 +1,322 @@
+"""Virtual time: arrivals follow from the time scenario and from who is there; the clock jumps from one to another."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies import streams
+from strategies.clients.roster import Client
+from strategies.clients.timeline import Parts
+from strategies.clock import RESOLUTION, Clock, WallClock
+from strategies.events.tasks import Ledger, Member, Task
+from strategies.flower.errors import RunError
+from strategies.flower.exchange import Mail
+from strategies.timing.availability import ALWAYS, NEVER, Availability, Stretch, make_availability
+from strategies.timing.cycles import Cycle, over_time
+from strategies.timing.device_profile import is_profile
+from strategies.timing.load import Load, Loads
+from strategies.timing.scheduler import (
+    Arrival,
+    Event,
+    Outlook,
+    Pace,
+    PatienceOver,
+    Retry,
+    Schedule,
+    T,
+    Tick,
+    Times,
+    Turn,
+    WallPace,
+)
+from strategies.timing.time_scenario import TimeScenario
+
+log = logging.getLogger("flwr.strategies")
+
+
+class VirtualPace(Pace):
+    """Time follows from the time scenario; a task is handed out as soon as it is known, so that all stay busy.
+
+    Parameters
+    ----------
+    availability : str
+        Who is there when: see ``strategies.timing.availability``.
+    task_failure : float
+        Probability that a client drops a task, at a time that is drawn evenly from the task's.
+    """
+
+    learns, waits = False, False
+
+    def __init__(
+        self,
+        clock: Clock,
+        scenario: str,
+        seed: int,
+        budget: float,
+        loads: Loads | None = None,
+        availability: str = ALWAYS,
+        task_failure: float = 0.0,
+    ) -> None:
+        super().__init__(clock, scenario, seed, budget, loads)
+        self._clients: Sequence[Client] = ()
+        self._law: TimeScenario | None = None
+        self._presence: Availability | None = None
+        self._places: dict[int, int] = {}
+        self._cycles: dict[tuple[int, float | None, float], float] = {}
+        self.availability, self.task_failure = availability, task_failure
+        self.always = availability == ALWAYS and not task_failure
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the scenario says what devices can do."""
+        return is_profile(self.scenario)
+
+    def watts(self, number: int) -> list[float] | None:
+        """Return those of the device profile, where all in it have some."""
+        if not self.weighs or (self._law is None and not self._clients):
+            return None
+        profile = self._scenario().devices
+        assert profile is not None
+        found = [profile.device(self._places.get(index, index)).watts for index in range(number)]
+        known = [watts for watts in found if watts is not None]
+        return known if len(known) == number else None
+
+    def enrol(self, clients: Sequence[Client]) -> None:
+        """Take note of the clients, until the first of their times is asked for."""
+        if self._law is None:
+            self._clients = clients
+
+    def state(self) -> dict[str, Any]:
+        """Add which client has which place in the scenario."""
+        number = 0 if self._law is None else self._law.num_clients
+        return {
+            **super().state(),
+            "places": list(self._places),
+            "scenario-clients": number,
+            **self.loads.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Lay out the scenario as it was."""
+        super().restore(state)
+        self.loads.restore(state)
+        if number := state["scenario-clients"]:
+            self._lay_out(number)
+            self._places = {index: place for place, index in enumerate(state["places"])}
+
+    def round_time(self, clients: Iterable[Client], task: int) -> float:
+        """Return the time of the slowest; of a task that is lost, until then."""
+        if self.always:
+            return max(self._task_times(clients, task), default=0.0)
+        now = self.now()
+        return max((self.outlook(client, task, now).due - now for client in clients), default=0.0)
+
+    def foretold(self, client: Client, task: int) -> float | None:
+        """Return when its time in the scenario is over, or its client gone."""
+        return self.outlook(client, task, self.now()).due
+
+    def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
+        """Look at all of them at once, where nobody comes and goes."""
+        if not self.always:
+            return super().foretold_all(clients, task)
+        now = self.now()
+        return [now + seconds for seconds in self._task_times(clients, task)]
+
+    def parts(self, client: Client) -> Parts | None:
+        """Look at its device, where the scenario says what devices can do."""
+        devices = self._scenario().devices
+        return (
+            None if devices is None else devices.device(self._place(client)).parts(self.loads.of_last(client))
+        )
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Look at the availability; it says nothing of clients before the first of their times is asked for."""
+        return self.availability != ALWAYS and self._presence is not None
+
+    def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
+        """Look at the availability; who asks for it gives no client a place by that."""
+        if self.comes_and_goes:
+            presence = self._presences()
+            for index, place in list(self._places.items()):
+                yield index, presence.away(place, since, until)
+
+    def loses(self, client: Client, task: int, when: float | None = None) -> bool:
+        """Look how long the client is there, and whether it drops this task."""
+        return not self.always and self.outlook(client, task, self.now() if when is None else when).lost
+
+    def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
+        """Return its time in the scenario, or when its client is gone."""
+        return self.outlook(member.client, member.tasks, when).due
+
+    def outlook(self, client: Client, task: int, when: float, load: Load | None = None) -> Outlook:
+        """Return what becomes of a task of so many bytes; None: of as many as the client's last."""
+        due = when + self._task_time(client, task, load)
+        if self.always:
+            return Outlook(due, lost=False)
+        if self.task_failure:
+            rng = streams.generator(self.seed, "task-failure", self._place(client), task)
+            if rng.random() < self.task_failure:
+                due = when + rng.random() * (due - when)
+                return Outlook(min(due, self._leaves(client, when)), lost=True)
+        leaves = self._leaves(client, when)
+        return Outlook(leaves, lost=True) if due > leaves + RESOLUTION else Outlook(due, lost=False)
+
+    def there(self, client: Client) -> bool:
+        """Look at its availability."""
+        return self.always or self._presences().there(self._place(client), self.now())
+
+    def turns(self, client: Client) -> float:
+        """Look at its availability."""
+        return NEVER if self.always else self._presences().changes(self._place(client), self.now())
+
+    def comes(self, client: Client, when: float) -> float:
+        """Look at its availability."""
+        return when if self.always else self._presences().comes(self._place(client), when)
+
+    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+        """Return the scenario's means."""
+        return np.array([self._mean_time(member.client) for member in members])
+
+    def cycles(self, members: Iterable[Member], ledger: Ledger, interval: float | None) -> Times:
+        """Play each client's tasks through by itself."""
+        if self.always:
+            return self.times(members, ledger)
+        return np.array([self._cycle(member.client, interval) for member in members])
+
+    def expected(
+        self, clients: Sequence[Client], shares: Callable[[Sequence[int]], NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Look at times that are spread evenly over a period; whoever goes before its task is done doesn't count."""
+        presence = self._presences()
+        if presence.always:
+            return shares(range(len(clients)))
+        places = [self._place(client) for client in clients]
+        return over_time(presence, places, [self._mean_time(client) for client in clients], shares)
+
+    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+        """Return the mean over the scenario's distribution."""
+        law = self._scenario()
+        drawn = (law.distribution(self._place(m.client), self._load(m.client)) for m in members)
+        return np.array([function(times).mean() for times in drawn])
+
+    def foresee(self, play: Callable[[Schedule], T]) -> T | None:
+        """Play it through."""
+        return play(self)
+
+    def kept(self, tasks: Iterable[Task]) -> list[Task]:
+        """Keep all: the resumed run does what this one would have done."""
+        return list(tasks)
+
+    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
+        """Yield what is due next, and jump there."""
+        while True:
+            due, tick = ledger.agenda.next_due(), self.tick(interval)
+            now = min(due, tick)
+            if now == NEVER or (due == NEVER and not ledger.buffer):
+                if self._presences().always:
+                    raise RunError("no client is left: each was lost or failed; the log names the reasons")
+                waiting = len(ledger.buffer) + len(ledger.held)
+                who = "nobody else comes any more" if waiting else "nobody will be there any more"
+                log.warning("%s, from %g s on: the run ends", who, self.now())
+                return
+            if self.over(now):
+                return
+            if due > tick + RESOLUTION:
+                self.clock.wait_until(tick)
+                self.ticks += 1
+                yield Tick()
+                continue
+            due, item = ledger.agenda.pop()
+            if isinstance(item, Member):
+                self.clock.wait_until(due)
+                yield Retry(item)
+            elif isinstance(item, PatienceOver):
+                if ledger.held:
+                    self.clock.wait_until(due)
+                    yield item
+            elif isinstance(item, Turn):
+                self.clock.wait_until(due)
+                yield item
+            elif (task := ledger.tasks.get(item)) is not None:
+                reply = None if task.lost else mail.wait(task.message_id)
+                if mail.stopped():
+                    return
+                # Of a resumed run, what was held back was due before.
+                self.clock.wait_until(max(due, self.now()))
+                yield Arrival(task, reply)
+
+    def _task_time(self, client: Client, task: int, load: Load | None = None) -> float:
+        law = self._scenario()
+        if law.devices is None:
+            return law.task_time(self._place(client), task)
+        return law.task_time(self._place(client), task, load or self.loads.of_last(client))
+
+    def _task_times(self, clients: Iterable[Client], task: int) -> Sequence[float]:
+        law = self._scenario()
+        if law.devices is None:
+            return law.task_times([self._place(client) for client in clients], task)
+        return [self._task_time(client, task) for client in clients]
+
+    def _load(self, client: Client) -> Load | None:
+        """Return what a task of a client weighs, where its time follows from that."""
+        return None if self._scenario().devices is None else self.loads.of(client)
+
+    def _mean_time(self, client: Client) -> float:
+        return self._scenario().mean(self._place(client), self._load(client))
+
+    def _cycle(self, client: Client, interval: float | None) -> float:
+        mean, load = self._mean_time(client), self._load(client)
+        key = client.index, interval, mean
+        if key not in self._cycles:
+            place, law = self._place(client), self._scenario()
+            cycle = Cycle(self._presences(), place, interval, mean)
+            fixed = len(law.distribution(place, load)) == 1 and not self.task_failure
+            self._cycles[key] = (
+                cycle.of_fixed()
+                if fixed
+                else cycle.of_drawn(lambda task, when: self.outlook(client, task, when, load))
+            )
+        return self._cycles[key]
+
+    def _leaves(self, client: Client, when: float) -> float:
+        return self._presences().leaves(self._place(client), when)
+
+    def _presences(self) -> Availability:
+        if self._presence is None:
+            self._scenario()
+        assert self._presence is not None
+        return self._presence
+
+    def _scenario(self) -> TimeScenario:
+        if self._law is None:
+            self._places = {client.index: place for place, client in enumerate(self._clients)}
+            return self._lay_out(len(self._clients))
+        return self._law
+
+    def _lay_out(self, num_clients: int) -> TimeScenario:
+        self._law = TimeScenario(self.scenario, num_clients, self.seed)
+        self._presence = make_availability(self.availability, num_clients, self.seed)
+        return self._law
+
+    def _place(self, client: Client) -> int:
+        """Clients are the scenario's in the order of their indices at the start; later ones follow."""
+        return self._places.setdefault(client.index, len(self._places))
+
+
+def make_pace(
+    clock: Clock,
+    scenario: str,
+    seed: int,
+    budget: float,
+    loads: Loads | None = None,
+    availability: str = ALWAYS,
+    task_failure: float = 0.0,
+) -> Pace:
+    """Return the pace of a clock: real time by a ``WallClock``, virtual time by any other."""
+    if isinstance(clock, WallClock):
+        return WallPace(clock, scenario, seed, budget, loads)
+    return VirtualPace(clock, scenario, seed, budget, loads, availability, task_failure)

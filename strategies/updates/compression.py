@@ -1,0 +1,263 @@
+"""What a client sends of its update, in fewer bytes: a mod for any Flower app, and what a strategy reads of it.
+
+A strategy with ``compression = "topk:0.01"`` or another code of ``strategies/updates/compressors.py`` says so in
+its training
+requests. A ClientApp that is to follow takes ``compresses`` among its mods, in front of those that look at the model,
+such as Flower's for clipping, and behind ``reads_packed``::
+
+    app = ClientApp(mods=[reads_packed, compresses])
+
+In place of the trained model it then sends one array of bytes: the code of v = Δ + e, with Δ the trained model less
+the one that was sent, and then, as they are, the values of arrays that aren't trained. e is what the earlier updates
+left out, and v less what the code means is what this one does (error feedback: F. Seide et al., 2014; S. Stich et
+al., 2018; S. P. Karimireddy et al., 2019); with a code that is right in the mean there is no e. It is kept in the
+client's ``context.state`` (``strategies/updates/compression_residual.py``). Draws come from the run's seed, the
+client and its task.
+
+What is sent has a size that follows from the model's layout alone (``size_of``), and the strategy refuses any other
+before it looks inside. It adds what the code means to the model that it sent, at the one place where it reads
+replies: whatever comes after sees a model like any other. What goes to clients is whole, always.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
+from numpy.typing import NDArray
+
+from strategies import streams
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
+from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
+from strategies.updates.compression_residual import keep_left_out, left_out_before
+from strategies.updates.compressors import NONE, Code, Sizes, code_of
+
+COMPRESSED = "strategies.compressed"  # serialisation type, and name, of the array
+
+# Error code of a reply of a client that doesn't know the code it is asked for (Flower's own codes are below 100).
+UNKNOWN_CODE = 103
+
+
+def size_of(layout: Layout, compression: str = NONE, untrained: Sequence[str] = UNTRAINED) -> int:
+    """Return how many bytes a client's model takes in its reply, as ``bytes-up`` counts them.
+
+    Parameters
+    ----------
+    layout : Layout
+        The model's: ``Layout.of(arrays)``.
+    compression : str
+        As a strategy is told: see ``strategies.updates.compressors``.
+    untrained : sequence of str
+        Patterns of the names of arrays that aren't trained, beside whole numbers; those stay whole.
+
+    Raises
+    ------
+    ValueError
+        If there is no such code.
+    """
+    found = compressing(compression, layout, untrained)
+    return layout.num_bytes if found is None else found.num_bytes
+
+
+def compressing(compression: str, layout: Layout, untrained: Sequence[str]) -> "Compression | None":
+    """Return the compression of a model of this layout, None for ``none``; ValueError if there is no such code."""
+    code = code_of(compression)
+    return None if code is None else Compression(compression, code, layout, tuple(untrained))
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A code for the models of one layout.
+
+    Attributes
+    ----------
+    name : str
+        As a strategy is told.
+    untrained : tuple of str
+        Patterns of the names of what isn't trained.
+    """
+
+    name: str
+    code: Code
+    layout: Layout
+    untrained: tuple[str, ...]
+
+    @cached_property
+    def apart(self) -> frozenset[str]:
+        """The names of what isn't trained."""
+        return frozenset(untrained_names(self.layout, self.untrained))
+
+    @cached_property
+    def trained(self) -> NDArray[np.bool_]:
+        """Which values of a model (D,) are trained."""
+        mask = np.ones(self.layout.size, dtype=bool)
+        mask[untrained_positions(self.layout, self.untrained)] = False
+        return mask
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What the code is told of them."""
+        arrays = [(size, dtype) for name, size, dtype in self._arrays() if name not in self.apart]
+        exact = np.result_type(*(dtype for _, dtype in arrays)) if arrays else np.dtype(np.float32)
+        return Sizes(tuple(size for size, _ in arrays), exact)
+
+    @cached_property
+    def rest(self) -> list[tuple[int, np.dtype]]:
+        """The other arrays, which come after the code: how many values of which type each has."""
+        return [(size, dtype.newbyteorder("<")) for name, size, dtype in self._arrays() if name in self.apart]
+
+    def _arrays(self) -> Iterator[tuple[str, int, np.dtype]]:
+        layout = self.layout
+        return zip(layout.names, layout.sizes, layout.dtypes, strict=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """What an update takes."""
+        return self.code.num_bytes(self.sizes) + sum(size * dtype.itemsize for size, dtype in self.rest)
+
+    def write(self, update: Vector, model: Vector, rng: np.random.Generator) -> tuple[ArrayRecord, Vector]:
+        """Return the record of an update of what is trained, and what it leaves out of it.
+
+        The other values are those of the trained model (D,).
+        """
+        coded = self.code.encode(update, self.sizes, rng)
+        parts, start, others = [coded], 0, model[~self.trained]
+        for size, dtype in self.rest:
+            values, start = others[start : start + size], start + size
+            parts.append((values if dtype.kind == "f" else np.rint(values)).astype(dtype).tobytes())
+        data = b"".join(parts)
+        record = ArrayRecord({self.name: Array("uint8", (len(data),), COMPRESSED, data)})
+        return record, update - self.code.decode(memoryview(coded), self.sizes)
+
+    def read(self, record: ArrayRecord, base: NDArray[Any]) -> Vector:
+        """Return the model (D,) of such a record, from the one (D,) that its client was sent.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If it is none; nothing is unpacked before its size is known.
+        """
+        ((name, array),) = record.items()
+        if name != self.name:
+            known = messages.clean(name, messages.LONGEST_NAME)
+            raise ArraysMismatchError(f"its update is compressed by {known!r}, asked was {self.name!r}")
+        if len(array.data) != self.num_bytes:
+            raise ArraysMismatchError(
+                f"its compressed update takes {len(array.data)} bytes; one of this model takes {self.num_bytes}"
+            )
+        data, start = memoryview(array.data), self.code.num_bytes(self.sizes)
+        model = np.array(base, dtype=np.float64)
+        others = [np.empty(0)]
+        with np.errstate(invalid="ignore", over="ignore"):  # a client may send any bits
+            model[self.trained] += self.code.decode(data[:start], self.sizes)
+            for size, dtype in self.rest:
+                others.append(np.frombuffer(data, dtype, size, start).astype(np.float64))
+                start += size * dtype.itemsize
+        model[~self.trained] = np.concatenate(others)
+        check_values(model)
+        return model
+
+
+def is_compressed(record: ArrayRecord) -> bool:
+    """Tell whether a record is one that ``compresses`` has written."""
+    return [array.stype for array in record.values()] == [COMPRESSED]
+
+
+def request_fields(
+    compression: str, seed: int, run: int, key: str, untrained: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of a training request that tell a client to compress its update; none for ``none``.
+
+    Parameters
+    ----------
+    seed, run : int
+        Of the run: what its draws come from, and a number that no other run has.
+    key : str
+        The name of the record of arrays.
+    untrained : sequence of str
+        Patterns of the names of what isn't trained.
+    """
+    if compression == NONE:
+        return {}
+    fields = {messages.COMPRESSION: compression, messages.SEED: seed, messages.RUN: run}
+    named = {messages.MODEL: key} if key != messages.ARRAYS else {}
+    return {**fields, **named, messages.UNTRAINED: list(untrained)}
+
+
+# ---- The client's side -------------------------------------------------------------------------------------
+
+
+def compresses(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Let a ClientApp compress its updates as a strategy asks: a mod, as Flower calls it."""
+    asked = _Asked.of(message)  # before the app works in the message's memory
+    reply = call_next(message, context)
+    return reply if asked is None else asked.answer(message, reply, context)
+
+
+def compressed(request: Message, reply: Message, context: Context) -> Message:
+    """Return the reply to a request as ``compresses`` lets it leave the client, for an engine that calls no mods."""
+    asked = _Asked.of(request)
+    return reply if asked is None else asked.answer(request, reply, context)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a training request asks for: see ``request_fields``."""
+
+    fields: ConfigRecord
+    key: str
+    sent: ArrayRecord
+
+    @classmethod
+    def of(cls, request: Message) -> "_Asked | None":
+        """Read a request; None if it asks for nothing."""
+        if request.metadata.message_type.partition(".")[0] != messages.TRAIN or not request.has_content():
+            return None
+        for record in request.content.values():
+            if isinstance(record, ConfigRecord) and messages.COMPRESSION in record:
+                key = str(record.get(messages.MODEL, messages.ARRAYS))
+                sent = messages.model_of(request, key)
+                return None if sent is None else cls(record.copy(), key, ArrayRecord(dict(sent.items())))
+        return None
+
+    def answer(self, request: Message, reply: Message, context: Context) -> Message:
+        """Return the reply with its model compressed, and keep in the context's state what that leaves out.
+
+        A model that isn't finite, or of another layout, stays as it is: the server says what is wrong with it.
+        """
+        name, layout = str(self.fields[messages.COMPRESSION]), Layout.of(self.sent)
+        try:
+            compression = compressing(name, layout, self.fields[messages.UNTRAINED])  # type: ignore[arg-type]
+        except ValueError as error:  # of a server that is newer
+            return Message(Error(UNKNOWN_CODE, str(error)), reply_to=request)
+        trained = messages.model_of(reply, self.key) if reply.has_content() else None
+        if compression is None or trained is None:
+            return reply
+        try:
+            base, model = layout.to_vector(self.sent), layout.to_vector(trained)
+        except ArraysMismatchError:
+            return reply
+        places = compression.trained
+        seed, run, client, task = (
+            self._number(key) for key in (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
+        )
+        before, update = left_out_before(context, run, task), (model - base)[places]
+        if before is not None:
+            update += unpack(before)
+        rng = streams.generator(seed, "compression", client, task)
+        record, left_out = compression.write(update, model, rng)
+        if compression.code.biased:
+            kind = np.result_type(compression.sizes.dtype, np.float32)
+            keep_left_out(context, run, task, before, pack(left_out.astype(kind)))
+        for key, value in list(reply.content.items()):
+            if value is trained:
+                reply.content[key] = record
+        return reply
+
+    def _number(self, key: str) -> int:
+        return int(self.fields[key])  # type: ignore[arg-type]
