@@ -101,15 +101,14 @@ SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are 
 ``strategies.testing.MemoryGrid`` runs them without a network.
 """
 
+from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.config import AsynchronousConfig, EventsConfig, StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.core.progress import Progress
 from strategies.core.strategy import FederatedStrategy
-from strategies.events.scheme import AsynchronousConfig, EventsConfig
 from strategies.events.strategy import AsynchronousStrategy
-from strategies.events.tasks import Member
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
 from strategies.methods.ace import ACE

@@ -23,8 +23,8 @@ from fedapp.config.strategy_keys import StrategyKeys, strategy_class
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys, is_sensible
 from fedapp.config.values import ConfigError, Keys, Value
 from strategies import FederatedStrategy
-from strategies.clients.weights import Participation
 from strategies.core.parameters import Parameter, Range
+from strategies.rounds.participation import Participation
 
 # Datasets that are the user's own, and what their data-path must be.
 OWN_DATA = {"npz": "an .npz file", "files": "a .npz, .csv or .parquet file or a folder of images by class"}

@@ -16,7 +16,7 @@ class Divergence(Observer):
         self.experiment = experiment
         self.strategy = strategy
         self._meter: DivergenceMeter | None = None
-        strategy.witness = self.take
+        strategy.receiver.witness = self.take
 
     def take(self, client: int, local_model: Vector) -> None:
         """Take a client's trained model (D,) into divergence and drift of the aggregation under way."""

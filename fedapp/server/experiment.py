@@ -217,7 +217,7 @@ def build_strategy(
         untrained=tuple(glob_escape(name) for name in untrained),
     )
     usual: dict[str, Any] = type(config).defaults()
-    made.usual = strategy.Config(**{name: usual[name.replace("_", "-")] for name in values})
+    made.run.usual = strategy.Config(**{name: usual[name.replace("_", "-")] for name in values})
     return made
 
 

@@ -46,10 +46,10 @@ class Fruitless(Observer):
         if isinstance(strategy, AsynchronousStrategy):
             ledger = strategy.ledger
             if ledger.members and not ledger.counting:
-                raise strategy.given_up(
+                raise strategy.run.given_up(
                     f"every client was dropped before the end, after {strategy.aggregations} aggregations"
                 )
         elif self.rounds >= max(LEAST, math.ceil(SHARE * strategy.aggregations)):
-            raise strategy.given_up(
+            raise strategy.run.given_up(
                 f"no reply was valid in the last {self.rounds} of {strategy.aggregations} rounds"
             )

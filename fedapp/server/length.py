@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedapp.config import RunConfig
 from fedapp.config.run_keys import ROUNDS, scaled
 from strategies import AsynchronousStrategy, FederatedStrategy, streams
-from strategies.events.tasks import Agenda
+from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered
 from strategies.timing.device_profile import is_profile
 from strategies.timing.time_scenario import TimeScenario
@@ -67,15 +67,14 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
         # What an interval is beside a round in real time, nobody knows either.
         return ROUNDS if config.clock == "wall" else math.ceil(ROUNDS * times.max() / strategy.interval)
     size, concurrency = getattr(strategy.config, "buffer_size", 1), strategy.config.concurrency
-    own, base = type(strategy), AsynchronousStrategy
-    fresh, waits = own.fresh is not base.fresh, isinstance(strategy, Buffered)
-    if fresh and not waits:
+    able, waits = strategy.capabilities, isinstance(strategy, Buffered)
+    if able.drops_stale and not waits:
         return _played_on(strategy, times, size, ROUNDS * times.max())
-    if fresh or own.accept is not base.accept:
+    if able.drops_stale or able.filters_contributions:
         log.warning(
             "num-server-rounds = 0: how much work %s throws away isn't known beforehand; it counts as if "
             "none were, so that the run is longer than %d rounds%s",
-            own.__name__,
+            type(strategy).__name__,
             ROUNDS,
             "" if waits else ": `fresh` in place of `accept` tells",
         )
@@ -90,15 +89,15 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
 
 def _played(times: NDArray[np.float64], size: int, end: float) -> int:
     """Return how often a buffer is full by then: whose work is in it waits until it is."""
-    agenda: Agenda = Agenda()
+    queue: EventQueue = EventQueue()
     for client, time in enumerate(times):
-        agenda.push(float(time), client, client)
+        queue.push(float(time), client, client)
     for number in itertools.count():
-        arrived = [agenda.pop() for _ in range(size)]
+        arrived = [queue.pop() for _ in range(size)]
         if (now := arrived[-1][0]) > end:
             return max(number, 1)
         for _, client in arrived:
-            agenda.push(now + float(times[client]), client, client)
+            queue.push(now + float(times[client]), client, client)
     raise AssertionError
 
 

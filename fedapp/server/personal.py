@@ -21,7 +21,7 @@ def check_personal(config: RunConfig, strategy: FederatedStrategy) -> None:
     if not config.fine_tune_epochs:
         return
     given = f"fine-tune-epochs = {config.fine_tune_epochs}"
-    if strategy.personal:
+    if strategy.capabilities.personal:
         raise ConfigError(f"{given}: clients of {config.strategy} have models of their own; allowed is 0")
     if config.test_on != OWN:
         raise ConfigError(
@@ -49,8 +49,8 @@ def evaluates_on_clients(config: RunConfig, strategy: FederatedStrategy, engine:
 
     On devices only ``client-evaluation`` does. One line says where models of clients' own aren't scored, or on what.
     """
-    what = "clients' own models" if strategy.personal else "what fine-tune-epochs asks for"
-    if not (strategy.personal or config.fine_tune_epochs):
+    what = "clients' own models" if strategy.capabilities.personal else "what fine-tune-epochs asks for"
+    if not (strategy.capabilities.personal or config.fine_tune_epochs):
         return config.client_evaluation
     if config.dp != "none":
         log.warning(

@@ -115,7 +115,7 @@ class Record:
         self.saving.last = checkpoint.strategy["aggregations"]
         if (line := checkpoint.observers["line"]) is not None:
             model = np.array(checkpoint.strategy["model"], dtype=np.float64)
-            self._told = Entry.resumed(line, layout.to_record(self.strategy.reported(model)))
+            self._told = Entry.resumed(line, layout.to_record(self.strategy.optimizer.outcome(model)))
         for observer in self.observers:
             observer.restore(checkpoint.observers)
 

@@ -86,7 +86,7 @@ def run(
         strategy = build_strategy(config, stopped=stopped, untrained=fixed)
         if weighs(config):
             sizes = np.diff(experiment.partition.client_offsets)
-            strategy.loads.work_of = by_client(task_work(experiment), sizes)
+            strategy.run.pace.loads.work_of = by_client(task_work(experiment), sizes)
         if lines is not None:
             lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
         try:
@@ -105,13 +105,13 @@ def _run(
     observers: Sequence[Observer],
 ) -> None:
     """Let the strategy go, recorded."""
-    config, engine, stopped = experiment.config, engine_of(grid), strategy.stopped
+    config, engine, stopped = experiment.config, engine_of(grid), strategy.run.stopped
     # Clients in this process always answer, however long that takes.
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
-    strategy.repeatable = engine != DEPLOYMENT
-    strategy.flower = replace(
-        strategy.flower, fraction_evaluate=float(evaluates_on_clients(config, strategy, engine))
+    strategy.run.repeatable = engine != DEPLOYMENT
+    strategy.run.flower = replace(
+        strategy.run.flower, fraction_evaluate=float(evaluates_on_clients(config, strategy, engine))
     )
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
@@ -214,7 +214,7 @@ def _record(
     )
     heartbeat = _heartbeat(config, strategy)
     if not display.live:
-        strategy.stop_when(heartbeat.watching(strategy.stopped))
+        strategy.run.stopped = heartbeat.watching(strategy.run.stopped)
     tracker = make_tracker(config, directory)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     exporter = make_exporter(config, strategy, labels)

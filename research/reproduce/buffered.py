@@ -13,7 +13,7 @@ from research.reproduce.experiment import Results
 from research.reproduce.plan import Plan
 from research.reproduce.report import Report, Row, Verdict, judge, not_run
 from research.reproduce.runs import Run, Runs, decide, geometric_mean
-from strategies.clients.weights import Participation
+from strategies.rounds.participation import Participation
 
 BUFFERED = "FedBuff"
 

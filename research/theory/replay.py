@@ -111,7 +111,7 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     grid = SequentialGrid(_as_app(witness), experiment.num_clients)
     strategy = server.build_strategy(config, observe)
     if weighs(config):  # then task times follow from it, and what fits a time budget
-        strategy.loads.work_of = by_client(task_work(experiment), experiment.partition.sizes)
+        strategy.run.pace.loads.work_of = by_client(task_work(experiment), experiment.partition.sizes)
     strategy.start(
         grid,
         to_arrays(experiment.model.state_dict()),

@@ -14,6 +14,7 @@ import numpy as np
 from strategies.flower import messages
 
 ACCEPTED = "accepted"
+MAX_MISSES = 3  # tasks of a client that come to nothing in a row: then nobody waits for it
 OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages.TOO_OLD, messages.LOST)
 
 
@@ -45,6 +46,10 @@ class Accounts:
     """The accounts by client index; a client has one from the first time that it is named."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with no account."""
         self._accounts: defaultdict[int, Account] = defaultdict(Account)
         self._seconds = self._wasted = 0.0
 

@@ -56,6 +56,10 @@ class ClientGraph:
         self.floor = floor
         self.neighbours = neighbours
         self.guarded = guarded
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the clients of an earlier run."""
         self._known: dict[int, Vector] = {}  # by node id
         self._silent: set[int] = set()
         self._asked: Counter[int] = Counter()  # how often, by client index

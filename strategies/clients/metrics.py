@@ -1,11 +1,13 @@
 """What clients' metrics are together: a weighted mean of each, or what a function of the user's makes of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import MetricRecord, RecordDict
 
-from strategies.core.config import MetricsAggregation
 from strategies.flower import messages
+
+# From the contents of valid replies and the key that they are weighted by, as in Flower.
+MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
 Values = dict[str, float | list[float]]
 

@@ -44,6 +44,7 @@ MOST_PARTITIONS = 100_000
 
 # Error codes of replies where the app raised something: it has no handler, or a mod in front of it fails.
 APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
+ABSENT = 0  # node id of a client of a resumed run that isn't there
 NOT_ASKED = "it wasn't asked"
 NO_HANDLER = "the app has no handler of it, which may be left out"
 
@@ -110,14 +111,18 @@ class Roster:
     ) -> None:
         self.weight_key = weight_key
         self._keys = (messages.ARRAYS, config_key)
+        self.min_clients, self.min_nodes = min_clients, min_nodes
+        self.timeout = timeout
+        self.stopped = stopped
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the clients of an earlier run."""
         self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
         self._told: dict[int, float] = {}  # sizes by node id, of those whose replies alone tell them
         self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
         self._owners: dict[str, int] = {}  # who was the first to say a name, by index
         self.devices = False  # whether nodes are devices, whose word is not taken
-        self.min_clients, self.min_nodes = min_clients, min_nodes
-        self.timeout = timeout
-        self.stopped = stopped
         self._by_node: dict[int, Client] = {}
         self._refused: set[int] = set()
         self._present: set[int] = set()

@@ -1,30 +1,36 @@
 """What every strategy can be told: its own frozen config, and the keywords of Flower's strategies."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_type_hints
 
-from flwr.app import MetricRecord, RecordDict
-
 from strategies.clients.graph import FLOOR
+from strategies.clients.metrics import MetricsAggregation
 from strategies.core.parameters import check_parameters, parameter
 from strategies.flower import messages
 from strategies.timing.availability import ALWAYS
 from strategies.updates.buffers import UNTRAINED
 from strategies.updates.compressors import code_of
-from strategies.updates.safeguards import SafeguardsConfig
 
-# From the contents of valid replies and the key that they are weighted by, as in Flower.
-MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
+TIME_BASED, OBSERVED, IDENTICAL = "time-based", "observed", "identical"
+AGGREGATION_WEIGHTS = (TIME_BASED, OBSERVED, IDENTICAL)
 
 
 @dataclass(frozen=True)
-class StrategyConfig(SafeguardsConfig):
-    """What every strategy can be told, beside what ``strategies.updates.safeguards.SafeguardsConfig`` has.
+class StrategyConfig:
+    """What every strategy can be told.
 
     Parameters
     ----------
+    safeguards : str
+        Bounds on what one device can do (``strategies.updates.safeguards``), of which 0 leaves one out. ``auto``: on
+        in real time; ``on``; ``off``.
+    size_ratio_bound, examples_bound : float, int
+        n_i counts as at most so many times the median of all n_j that are told, and as at most so many.
+    norm_ratio_bound : float
+        ‖Δ_i‖ is at most so many times the median of the clients' last norms, unless ``update_norm_bound`` is given or
+        ``dp`` is central.
     client_weights : str
         Importances p_i: ``samples``, ``uniform``, or ``adjacency``: how alike a client's data are to the others'.
     seed : int
@@ -55,6 +61,10 @@ class StrategyConfig(SafeguardsConfig):
         Of the graph behind ``adjacency``: see ``strategies.clients.client_graph.ClientGraph``.
     """
 
+    safeguards: str = "auto"
+    size_ratio_bound: float = parameter(5.0, ge=0)
+    examples_bound: int = parameter(0, ge=0)
+    norm_ratio_bound: float = parameter(5.0, ge=0)
     client_weights: str = "samples"
     seed: int = 0
     eval_every: int = 0
@@ -121,6 +131,49 @@ class SynchronousConfig(StrategyConfig):
         raise ValueError(
             f"{said}: {sent} as they came, past what protects the global one; allowed are mean, and dp none or local"
         )
+
+
+@dataclass(frozen=True)
+class EventsConfig(StrategyConfig):
+    """What every asynchronous strategy can be told, also one whose paper says how contributions weigh.
+
+    Parameters
+    ----------
+    concurrency : int
+        M_c, clients at work at once: when one is free, whoever is idle is drawn for its place; 0: all of them.
+        Task times then don't tell how often a client contributes, so that time-based weights are by what is observed.
+    """
+
+    concurrency: int = 0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 0:
+            raise ValueError(f"concurrency = {self.concurrency}: must be 0 (all) or more")
+
+
+@dataclass(frozen=True)
+class AsynchronousConfig(EventsConfig):
+    """What an asynchronous strategy can be told that weighs contributions as one likes.
+
+    Parameters
+    ----------
+    aggregation_weights : str
+        ``time-based`` (unbiased): by the law of task times and availability where that is known, as in virtual time,
+        else by what is observed. ``observed``: by that in any case, as a server has to that knows no law.
+        ``identical``.
+    arrival_weight_bound : float
+        A safeguard: d_i is at most this, where the d_i of a synchronous round sum to 1; 0: no bound.
+    """
+
+    aggregation_weights: str = TIME_BASED
+    arrival_weight_bound: float = parameter(2.0, ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregation_weights not in AGGREGATION_WEIGHTS:
+            raise ValueError(
+                f"aggregation_weights = {self.aggregation_weights!r}: allowed are {', '.join(AGGREGATION_WEIGHTS)}"
+            )
 
 
 @dataclass(frozen=True)

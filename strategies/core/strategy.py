@@ -1,43 +1,58 @@
-"""What all strategies share: what a method fills in, how clients count, and what becomes of their work."""
+"""The base of both loops: the parts that every strategy has, and the hooks that a method fills in."""
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
-from strategies.clients import fairness
-from strategies.clients.accounts import ACCEPTED
-from strategies.clients.roster import Client
-from strategies.clients.weights import IMPORTANCES, Weights, importances
+from strategies.clients.accounts import Accounts
+from strategies.clients.client_graph import ClientGraph
+from strategies.clients.roster import Client, Roster
+from strategies.clients.timeline import Timeline
+from strategies.clients.weights import IMPORTANCES
 from strategies.clock import Clock
+from strategies.core.absentees import AbsentClients
+from strategies.core.capabilities import Capabilities, hook
 from strategies.core.client_vectors import ClientVectors
-from strategies.core.config import StrategyConfig, configured
-from strategies.core.lifecycle import Lifecycle
+from strategies.core.compressed_updates import CompressedUpdates
+from strategies.core.config import AsynchronousConfig, StrategyConfig, configured
+from strategies.core.evaluator import Evaluator
+from strategies.core.memory import Memory
+from strategies.core.pending import PendingReplies
+from strategies.core.population import Population
 from strategies.core.progress import Observer
+from strategies.core.receiver import Receiver, Witness, clipping
+from strategies.core.reporter import Reporter
+from strategies.core.run_state import RunState, State
+from strategies.core.server_step import ServerStep, check_extrapolation
+from strategies.core.training_requests import TrainingRequests
 from strategies.flower import messages
-from strategies.flower.arrays import LARGEST_SQUARE, Vector
-from strategies.flower.errors import DivergedError, RunError
+from strategies.flower.arrays import Layout, Vector
 from strategies.flower.exchange import never
-from strategies.rounds.round import Round
 from strategies.timing.availability import check_presence
+from strategies.timing.load import Loads
+from strategies.timing.scheduler import Scheduler
 from strategies.timing.time_scenario import TimeScenario
-from strategies.updates.aggregation import MEAN, WeightedSum
-from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Bound, Check, Contribution, Link, Tell
-from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
+from strategies.timing.virtual_scheduler import make_scheduler
+from strategies.updates.aggregation import WeightedSum
+from strategies.updates.chain import Contribution
+from strategies.updates.compressors import NONE
+from strategies.updates.safeguards import Bounds, Safeguards
+from strategies.updates.server_optimizer import ServerOptimizer
 
 log = logging.getLogger("flwr.strategies")
 
-# Told of every valid local model (D,), by client index, before it is aggregated; the array is on loan.
-Witness = Callable[[int, Vector], None]
 
-
-class FederatedStrategy(Lifecycle):
-    """Base of the synchronous and the asynchronous loop.
+class FederatedStrategy(Strategy):
+    """Base of the synchronous and the asynchronous loop: it builds the parts of a strategy and wires them.
 
     Parameters
     ----------
@@ -56,26 +71,47 @@ class FederatedStrategy(Lifecycle):
     stopped : callable
         Asked at every poll; True ends the run with the last complete aggregation.
 
+    Attributes
+    ----------
+    run : RunState
+        The model, the clients that are there, and how far the run is.
+    accounts : Accounts
+        What has become of each client's work.
+    timeline : Timeline
+        When each client's tasks began and ended, until somebody takes that down; empty when a run begins.
+    safeguards : Safeguards
+        What one device can do to the model at most.
+    population : Population
+        Who takes part, and how much each counts.
+    pending : PendingReplies
+        Who has been asked for something and hasn't answered yet.
+    requests, receiver : TrainingRequests, Receiver
+        The messages to clients, and how a reply becomes a contribution.
+    server_step : ServerStep
+        The server optimizer's step.
+    evaluator, reporter : Evaluator, Reporter
+        The evaluation on clients, and what a run reports.
+    compressed : CompressedUpdates, optional
+        Where clients are asked to compress their updates.
+
     Raises
     ------
     TypeError
         If there is no such keyword, or its value is of another type.
     ValueError
-        If a value can't be.
+        If a value isn't allowed.
     """
 
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
     config: StrategyConfig
-    # What the log takes for usual, by default what ``Config()`` has.
-    usual: StrategyConfig | None = None
-    # Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
-    repeatable: bool = False
+    #: What the class needs of its loop.
+    capabilities: ClassVar[Capabilities]
     #: Whether it goes round by round, each of models of one age, or takes work as it comes.
     has_rounds: ClassVar[bool] = True
-    #: Whether an ``aggregate`` of its own counts clients by the weights d_i that it is given.
-    by_weights: ClassVar[bool] = False
-    #: The global model (D,) that the next aggregation moves; don't write to it.
-    model: Vector
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.capabilities = Capabilities.of(cls)
 
     def __init__(
         self,
@@ -87,61 +123,89 @@ class FederatedStrategy(Lifecycle):
         stopped: Callable[[], bool] = never,
         **options: Any,
     ) -> None:
-        own, self.flower = configured(type(self).__name__, self.Config, config, options)
-        self.config = self._adapt(own)
-        if self.config.eval_every < 0:
-            raise ValueError(f"eval_every = {self.config.eval_every}: must be 0 or more")
-        if not self.config.time_scenario.startswith(("trace:", "profile:")):
-            TimeScenario(self.config.time_scenario, 1)  # checks the name; a file needs the number of clients
-        check_presence(self.config.availability, self.config.task_failure)
-        if own.client_weights not in (*IMPORTANCES, "adjacency"):
-            raise ValueError(
-                f"client_weights = {own.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
-            )
-        given = "client_weights" in options or own.client_weights != StrategyConfig.client_weights
-        if own.client_weights != self.config.client_weights and given:
-            log.warning(
-                "client_weights = %r isn't read: %s's are %s",
-                own.client_weights,
-                type(self).__name__,
-                self.config.client_weights,
-            )
-        self.witness = witness
-        self._check_extrapolation()
-        super().__init__(clock, observer, stopped)
-
-    def _check_extrapolation(self) -> None:
-        """Refuse a step size that rests on the length of a round's sum where there is none."""
-        own, config, name = type(self), self.config, self.config.server_optimizer
-        rule, dp = getattr(config, "aggregation_rule", MEAN), getattr(config, "dp", "none")
-        base = FederatedStrategy
-        summed = (own.aggregate is base.aggregate or self.by_weights) and own.direction is base.direction
-        if name != FEDEXP or (self.has_rounds and summed and (rule, dp == "central") == (MEAN, False)):
-            return
-        why = f"the updates of {own.__name__} aren't those of one round, summed by their weights"
-        if rule != MEAN:
-            why = f"with aggregation_rule = {rule!r} there is no sum"
-        elif dp == "central":
-            why = "with dp = 'central' the lengths would tell of the data"
-        others = ", ".join(other for other in OPTIMIZERS if other != FEDEXP)
-        raise ValueError(
-            f"server_optimizer = {name!r}: takes its step size from the lengths of the updates and of their sum; "
-            f"{why}; allowed are {others}"
+        own, flower = configured(type(self).__name__, self.Config, config, options)
+        self.config = config = self.adapted(own)
+        _check(type(self).__name__, own, config, given="client_weights" in options)
+        check_extrapolation(type(self).__name__, self.capabilities, config)
+        loads, name = Loads(), type(self).__name__
+        self.run = run = RunState(name, flower, partial(_pace, config, loads), clock, stopped)
+        self.accounts = Accounts()
+        self.timeline = Timeline(self.accounts.took)
+        # A bound that the config gives, or differential privacy, takes the place of the usual norm.
+        usual_norm = not config.update_norm_bound and clipping(config) is None
+        bounds = Bounds(
+            config.size_ratio_bound,
+            config.examples_bound,
+            config.norm_ratio_bound if usual_norm else 0.0,
+            config.arrival_weight_bound if isinstance(config, AsynchronousConfig) else 0.0,
         )
+        self.safeguards = Safeguards(config.safeguards, bounds, run.in_real_time)
+        roster = Roster(
+            config.min_clients,
+            run.timeout,
+            run.is_stopped,
+            flower.weighted_by_key,
+            flower.configrecord_key,
+            flower.min_available_nodes,
+        )
+        by_graph = config.client_weights == "adjacency"
+        graph = ClientGraph(config.message_floor, config.neighbours) if by_graph else None
+        corrects = self.capabilities.corrects_participation
+        away = AbsentClients(run, self.accounts) if corrects and not by_graph else None
+        self.population = Population(run, roster, self.safeguards, config.client_weights, graph, away)
+        self.pending = PendingReplies(run)
+        compresses = config.compression != NONE
+        compressed = CompressedUpdates(config.compression, config.seed, run) if compresses else None
+        self.compressed = compressed
+        self.population.listeners += (
+            [self.clients_present] if compressed is None else [compressed.hand_back, self.clients_present]
+        )
+        self.requests = TrainingRequests(
+            run, loads, self.local_rule, self.task_fields, self.outgoing, compressed
+        )
+        self.receiver = Receiver(
+            run,
+            self.safeguards,
+            must_weigh=config.client_weights == "samples",
+            bound=config.update_norm_bound,
+            local_rule=self.local_rule,
+            received=self.received,
+            compressed=compressed,
+            clip=clipping(config),
+            witness=witness,
+        )
+        self.server_step = ServerStep(run, config.server_optimizer, config.server_lr, self.own_lr)
+        self.evaluator = Evaluator(
+            run, self.population, self.pending, config.seed, self.evaluation_rule, self.personal_model
+        )
+        unit = "round" if self.has_rounds else "aggregation"
+        self.reporter = Reporter(run, self.accounts, roster, unit, self.bytes_kept, observer)
 
-    # ---- What an algorithm fills in: see strategies/__init__.py -----------------------------------------------
+    # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
+
+    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+        """Return the config with what the algorithm demands."""
+        return config
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if the config is none for so many clients."""
 
+    @hook
     def local_rule(self) -> dict[str, float]:
         """Return the message fields that tell clients the algorithm's local step."""
         return {}
 
+    @hook
+    def task_fields(self) -> Mapping[str, Any]:
+        """Return further fields of a training message, which local steps don't depend on."""
+        return {}
+
+    @hook
     def outgoing(self, client: Client) -> Mapping[str, messages.RecordType]:
         """Return records for a client beside the model, by name; those of replies are in ``Contribution.records``."""
         return {}
 
+    @hook
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield for each of the clients what it is sent beside the model: vectors (D,) by record name.
 
@@ -150,17 +214,21 @@ class FederatedStrategy(Lifecycle):
         """
         return iter(())
 
+    @hook
     def received(self, client: Client, local_model: Vector) -> None:
         """Take note of a valid local model (D,), before it is aggregated; the array is on loan."""
 
+    @hook
     def counted(self, contribution: Contribution) -> Vector:
         """Return what of a contribution is weighted and summed, (D,); by default its update Δ_i."""
         return contribution.update
 
+    @hook
     def direction(self, total: Vector) -> Vector:
         """Return the update (D,) that the server optimizer takes, from the sum over what counted, (D,)."""
         return total
 
+    @hook
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
@@ -171,237 +239,234 @@ class FederatedStrategy(Lifecycle):
         squares, bound = self.optimizer.reads_squares, self.config.update_norm_bound
         total = WeightedSum(len(model), len(weights), squares=squares, bound=bound)
         for weight, contribution in zip(weights, contributions, strict=True):
-            total.add(weight, self._look_at(self.counted(contribution)))
+            total.add(weight, self.server_step.looked_at(self.counted(contribution)))
         total.end()
-        return self._moved(model, self.direction(total.total), total.squares)
+        return self.server_step.moved(model, self.direction(total.total), total.squares)
 
     def own_lr(self) -> float:
         """Return η_g where config and server optimizer leave it to the method."""
         return 1.0
 
-    def vectors(self, name: str) -> ClientVectors:
-        """Return a vector (D,) of each client that the method remembers under this name, at first 0."""
-        if name not in self.memory.vectors:
-            self.memory.vectors[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
-        return self.memory.vectors[name]
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Prepare for a run from this model (D,), or for one that goes on: its ``memory`` is back then."""
+
+    def clients_present(self, clients: Sequence[Client]) -> None:
+        """Take note of the clients that are there, at each look before they are asked for anything."""
+
+    def evaluation_rule(self) -> dict[str, float]:
+        """Return the message fields that tell clients what to evaluate beside the global model."""
+        return {}
+
+    @hook
+    def personal_model(self, client: Client) -> Vector | None:
+        """Return the model (D,) that a client is to evaluate beside the global one; None if it keeps its own."""
+        return None
 
     def without_companions(self) -> str:
         """Say with which parameter nothing goes beside the model; "" if there is none."""
         return ""
 
-    def _adapt(self, config: StrategyConfig) -> StrategyConfig:
-        """Return the config with what the algorithm demands."""
-        return config
+    def unseen_by_wrappers(self) -> str:
+        """Say how clients' work affects the model outside a round's weighted sum; "" if it doesn't."""
+        return self.capabilities.past_the_sum
 
-    def summary(self) -> None:
-        """Log the strategy, and what of its config isn't usual."""
-        usual = self.usual or self.Config()
-        values = {item.name: getattr(self.config, item.name) for item in fields(self.config)}
-        unusual = [f"{key} = {value!r}" for key, value in values.items() if value != getattr(usual, key)]
-        log.info("%s: %s", type(self).__name__, ", ".join(unusual) or "default settings")
+    def bytes_kept(self) -> int:
+        """Return how much the method keeps of clients, in bytes; in a file beyond a limit (``vectors``)."""
+        return sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
 
-    # ---- Who counts how much ----------------------------------------------------------------------------------
+    # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------
+
+    @property
+    def model(self) -> Vector:
+        """The global model (D,) that the next aggregation moves; don't write to it."""
+        return self.run.model
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients that are there, by index."""
+        return self.run.clients
+
+    @property
+    def aggregations(self) -> int:
+        """How many aggregations there have been."""
+        return self.run.aggregations
+
+    @property
+    def memory(self) -> Memory:
+        """What the method remembers: saved and restored with the run, empty when one begins."""
+        return self.run.memory
+
+    @property
+    def pace(self) -> Scheduler:
+        """The run's time."""
+        return self.run.pace
+
+    @property
+    def clock(self) -> Clock:
+        """The run's clock; another one may be put in its place between two runs."""
+        return self.run.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self.run.clock = clock
+
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        """The server optimizer."""
+        return self.server_step.optimizer
+
+    @property
+    def graph(self) -> ClientGraph | None:
+        """The graph of clients, where they count by it."""
+        return self.population.graph
+
+    @property
+    def observer(self) -> Observer | None:
+        """Who is told of every aggregation, in place of the log."""
+        return self.reporter.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self.reporter.observer = observer
+
+    def vectors(self, name: str) -> ClientVectors:
+        """Return a vector (D,) of each client that the method remembers under this name, at first 0."""
+        known = self.memory.vectors
+        if name not in known:
+            known[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
+        return known[name]
 
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        if not (clients := self._counting):
-            return {}
-        return dict(zip((c.index for c in clients), self._importances(clients).tolist(), strict=True))
-
-    def shares_of_clients(self) -> dict[str, list[float]]:
-        """Return what is known of each client, by index: how often it counted, and how much it ought to and did.
-
-        How much is told where weights say it: not under a robust rule, nor where a method chooses clients or puts
-        their work together by itself.
-        """
-        counts = self.config.client_weights != "samples" or all(
-            c.num_examples is not None for c in self.clients
-        )
-        p = self.importance() if counts else {}
-        size = max(self.accounts.size, max(p, default=-1) + 1)
-        shares = {"importance": p} if p else {}
-        weighed = getattr(self.config, "aggregation_rule", MEAN) == MEAN
-        if p and weighed and (expected := self._expected_weights(np.array(list(p.values())))) is not None:
-            shares["expected-share"] = dict(zip(p, expected.tolist(), strict=True))
-        told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
-        if weighed and (type(self).aggregate is FederatedStrategy.aggregate or self.by_weights):
-            told["observed-share"] = fairness.shares(self.accounts.column("weight", size))
-        counted = self.accounts.column(ACCEPTED, size)
-        return {"participation": counted, **told, **self._costs_of_clients(size)}
+        return self.population.importance()
 
     def minimised(self) -> dict[int, float]:
         """Return what the clients that count now ought to count, by index: p_i, or what a scheme has in its place."""
         return self.importance()
 
-    def _expected_weights(self, p: Weights) -> Weights | None:
-        """Return the share (n,) that each client has of what is minimised, by its p_i (n,); None if nobody knows."""
-        return None
+    @abstractmethod
+    def shares_of_clients(self) -> dict[str, list[float]]:
+        """Return what is known of each client, by index: how often it counted, and how much it ought to and did."""
 
-    def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
-        """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
-        clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
-        if self.graph is not None and clients:
-            self.graph.guarded = self.safeguards.active
-            clients = self.graph.refresh(grid, clients, config, self.timeout, self.stopped)
-        self.pace.enrol(clients)
-        if clients:
-            self.left_out.hand_back(self.run_id)
-        return clients
-
-    def _importances(self, clients: Sequence[Client]) -> Weights:
-        if self.graph is not None:
-            return self.graph.weights(clients)
-        # Sizes may come with the replies (strategies/clients/roster.py): who hasn't told counts as the mean of the
-        # others.
-        sizes = [client.num_examples or 0 for client in clients]
-        if not any(sizes):
-            return importances("uniform", [1] * len(clients))
-        return self._by_size(clients, sizes, unknown_as_mean=0 in sizes)
-
-    def _by_size(
-        self, clients: Sequence[Client], sizes: Sequence[float], *, unknown_as_mean: bool = False
-    ) -> Weights:
-        """Return p_i (n,) of clients by the sizes that they tell; 0: one hasn't, and counts 0, or as the mean."""
-        kind = self.config.client_weights
-        if kind == "samples":
-            sizes = self.safeguards.sizes(clients, sizes)
-            if unknown_as_mean:
-                mean = sum(sizes) / sum(size > 0 for size in sizes)
-                sizes = [size or mean for size in sizes]
-        return importances(kind, sizes)
-
-    # ---- Messages ---------------------------------------------------------------------------------------------
-
-    def _train_config(
-        self, client: Client, server_round: int, task: int, config: ConfigRecord
-    ) -> ConfigRecord:
-        own = config.copy()  # the caller's stays as it is
-        own[messages.SERVER_ROUND] = server_round
-        own[messages.CLIENT] = client.index
-        own[messages.TASK] = task
-        for key, value in {**self.local_rule(), **self._compression_fields()}.items():
-            own[key] = value
-        return own
-
-    def _train_request(
-        self, client: Client, config: ConfigRecord, arrays: ArrayRecord, companions: Mapping[str, Vector]
-    ) -> Message:
-        """Return a client's task, with what goes beside the model."""
-        beside = {name: self._layout.to_record(vector) for name, vector in companions.items()}
-        return messages.request(
-            messages.TRAIN,
-            client.node_id,
-            config,
-            ttl=self.timeout,
-            arrays=arrays,
-            companions={**self.outgoing(client), **beside},
-            keys=self.flower.keys,
-        )
-
-    def _replies(self, current: Round | None, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
-        """Send a round's requests, and yield its replies as they come."""
-        if current is not None:
-            current.begin(requests, self.timeline, self.pace)
-            requests = current.to_work_on(requests)
-        awaited = self._awaited(grid, requests, lambda index: self.timeline.arrived(index, self.pace.now()))
-        return (reply for _, reply in awaited)
-
-    def _reads(self, apart: Untrained) -> Check:
-        """Return what reads replies, and sets apart what isn't trained."""
-        return Check(
-            self._layout,
-            self.flower.arrayrecord_key,
-            self.flower.weighted_by_key,
-            must_weigh=self.config.client_weights == "samples",
-            untrained=apart,
-            compression=self._compression(),
-            whole=self._say_whole,
-        )
-
-    def _check_applied(self, contribution: Contribution, companions: Iterable[str]) -> None:
-        """Say once that a client doesn't say that its local steps go by the method's rule."""
-        asked = [*self.local_rule(), *self._beside(companions)]
-        applied = contribution.records.get(messages.APPLIED)
-        done = dict(applied) if isinstance(applied, ConfigRecord) else {}
-        records = done.get(messages.RECORDS)
-        known = [*done, *(records if isinstance(records, list) else [])]
-        if missing := [name for name in asked if name not in known]:
-            self._say_once(
-                "clients don't say that their local steps go by %s: if they don't, this is another method "
-                "(a reply says so in its ConfigRecord %r)",
-                ", ".join(missing),
-                messages.APPLIED,
-            )
-
-    def _beside(self, companions: Iterable[str]) -> list[str]:
-        """Return the records that go beside the model, without one in its place."""
-        return [name for name in companions if name != self.flower.arrayrecord_key]
-
-    def _check_mods(self, current: Round) -> None:
-        """Raise RunError if mods of the app let nobody train who is there: they would never do."""
-        self._refused_by_mods |= current.by_mods
-        self._refused_by_mods -= current.outcomes.keys() - current.by_mods
-        if not self.clients or not {client.index for client in self.clients} <= self._refused_by_mods:
-            return
-        text = f"a mod of the app lets no client train ({next(iter(current.failures.values()))})"
-        if beside := self._beside(current.companions):
-            other = self.without_companions()
-            text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
-            text += f", or {other}" if other else ""
-        raise RunError(text)
-
-    @property
-    def path_bound(self) -> float:
-        """How many times the usual a client's path counts as at most (strategies/methods/shared/local_path.py); 0:
-        no bound."""
-        return self.config.size_ratio_bound if self.safeguards.active else 0.0
-
-    # ---- What becomes of work ---------------------------------------------------------------------------------
-
-    def _links(self) -> list[Link | None]:
-        """Return what a local model goes through between the check and the sum."""
-        bound, witness = self.config.update_norm_bound, self.witness
-        return [
-            Bound(bound) if bound else None,
-            self.safeguards.norms if self.safeguards.learns_norms else None,
-            Tell(self.received),
-            Tell(lambda client, model: witness(client.index, model)) if witness else None,
-        ]
-
-    def _moved(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
-        """Return the next global model (D,), by the server optimizer, from this one and the update (D,).
-
-        ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
-        """
-        lr = self.config.server_lr or self.optimizer.usual_lr or self.own_lr()
-        self.optimizer.lr, self.optimizer.squares = lr, squares
-        moved = self.optimizer.step(model, update)
-        if self.aggregations == 0 and not self._any_moved and np.isfinite(update).all():
-            log.warning(
-                "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
-            )
-        return moved
-
-    def _sound(self, moved: Vector) -> Vector:
-        """Return the model (D,) that an aggregation made, the method's own too.
-
-        Raises
-        ------
-        DivergedError
-            If it is none that can be trained on.
-        """
-        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE or self._layout.overflows(moved):
-            raise DivergedError(
-                f"aggregation {self.aggregations + 1} made a model that isn't finite, or too large to train on: the "
-                "steps are too large (lr, server_lr), or the noise is"
-            )
-        return moved
-
-    def _look_at(self, update: Vector) -> Vector:
-        """Note whether any client's update (D,) is one."""
-        self._any_moved = self._any_moved or bool(update.any())
-        return update
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have been asked for something and haven't answered yet."""
+        return self.pending.at_work()
 
     def most_tasks(self) -> int:
         """Return how many tasks a client has been handed at most; every round counts, whoever took part."""
         return self.aggregations
+
+    def summary(self) -> None:
+        """Log the strategy, and what of its config isn't usual."""
+        usual = self.run.usual or self.Config()
+        values = {item.name: getattr(self.config, item.name) for item in fields(self.config)}
+        unusual = [f"{key} = {value!r}" for key, value in values.items() if value != getattr(usual, key)]
+        log.info("%s: %s", type(self).__name__, ", ".join(unusual) or "default settings")
+
+    # ---- Evaluation: Flower's hooks ----------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
+        return self.evaluator.requests(server_round, arrays, config, self.clients)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' metrics by p_i; ``loss`` becomes the federated objective f(w) = Σ p_i f_i(w)."""
+        return self.evaluator.mean(server_round, replies)
+
+    # ---- A run, and going on where an earlier one was ----------------------------------------------------------
+
+    def parts(self) -> list[Any]:
+        """Return the parts whose states make up a checkpoint: each has ``state``, ``restore`` and ``reset``."""
+        found = [self.run, self.server_step, self.safeguards, self.population.roster, self.accounts]
+        return [*found, *filter(None, (self.graph, self.population.away, self.compressed))]
+
+    def state(self) -> State:
+        """Return what this run can be resumed from; an observer takes it, after any aggregation.
+
+        Arrays may be those that the run goes on to work with: write them before the observer returns. Random
+        streams need no state, each comes from the seed, the client and the task or round. A method's
+        ``memory`` is in it; what it remembers elsewhere it adds here, takes back in ``restore``, drops in ``reset``.
+
+        Returns
+        -------
+        dict
+            Arrays, ``model`` (D,) among them, and values that JSON holds.
+        """
+        return {key: value for part in self.parts() for key, value in part.state().items()}
+
+    def restore(self, state: State) -> None:
+        """Let the next ``start`` go on from the ``state`` of an earlier run with the same config.
+
+        In virtual time it then does what the earlier run would have done: to the last bit if the clients do, and
+        within 1e-5 without rounds on a Grid that trains tasks together, as those under way are then with others. In
+        real time, tasks that were under way are handed out anew.
+
+        Raises
+        ------
+        ValueError
+            If the state is another strategy's.
+        """
+        for part in self.parts():
+            part.restore(state)
+
+    def reset(self) -> None:
+        """Drop what an earlier run left: a new one begins."""
+        for part in self.parts():
+            part.reset()
+
+    @contextmanager
+    def _running(self, grid: Grid, timeout: float) -> Iterator[None]:
+        """Run this object's own loop, not one around it such as that of Flower's wrappers."""
+        self.run.timeout = self.population.roster.timeout = timeout
+        self.summary()
+        self.run.enter(grid)
+        if self.compressed is not None:
+            evaluating = not self.has_rounds and self.run.flower.fraction_evaluate > 0
+            self.compressed.look(grid, evaluating=evaluating)
+        self.run.own_loop = True
+        try:
+            yield
+        finally:
+            self.run.own_loop = False
+
+    def _begin(self, initial_arrays: ArrayRecord) -> State | None:
+        """Start from the initial model, or from the state to resume, which is returned."""
+        if (state := self.run.resumed()) is None:
+            self.reset()
+        self.timeline.clear()
+        self.run.begin(initial_arrays, state)
+        self.requests.note_model(initial_arrays)
+        self.begin(self.run.layout, self.model)
+        return state
+
+
+def _pace(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
+    return make_scheduler(
+        clock,
+        config.time_scenario,
+        config.seed,
+        config.time_budget,
+        loads,
+        config.availability,
+        config.task_failure,
+    )
+
+
+def _check(name: str, own: StrategyConfig, config: StrategyConfig, *, given: bool) -> None:
+    """Refuse values that no field can refuse by itself; warn of client weights that the method replaces."""
+    if config.eval_every < 0:
+        raise ValueError(f"eval_every = {config.eval_every}: must be 0 or more")
+    if not config.time_scenario.startswith(("trace:", "profile:")):
+        TimeScenario(config.time_scenario, 1)  # checks the name; a file needs the number of clients
+    check_presence(config.availability, config.task_failure)
+    if own.client_weights not in (*IMPORTANCES, "adjacency"):
+        raise ValueError(
+            f"client_weights = {own.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
+        )
+    given = given or own.client_weights != StrategyConfig.client_weights
+    if own.client_weights != config.client_weights and given:
+        log.warning(
+            "client_weights = %r isn't read: %s's are %s", own.client_weights, name, config.client_weights
+        )

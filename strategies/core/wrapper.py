@@ -40,6 +40,10 @@ class Wrapped:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the wrapper of an earlier run."""
         self._norm = 0.0  # S that clients are sent; 0: none
         self._asked = 0  # the round whose replies haven't been passed on; 0: none
         self._any_passed = False

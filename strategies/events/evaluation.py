@@ -1,9 +1,15 @@
 """An evaluation on clients that nobody waits for: in real time a run without rounds goes on meanwhile."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 
+from strategies.clients.fairness import ByClient, of_clients
+from strategies.core.evaluator import Evaluator
+from strategies.core.pending import PendingReplies
+from strategies.core.run_state import RunState
+from strategies.flower import messages
 from strategies.flower.exchange import LONGEST_POLL, SHORTEST_POLL, Mail
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import patience
@@ -65,21 +71,19 @@ class EvaluationUnderWay:
         self._asked |= {name: (nodes[name], now) for name in self._waiting}
         self.mail.listen(self._waiting, self._take)
 
-    def wait(self, asked: dict[int, int]) -> None:
-        """Wait for the answers; out of ``asked``, which is by node, goes whoever has answered, in the end all."""
+    def wait(self, still: Callable[[Collection[int]], None]) -> None:
+        """Wait for the answers; ``still`` is told whose are missing, by node, in the end nobody's."""
         clock, self._at_the_end = self.mail.clock, True
         while self._waiting and not self.mail.stopped():
             over = clock.now() >= self.due  # what came since the last look still counts
             self.mail.poll(())
             if over:
                 break
-            missing = {self._asked[name][0] for name in self._waiting}
-            for node in asked.keys() - missing:
-                del asked[node]
+            still({self._asked[name][0] for name in self._waiting})
             if self._waiting:
                 pause = min(max(0.1 * (clock.now() - self._began), SHORTEST_POLL), LONGEST_POLL)
                 clock.wait_until(min(clock.now() + pause, self.due))
-        asked.clear()
+        still(())
         self.end()
 
     def end(self) -> None:
@@ -102,3 +106,58 @@ class EvaluationUnderWay:
         self._waiting.discard(name)
         if not self._waiting:
             self.end()
+
+
+class RealTimeEvaluation:
+    """Evaluates models on clients while a run goes on; what clients tell is reported with the next model.
+
+    Parameters
+    ----------
+    aggregate : callable
+        What is made of the replies to the evaluation of an aggregation's model.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        evaluator: Evaluator,
+        pending: PendingReplies,
+        mail: Mail,
+        aggregate: Callable[[int, list[Message]], MetricRecord | None],
+    ) -> None:
+        self._run, self._evaluator, self._pending, self._aggregate = run, evaluator, pending, aggregate
+        self._under_way = EvaluationUnderWay(mail, self._done)
+        self._told: dict[str, Any] = {}  # by clients that evaluated, since the last report
+        self._by_client: dict[str, ByClient] = {}
+
+    def collect(
+        self, aggregation: int, requests: Sequence[Message], *, last: bool
+    ) -> tuple[dict[str, Any], dict[str, ByClient]]:
+        """Ask about the model of an aggregation; return what clients have told since the last time, and who.
+
+        The answers are waited for only about the ``last`` model of a run.
+        """
+        if last:
+            self._under_way.end()
+        self._under_way.begin(aggregation, requests)
+        if last:
+            indices = {client.node_id: client.index for client in self._run.clients}
+
+            def still(nodes: Collection[int]) -> None:
+                self._pending.expect({node: indices[node] for node in nodes if node in indices})
+
+            still({request.metadata.dst_node_id for request in requests})
+            self._under_way.wait(still)
+        told, self._told = self._told, {}
+        by_client, self._by_client = self._by_client, {}
+        if told.get(messages.EVALUATED) == aggregation:
+            del told[messages.EVALUATED]
+        return told, by_client
+
+    def _done(self, number: int, replies: list[Message], late: Sequence[int]) -> None:
+        self._evaluator.name_missing(number, late, len(late) + len(replies))
+        if (averages := self._aggregate(number, replies)) is not None:
+            self._run.result.evaluate_metrics_clientapp[number] = averages
+            told = {of_clients(key): value for key, value in averages.items()}
+            self._told = told | {messages.EVALUATED: number}
+            self._by_client = self._evaluator.by_client(replies)

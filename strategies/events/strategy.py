@@ -1,18 +1,18 @@
-"""The event loop of the asynchronous strategies.
+"""The event loop of the asynchronous strategies, and the hooks that a method fills in.
 
 Fraboni et al. 2023, algorithm 1 and eq. 6. Clients work at their own speed on the model they were sent:
 
     θ^{n+1} = θ^n + η_g Σ_{i ∈ S_n} d_i Δ_i(ρ_i(n)),    Δ_i = trained model − the model that client was *sent*
 
-S_n are the clients whose work arrived since the last aggregation; the new model goes only to them. A scheme says
+S_n are the clients whose work arrived since the last aggregation; the new model goes only to them. A method says
 *when* to aggregate and with *which* d_i, and is a subclass with two methods. For the weight it tells how many
 aggregations pass from one contribution of client i to the next, P_i: then d_i = p_i P_i makes every client count
 p_i in the long run ("time-based"), while the same d for all ("identical") favours the fast. It may also say what
-becomes of work that is late, and whom to hand the model.
+becomes of work that is late, and whom to send the model.
 
-What happens next, in virtual or in real time, strategies/timing/scheduler.py knows; who works on what,
-strategies/events/tasks.py;
-who is handed the model, strategies/events/dispatch.py.
+What happens next, in virtual or in real time, strategies/events/event_stream.py knows; who works on what,
+strategies/events/tasks.py; who is sent the model, strategies/events/dispatcher.py; what clients count,
+strategies/events/contribution_weights.py.
 
 Nothing stalls the loop: every task has a deadline and its message a time to live. An error, a silent loss or an
 invalid model is a miss, named in the log; after ``MAX_MISSES`` in a row the client is dropped from p, and asked again
@@ -21,19 +21,29 @@ is counted twice.
 """
 
 import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from strategies.clients.accounts import ACCEPTED
+from strategies import streams
+from strategies.clients.accounts import ACCEPTED, MAX_MISSES
+from strategies.clients.fairness import of_clients
+from strategies.clients.member import Member
 from strategies.clients.roster import sized_by
-from strategies.core.reporting import EvaluateFn
-from strategies.events.dispatch import FIRST, HandingOut
-from strategies.events.evaluation import EvaluationUnderWay
-from strategies.events.scheme import Scheme
+from strategies.core.capabilities import hook
+from strategies.core.config import OBSERVED, AsynchronousConfig, EventsConfig, StrategyConfig
+from strategies.core.reporter import EvaluateFn
+from strategies.core.strategy import FederatedStrategy
+from strategies.events.contribution_weights import ContributionWeights
+from strategies.events.dispatcher import FIRST, Dispatcher
+from strategies.events.evaluation import RealTimeEvaluation
+from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, Tick, events
 from strategies.events.statistics import Tally
-from strategies.events.tasks import Held, Ledger, Member, Task
+from strategies.events.tasks import Held, Retry, Task, TaskLedger, Turn
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.flower.direct import Work
@@ -41,14 +51,13 @@ from strategies.flower.errors import RunError
 from strategies.flower.exchange import Mail
 from strategies.flower.packing import packing
 from strategies.timing.availability import NEVER
-from strategies.timing.scheduler import Arrival, Event, Look, PatienceOver, Retry, Tick, Turn
+from strategies.timing.scheduler import Times
 from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Contribution, Local, chain, fault_of
+from strategies.updates.chain import Check, Contribution, Local, fault_of
 from strategies.updates.safeguards import PATIENCE
 
 log = logging.getLogger("flwr.strategies")
 
-MAX_MISSES = 3  # in a row: the client is dropped from p
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done
 NOBODY = "no client is left: each was lost or failed"
@@ -61,15 +70,198 @@ LOSES = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
 
+# Flower's hooks of a round, and what to override in their place.
+_INSTEAD = {
+    "configure_train": "choose, local_rule, outgoing or companions",
+    "aggregate_train": "accept, weigh, counted or aggregate",
+}
 
-class AsynchronousStrategy(HandingOut):
-    """The event loop; a scheme fills in ``ready`` or ``interval``, and more where it has to.
 
-    The parameters are those of ``strategies.core.strategy.FederatedStrategy``; ``num_rounds`` of ``start`` are
-    aggregations.
+class AsynchronousStrategy(FederatedStrategy):
+    """The event loop; a method fills in ``ready`` or ``interval``, and more where it has to.
+
+    The parameters are those of ``strategies.FederatedStrategy``; ``num_rounds`` of ``start`` are aggregations.
+
+    Attributes
+    ----------
+    ledger : TaskLedger
+        Who takes part, who works on what, and what waits for the next aggregation.
+    contribution_weights : ContributionWeights
+        What every client counts.
+    dispatcher : Dispatcher
+        Who is sent the model.
+    total : int
+        Aggregations that were asked for.
     """
 
-    # ---- The loop -------------------------------------------------------------------------------------------
+    Config: ClassVar[type[StrategyConfig]] = AsynchronousConfig
+    config: EventsConfig
+    has_rounds: ClassVar[bool] = False
+    #: Seconds between two aggregations; None: when ``ready`` says so.
+    interval: float | None = None
+    #: How contributions weigh, ``time-based`` or ``identical``, where the config has no ``aggregation_weights``.
+    weighing: ClassVar[str] = "time-based"
+    #: Whether a client goes on working while its work waits for the next aggregation.
+    works_on: ClassVar[bool] = False
+
+    _mail: Mail
+    _check: Check
+    _train_config: ConfigRecord
+    _evaluate_config: ConfigRecord
+    _evaluate_fn: EvaluateFn | None
+    _evaluation: RealTimeEvaluation
+
+    def __init__(self, config: EventsConfig | None = None, **run: Any) -> None:
+        for name in self.capabilities.round_hooks:
+            raise TypeError(
+                f"{type(self).__name__}.{name} would never be called, as there are no rounds: override "
+                f"{_INSTEAD[name]}"
+            )
+        super().__init__(config, **run)
+        self.total = 0
+        self.ledger = TaskLedger(self.run, works_on=self.works_on)
+        self.contribution_weights = ContributionWeights(
+            self.run,
+            self.ledger,
+            self.population,
+            self.safeguards,
+            getattr(self.config, "aggregation_weights", self.weighing),
+            observes=partial(getattr, self, "observes_periods"),
+            discounts=partial(getattr, self, "discounts"),
+            interval=partial(getattr, self, "interval"),
+            periods=self.periods,
+            expected_periods=self.expected_periods,
+            identical_weight=self.identical_weight,
+        )
+        self.dispatcher = Dispatcher(
+            self.run,
+            self.ledger,
+            self.requests,
+            self.accounts,
+            self.timeline,
+            without_messages=not self.capabilities.writes_requests and self.compressed is None,
+            places=self.config.concurrency,
+            local_rule=self.local_rule,
+            companions=self.companions,
+            choose=self.choose,
+        )
+        self._lost_in_a_row = 0
+
+    # ---- What a method fills in: see strategies/__init__.py ---------------------------------------------------
+
+    @hook
+    def ready(self, arrived: int) -> bool:
+        """Tell whether to aggregate, now that ``arrived`` contributions wait."""
+        return False
+
+    @hook
+    def accept(self, contribution: Contribution) -> bool:
+        """Tell whether a contribution counts; if not, it is thrown away, and its client is free at once.
+
+        By default where its staleness is ``fresh``.
+        """
+        return self.fresh(contribution.staleness)
+
+    @hook
+    def fresh(self, staleness: int) -> bool:
+        """Tell whether work counts that is so many aggregations old: how long a run is may follow from it."""
+        return True
+
+    def choose(self, free: Sequence[Member]) -> Iterable[Member]:
+        """Return who is sent the model now.
+
+        Asked whenever clients have become free: at the start, when one is new, has answered or missed, when their
+        work went into a new model, and when one that was dropped may be asked again. The answer may name any other
+        client as well; those that have a task under way are passed over.
+
+        Parameters
+        ----------
+        free : sequence of Member
+            The clients that the event freed. By default they get the model, unless their work waits for the next
+            aggregation: then they get that one's. With a ``concurrency`` the free places go to any idle clients.
+        """
+        if not self.config.concurrency:
+            return [member for member in free if self.works_on or not member.waiting]
+        ledger, idle = self.ledger, self.ledger.free
+        if not (places := min(max(self.config.concurrency - len(ledger.tasks), 0), len(idle))):
+            return []
+        rng = streams.generator(self.config.seed, "next-clients", ledger.dispatched)
+        return [ledger.members[idle[place]] for place in rng.choice(len(idle), places, replace=False)]
+
+    @hook
+    def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
+        """Return the weight d_i of each contribution of an aggregation, which come in client order."""
+        weight = self.contribution_weights.weight
+        return [weight(c.client.index) * self.discount(c.staleness) for c in contributions]
+
+    @hook
+    def discount(self, staleness: int) -> float:
+        """Return what a contribution is worth that is so many aggregations old, beside one on the present model."""
+        return 1.0
+
+    @property
+    def discounts(self) -> bool:
+        """Whether d_i is known only when a contribution comes: then those that came say what a client counts."""
+        return self.capabilities.discounts_staleness
+
+    @hook
+    def periods(self, times: Times) -> Times:
+        """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,).
+
+        Where clients come and go, τ_i is the mean time from one contribution of a client that waits for no other to
+        the next: its work, what it works for nothing, and when it isn't there; infinite if it is never done.
+
+        By default as observed since the client is there (``strategies.events.observed_periods``).
+        """
+        return self.contribution_weights.observed_periods()
+
+    def expected_periods(self, times: Times) -> Times:
+        """Return the P_i that really come about, where random task times make them differ from ``periods``."""
+        return self.periods(times)
+
+    def identical_weight(self, num_clients: int) -> float:
+        """Return d for ``aggregation_weights = "identical"``."""
+        return 1.0
+
+    def untrained_lr(self) -> float:
+        """Return η of strategies/updates/buffers.py: how far an arrival moves what isn't trained."""
+        return self.own_lr()
+
+    @property
+    def most_at_work(self) -> int:
+        """τ_c: clients that are at work at once, at most."""
+        number = max(len(self.ledger.counting), 1)
+        return min(self.config.concurrency or number, number)
+
+    @property
+    def observes_periods(self) -> bool:
+        """Whether P_i are those observed: nobody knows them beforehand, or the law of times isn't to be looked at."""
+        unknown = self.contribution_weights.weighing == OBSERVED or not self.capabilities.knows_periods
+        return bool(self.config.concurrency) or unknown
+
+    # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
+
+    @hook
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuse: there are no rounds."""
+        self._refuse_rounds()
+
+    @hook
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuse: there are no rounds."""
+        self._refuse_rounds()
+
+    def _refuse_rounds(self) -> NoReturn:
+        raise RunError(
+            f"{type(self).__name__} has no rounds: call its own start(), not one around it, such as that of Flower's "
+            "differential-privacy wrappers"
+        )
+
+    # ---- The loop ----------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -97,81 +289,61 @@ class AsynchronousStrategy(HandingOut):
         Result
             The final model, and the metrics by aggregation.
         """
-        if type(self).ready is Scheme.ready and self.interval is None:
+        if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
-        grid = packing(grid)
-        self._mail, self.total = Mail(grid, timeout, self.stopped), num_rounds
+        run, ledger, grid = self.run, self.ledger, packing(grid)
+        self._mail, self.total = Mail(grid, timeout, run.stopped), num_rounds
+        self._train_config = ConfigRecord() if train_config is None else train_config
+        self._evaluate_config = self._train_config if evaluate_config is None else evaluate_config
         self._evaluate_fn = evaluate_fn
-        self._train = ConfigRecord() if train_config is None else train_config
-        self._evaluate = self._train if evaluate_config is None else evaluate_config
         with self._running(grid, timeout):
-            return self._run(grid, initial_arrays, num_rounds)
-
-    def _run(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
-        state = self._begin(initial_arrays)
-        self.ledger, self._check = Ledger(works_on=self.works_on), self._reads(Untrained(self._untrained_at))
-        self._lost_in_a_row = 0
-        self._evaluation = EvaluationUnderWay(self._mail, self._take_evaluation)
-        self._told, self._told_by_client = {}, {}
-        self._over = False
-        working = self.aggregations < num_rounds
-        if working:
-            self.clients = self._take_part(grid, self._train)
-        self._working = self._works_without_messages(grid)
-        if state is None:
-            self.pace.begin()
-        else:
-            self._take_up(state)
-        if working and not self.stopped():
-            self.check(len(self.ledger.members.keys() | {client.index for client in self.clients}))
-            self._welcome()
-        if state is None:
-            self._report(0, self._result, self._evaluate_fn, MetricRecord(), evaluate=True)
-        events = self.pace.events(self.ledger, self._mail, self.interval)
-        while self.aggregations < num_rounds and not self.stopped():
-            self._check_waiting()
-            if (event := next(events, None)) is None:
-                if not self.aggregations and not self.stopped():
-                    waiting = len(self.ledger.buffer) + len(self.ledger.held)
-                    log.warning(NO_MODEL, self.pace.now(), waiting)
-                break
-            self._handle(event)
-        self._over = True
-        if self.ledger.since.unevaluated:
-            self._report_evaluation(self.ledger.since.metrics())
-        self._check_worked(initial_arrays)
-        self._log_objective()
-        return self._result
-
-    def _check_waiting(self) -> None:
-        """Raise RunError where a scheme waits for more than there is; in real time, where devices may come, warn."""
-        ledger, pace = self.ledger, self.pace
-        if not ledger.buffer or self.interval is not None or ledger.held:
-            return
-        if any(not task.member.dropped for task in ledger.tasks.values()):
-            return
-        goes_on = (pace.budget or self._may_come()) if len(ledger.agenda) else not pace.always
-        if (self.works_on or not ledger.counting) if pace.waits else goes_on:  # more comes, or an end
-            return
-        waiting = len(ledger.buffer)
-        values = waiting, waiting, len(ledger.counting), len(ledger.members), type(self).__name__
-        if not pace.waits:
-            raise RunError(STUCK % values)
-        self._say_once(f"{STUCK}. The run waits for another client", *values)
-
-    def _may_come(self) -> bool:
-        """Tell whether work may come of somebody's whose doesn't wait; whoever is dropped is asked once more."""
-        members = self.ledger.members.values()
-        return any(m.misses <= MAX_MISSES if m.dropped else not m.waiting or self.works_on for m in members)
+            state = self._begin(initial_arrays)
+            self._check, self._lost_in_a_row = self.receiver.check(Untrained(run.buffers_at)), 0
+            self._evaluation = RealTimeEvaluation(
+                run, self.evaluator, self.pending, self._mail, self.aggregate_evaluate
+            )
+            working = run.aggregations < num_rounds
+            if working:
+                run.clients = self.population.look(grid, self._train_config)
+            self.dispatcher.begin(grid, self._mail, self._train_config)
+            if state is None:
+                run.pace.begin()
+            else:
+                self.dispatcher.resume(more=working)
+            if working and not run.stopped():
+                self.check(len(ledger.members.keys() | {client.index for client in run.clients}))
+                self.dispatcher.welcome(run.clients)
+            if state is None:
+                self.reporter.report(
+                    0,
+                    run.result,
+                    {},
+                    evaluate_fn=evaluate_fn,
+                    shares=dict,
+                    losses=self.contribution_weights.losses,
+                )
+            happening = events(run.pace, ledger, self._mail, self.interval)
+            while run.aggregations < num_rounds and not run.stopped():
+                self._check_waiting()
+                if (event := next(happening, None)) is None:
+                    if not run.aggregations and not run.stopped():
+                        log.warning(NO_MODEL, run.pace.now(), len(ledger.buffer) + len(ledger.held))
+                    break
+                self._handle(event)
+            if ledger.since.unevaluated:
+                self._report_evaluation(last=True)
+            run.check_worked(initial_arrays)
+            self.contribution_weights.log_objective()
+            return run.result
 
     def _handle(self, event: Event) -> None:
         match event:
             case Arrival(task, reply):
                 self._arrive(task, reply)
             case Retry(member):
-                self._retry(member)
+                self.dispatcher.retry(member)
             case Turn(member):
-                self._turn(member)
+                self.dispatcher.turn(member)
                 self._go_on_without(member)
             case PatienceOver():
                 self._release()
@@ -181,89 +353,89 @@ class AsynchronousStrategy(HandingOut):
             case Look():
                 self._look()
 
-    # ---- Tasks ------------------------------------------------------------------------------------------------
-
     def _look(self) -> None:
-        """Look who is there; hand the model to those who are new, or back."""
+        """Look who is there; send the model to clients that are new, or back."""
         self._release()
-        clients = self._take_part(self._mail.grid, self._train, wait=False)
-        if clients is not self.clients:
-            before = {client.index for client in self.clients}
-            if before and not clients and self.pace.waits:
+        run = self.run
+        clients = self.population.look(self._mail.grid, self._train_config, wait=False)
+        if clients is not run.clients:
+            before = {client.index for client in run.clients}
+            if before and not clients and run.pace.real_time:
                 log.warning("no client is connected, the run waits for one")
-            self.clients = clients
-            self._welcome()
+            run.clients = clients
+            self.dispatcher.welcome(clients)
             # Who was away is asked at once, not only when its next try is due.
-            self._offer([self.ledger.members[c.index] for c in clients if c.index not in before])
+            self.dispatcher.dispatch([self.ledger.members[c.index] for c in clients if c.index not in before])
+
+    # ---- What becomes of a task -------------------------------------------------------------------------------
 
     def _arrive(self, task: Task, reply: Message | Work | None) -> None:
         """Take a reply, or its absence, into account."""
-        member, ledger = self.ledger.close(task), self.ledger
-        self.timeline.arrived(member.client.index, self.pace.now())
+        ledger, pace, norms = self.ledger, self.run.pace, self.safeguards.norms
+        member = ledger.close(task)
+        self.timeline.arrived(member.client.index, pace.now())
         if task.gone:
             self._lose(member)
             return
         self._lost_in_a_row = 0
+        base = task.companions.get(self.run.flower.arrayrecord_key)  # what was sent in place of the model
         try:
-            local = self._check(member.client, reply, task.base)
+            local = self._check(
+                member.client, reply, task.base if base is None else self.run.layout.rounded(base)
+            )
         except ArraysMismatchError as error:
             self._miss(member, str(error), fault_of(reply))
             return
         assert reply is not None
-        if self.pace.learns:
-            ledger.standing = None
+        if pace.real_time:
+            self.contribution_weights.expire()
         if member.dropped:
             log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             ledger.changed()
-        member.count_again(self.aggregations)
-        now = self.pace.now()
+        member.count_again(self.run.aggregations)
+        now = pace.now()
         member.took(now - task.sent)
-        if (
-            self.safeguards.learns_norms
-            and not self.safeguards.norms.knows_enough(len(ledger.counting))
-            and now < ledger.patient_until
-        ):
+        learning = self.safeguards.learns_norms and not norms.knows_enough(len(ledger.counting))
+        if learning and now < ledger.patient_until:
             if not ledger.held:
                 ledger.patient_until = now + PATIENCE * (now - task.sent)
-                ledger.agenda.push(ledger.patient_until, -FIRST, PatienceOver())
-            self.safeguards.norms.see(local)
+                ledger.queue.push(ledger.patient_until, -FIRST, PatienceOver())
+            norms.see(local)
             ledger.held.append(Held(task, local, reply))
             ledger.wait(member, 1)
             self._release()
             if ledger.held:
-                self._offer([])  # its place, where there are places
+                self.dispatcher.dispatch([])  # its place, where there are places
         else:
             self._release()
-            if self.aggregations < self.total:
+            if self.run.aggregations < self.total:
                 self._take_in(task, local, reply)
 
     def _release(self) -> None:
         """Take in what was held back until it is known which norms are usual, or until that takes too long."""
-        ledger, held = self.ledger, self.ledger.held
+        ledger, held, norms = self.ledger, self.ledger.held, self.safeguards.norms
         if not held:
             return
-        enough = self.safeguards.norms.knows_enough(len(ledger.counting))
-        if enough or self.pace.now() >= ledger.patient_until:
+        enough = norms.knows_enough(len(ledger.counting))
+        if enough or self.run.pace.now() >= ledger.patient_until:
             if not enough:
                 log.warning(
                     "only %d clients have answered: which updates are too long isn't known yet",
-                    len(self.safeguards.norms.norms),
+                    len(norms.norms),
                 )
-            while held and self.aggregations < self.total:
+            while held and self.run.aggregations < self.total:
                 first = held.popleft()
                 ledger.wait(first.task.member, -1)
                 self._take_in(*first)
 
     def _take_in(self, task: Task, local: Local, reply: Message | Work) -> None:
         """Let a valid local model go through the chain, and into the buffer."""
-        member, ledger = task.member, self.ledger
-        chain(*self._links())(local)
+        member, ledger, run = task.member, self.ledger, self.run
+        self.receiver.links()(local)
         ledger.since.clipped += local.bounded
-        staleness = self.aggregations - task.version
-        contribution = Contribution.of(local, reply, task.version, staleness, self.flower.arrayrecord_key)
-        if isinstance(reply, Message):
-            self._check_applied(contribution, task.companions)
-        told = sized_by(member.client, contribution.metrics, self.flower.weighted_by_key)
+        staleness = run.aggregations - task.version
+        contribution = self.receiver.contribution(local, reply, task.version, staleness, task.companions)
+        told = sized_by(member.client, contribution.metrics, run.flower.weighted_by_key)
         if told.num_examples != member.client.num_examples:
             member.client = told
             ledger.resized()
@@ -271,61 +443,50 @@ class AsynchronousStrategy(HandingOut):
         outcome = ACCEPTED if accepted else messages.TOO_OLD
         size = contribution.num_bytes
         self.accounts[member.client.index].note(outcome, clipped=local.bounded, num_bytes=size)
-        self.timeline.end(member.client.index, self.pace.now(), outcome)
+        self.timeline.end(member.client.index, run.pace.now(), outcome)
         if not accepted:
             ledger.since.discard(contribution)
-            self._offer([member])
+            self.dispatcher.dispatch([member])
             return
-        if self.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
+        if run.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
             ledger.since.keep(reply.content)
         ledger.keep(contribution)
         if self.ready(len(ledger.buffer)):
             self._aggregate()
         else:
-            self._offer([member])
+            self.dispatcher.dispatch([member])
 
     def _lose(self, member: Member) -> None:
         """Take into account that a client went away while it worked: no fault of its, it goes on when it is there."""
-        ledger, client = self.ledger, member.client
+        ledger, client, now = self.ledger, member.client, self.run.pace.now()
         ledger.since.failures += 1
         ledger.since.lost += 1
         self.accounts[client.index].note(messages.LOST)
-        self.timeline.end(client.index, self.pace.now(), messages.LOST)
-        self._say_once(LOSES, client, member.tasks, self.pace.now())
+        self.timeline.end(client.index, now, messages.LOST)
+        self.run.warn_once(LOSES, client, member.tasks, now)
         self._lost_in_a_row += 1
         if self._lost_in_a_row > LOST_IN_A_ROW * max(len(ledger.members), 1):
             raise RunError(
                 f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client is there for as "
                 "long as its task takes (availability, task_failure, time_scenario)"
             )
-        self._offer([member])
+        self.dispatcher.dispatch([member])
         self._go_on_without(member)
 
-    def _go_on_without(self, member: Member) -> None:
-        """Ask for a model where a client has gone for good: a scheme may have waited for that one alone."""
-        if member.there or self.ledger.busy(member):
-            return
-        if self.pace.comes(member.client, self.pace.now()) == NEVER and self._is_ready():
-            self._aggregate()
-
-    def _is_ready(self) -> bool:
-        """Tell whether what waits is to be a model, though nothing has come."""
-        ledger = self.ledger
-        return bool(ledger.buffer) and self.aggregations < self.total and self.ready(len(ledger.buffer))
-
     def _miss(self, member: Member, reason: str, outcome: str) -> None:
-        ledger, client = self.ledger, member.client
+        """Take into account that a client's task wasn't done, or not well."""
+        ledger, client, pace = self.ledger, member.client, self.run.pace
         ledger.since.failures += 1
-        self._any_missed, self._why = True, reason
+        self.run.missed(reason)
         member.misses += 1
         member.unfit = 0 if outcome == messages.LATE else member.unfit + 1
         self.accounts[client.index].note(outcome)
-        self.timeline.end(client.index, self.pace.now(), outcome)
+        self.timeline.end(client.index, pace.now(), outcome)
         log.warning("client %s, task %d: %s", client.located, member.tasks, reason, extra=client.fields)
-        if not self.pace.waits:
+        if not pace.real_time:
             self._look()  # nobody else does: a miss is the sign that a node may be gone, or back under a new id
         if member.misses < MAX_MISSES:
-            self._offer([member])
+            self.dispatcher.dispatch([member])
             return
         if not member.dropped:
             log.warning(
@@ -334,19 +495,21 @@ class AsynchronousStrategy(HandingOut):
                 member.misses,
                 extra=client.fields,
             )
-            member.drop(self.aggregations)
+            member.drop(self.run.aggregations)
             ledger.changed()
             self._release()
-            if not ledger.counting and not self.pace.waits:
-                raise self.given_up(NOBODY)
-        elif self.pace.waits and self._hopeless():
-            raise self.given_up(NOBODY)
-        pause = RETRY_AFTER * float(self.pace.times([member], ledger)[0])
-        ledger.agenda.push(self.pace.now() + pause, client.index, member)
+            if not ledger.counting and not pace.real_time:
+                raise self.run.given_up(NOBODY)
+        elif pace.real_time and self._hopeless():
+            raise self.run.given_up(NOBODY)
+        pause = RETRY_AFTER * float(pace.times([member], ledger.members.values())[0])
+        ledger.queue.push(pace.now() + pause, client.index, Retry(member))
         if self._is_ready():
             self._aggregate()  # the others don't wait for it
-        elif self.aggregations < self.total:
-            self._offer([])
+        elif self.run.aggregations < self.total:
+            self.dispatcher.dispatch([])
+
+    # ---- Whether the run goes on ------------------------------------------------------------------------------
 
     def _hopeless(self) -> bool:
         """Tell whether nobody's work was ever of use, and all who are connected answered in vain when asked again.
@@ -355,54 +518,137 @@ class AsynchronousStrategy(HandingOut):
         is waited for a while only: of many clients, one always is.
         """
         busy, members = self.ledger.busy, self.ledger.members
-        if not self.clients or any(member.answers for member in members.values()):
+        if not self.run.clients or any(member.answers for member in members.values()):
             return False
-        connected = (members[client.index] for client in self.clients)
+        connected = (members[client.index] for client in self.run.clients)
         return all(m.unfit > (2 * MAX_MISSES if busy(m) else MAX_MISSES) for m in connected)
+
+    def _go_on_without(self, member: Member) -> None:
+        """Ask for a model where a client has gone for good: a method may have waited for that one alone."""
+        if member.there or self.ledger.busy(member):
+            return
+        pace = self.run.pace
+        if pace.comes(member.client, pace.now()) == NEVER and self._is_ready():
+            self._aggregate()
+
+    def _is_ready(self) -> bool:
+        """Tell whether what waits is to be a model, though nothing has come."""
+        waiting = len(self.ledger.buffer)
+        return waiting > 0 and self.run.aggregations < self.total and self.ready(waiting)
+
+    def _check_waiting(self) -> None:
+        """Raise RunError where a method waits for more than there is; in real time, where devices may come, warn."""
+        ledger, pace = self.ledger, self.run.pace
+        if not ledger.buffer or self.interval is not None or ledger.held:
+            return
+        if any(not task.member.dropped for task in ledger.tasks.values()):
+            return
+        goes_on = (pace.budget or self._may_come()) if len(ledger.queue) else not pace.always
+        if (self.works_on or not ledger.counting) if pace.real_time else goes_on:  # more comes, or an end
+            return
+        waiting = len(ledger.buffer)
+        values = waiting, waiting, len(ledger.counting), len(ledger.members), type(self).__name__
+        if not pace.real_time:
+            raise RunError(STUCK % values)
+        self.run.warn_once(f"{STUCK}. The run waits for another client", *values)
+
+    def _may_come(self) -> bool:
+        """Tell whether any client that isn't blocked on an aggregation can still deliver work.
+
+        A client that was dropped is asked once more.
+        """
+        members = self.ledger.members.values()
+        return any(m.misses <= MAX_MISSES if m.dropped else not m.waiting or self.works_on for m in members)
 
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
     def _aggregate(self) -> None:
         """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model."""
-        ledger, contributions = self.ledger, self.ledger.take_buffer()
+        run, ledger = self.run, self.ledger
+        contributions = ledger.take_buffer()
         owners = [ledger.members[contribution.client.index] for contribution in contributions]
         most = self.safeguards.heaviest
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
-        apart = Untrained(self._untrained_at)
+        buffers = Untrained(run.buffers_at)
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
             ledger.count(member, weight)
-            apart.add(weight, contribution.untrained)
-        moved = self._sound(self.aggregate(self.model, contributions, weights))
-        apart.put_into(moved, min(1.0, apart.weight * self.untrained_lr()), self.model)
-        self._result.arrays = self._layout.to_record(moved)
-        self._take_model(self._layout.rounded(moved))
-        ledger.since.take(contributions, self.flower.weighted_by_key)
-        self.aggregations += 1
+            buffers.add(weight, contribution.untrained)
+        moved = self.server_step.sound(self.aggregate(run.model, contributions, weights))
+        buffers.put_into(moved, min(1.0, buffers.weight * self.untrained_lr()), run.model)
+        run.result.arrays = run.layout.to_record(moved)
+        run.model = run.layout.rounded(moved)
+        self.dispatcher.take_model()
+        ledger.since.take(contributions, run.flower.weighted_by_key)
+        run.aggregations += 1
         if self.observes_periods:
-            ledger.standing = None
-        done = self.aggregations >= self.total
+            self.contribution_weights.expire()
+        done = run.aggregations >= self.total
         if not done:
-            self._offer(owners)
+            self.dispatcher.dispatch(owners)
         if done or self._is_due():
-            self._report_evaluation(ledger.since.metrics())
+            self._report_evaluation(last=done or run.stopped())
         else:
-            self._report(self.aggregations, self._result, None, MetricRecord(), evaluate=False)
+            self.reporter.report(run.aggregations, run.result, {})
 
     def _is_due(self) -> bool:
         """Tell whether to evaluate, after an aggregation."""
         if every := self.config.eval_every:
-            return self.aggregations % every == 0
+            return self.run.aggregations % every == 0
         return len(self.ledger.since.staleness) >= len(self.ledger.counting)
 
-    def _report_evaluation(self, metrics: MetricRecord) -> None:
-        """Report the model with an evaluation; ``metrics`` are those since the last one."""
-        function, contents = self.flower.train_metrics_aggr_fn, self.ledger.since.contents
-        if function is not None and contents:
-            metrics = MetricRecord({**metrics, **function(contents, self.flower.weighted_by_key)})
+    def _report_evaluation(self, *, last: bool) -> None:
+        """Evaluate the model, and report it with what happened since the last evaluation.
+
+        In real time the clients' evaluation of this model is waited for only if it is the ``last``.
+        """
+        run, since = self.run, self.ledger.since
+        metrics, function = since.metrics(), run.flower.train_metrics_aggr_fn
+        if function is not None and since.contents:
+            metrics = MetricRecord({**metrics, **function(since.contents, run.flower.weighted_by_key)})
         self.ledger.since = Tally()
-        metrics["weights-distance"] = self.weights_distance()
-        clients = self.shares_of_clients()
-        result, grid, number = self._result, self._mail.grid, self.aggregations
+        metrics["weights-distance"] = self.contribution_weights.distance()
+        number, result = run.aggregations, run.result
         result.train_metrics_clientapp[number] = metrics
-        metrics = self._evaluate_on_clients(number, result, self._evaluate, grid, metrics)
-        self._report(number, result, self._evaluate_fn, metrics, evaluate=True, clients=clients)
+        requests = list(
+            self.configure_evaluate(number, result.arrays, self._evaluate_config, self._mail.grid)
+        )
+        if run.pace.real_time:
+            told, self.reporter.by_client = self._evaluation.collect(number, requests, last=last)
+        else:
+            averages, self.reporter.by_client = self.evaluator.collect(
+                number, requests, self._mail.grid, self.aggregate_evaluate
+            )
+            told = {}
+            if averages is not None:
+                result.evaluate_metrics_clientapp[number] = averages
+                told = {of_clients(key): value for key, value in averages.items()}
+        self.reporter.report(
+            number,
+            result,
+            {**metrics, **told},
+            evaluate_fn=self._evaluate_fn,
+            shares=self.shares_of_clients,
+            losses=self.contribution_weights.losses,
+        )
+
+    # ---- What a run knows of its clients, and its checkpoint ---------------------------------------------------
+
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+        return self.contribution_weights.importance()
+
+    def shares_of_clients(self) -> dict[str, list[float]]:
+        """Return what is known of each client, by index: how often it counted, with what, and what it is worth."""
+        return self.contribution_weights.of_clients(self.reporter)
+
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have been asked for something or have a task under way."""
+        return list({*super().at_work(), *self.ledger.at_work()})
+
+    def most_tasks(self) -> int:
+        """Return how many tasks a client has been handed at most."""
+        return max((member.tasks for member in self.ledger.members.values()), default=0)
+
+    def parts(self) -> list[Any]:
+        """Return the parts of every strategy, and the bookkeeping of tasks."""
+        return [*super().parts(), self.ledger]

@@ -1,21 +1,22 @@
-"""The books of the asynchronous loop: clients, their tasks under way, what has arrived, and what is due when."""
+"""The bookkeeping of tasks: who takes part, who works on what since when, and what waits for the next aggregation."""
 
-import heapq
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
-from strategies.clients.roster import Client
-from strategies.clock import RESOLUTION
+from strategies.clients.member import Member
+from strategies.clients.roster import ABSENT, Client
+from strategies.core.run_state import RunState
+from strategies.events.event_queue import EventQueue
 from strategies.events.observed_periods import Observed
-from strategies.events.statistics import Tally, TallyState
+from strategies.events.statistics import Tally
 from strategies.flower.arrays import Vector
 from strategies.flower.direct import Work
 from strategies.timing.availability import NEVER
@@ -23,60 +24,35 @@ from strategies.updates.chain import Contribution, Local
 
 log = logging.getLogger("flwr.strategies")
 
-ABSENT = 0  # node id of a client of a resumed run that isn't there
-
-
-@dataclass
-class Member:
-    """What the loop knows of a client."""
-
-    client: Client
-    tasks: int = 0  # handed out so far
-    misses: int = 0  # in a row
-    dropped: bool = False
-    contributions: int = 0
-    weight: float = 0.0  # Σ d_i of its contributions
-    seconds: float = 0.0  # Σ of its tasks' times, as observed
-    answers: int = 0  # number of tasks that were observed
-    latest: float = 0.0  # seconds of the last of them; not saved
-    unfit: int = 0  # answers in a row that couldn't be used
-    task: str = ""  # message id of its last task
-    waiting: int = 0  # contributions of its that wait in the buffer
-    since: int = 0  # aggregations that came before it, or while it was dropped
-    gone: int = 0  # aggregations when it was dropped
-    there: bool = True  # by its availability
-    turning: bool = False  # whether the agenda knows when it comes or goes next
-    again: bool = False  # whether it is dropped, and may be asked again
-
-    def drop(self, aggregations: int) -> None:
-        """Let it count no longer."""
-        self.dropped, self.gone = True, aggregations
-
-    def took(self, seconds: float) -> None:
-        """Take note of how long a task of its took."""
-        self.latest = seconds
-        self.seconds += seconds
-        self.answers += 1
-
-    def count_again(self, aggregations: int) -> None:
-        """Forget its misses; what came while it was away isn't held against it."""
-        if self.dropped:
-            self.since += aggregations - self.gone
-        self.misses, self.unfit, self.dropped, self.again = 0, 0, False, False
+COMPANION = "sent-"  # before the names of vectors that were sent beside the model, in a checkpoint
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task under way: the model it started from, and when (clock seconds) it was sent; lost if it couldn't be."""
+    """A task under way.
+
+    Attributes
+    ----------
+    version : int
+        The aggregation that made the model which the client was sent.
+    base : array (D,)
+        That model as it was sent, shared by the clients that got the same.
+    sent : float
+        Clock seconds when it was sent.
+    lost : bool
+        Whether no reply will come: it couldn't be sent, or its client goes before its end (``gone``).
+    companions : mapping of str to array (D,)
+        Vectors that were sent beside it.
+    """
 
     member: Member
     version: int
-    base: NDArray[Any]  # the model as sent (D,), shared by the clients that got the same
+    base: NDArray[Any]
     message_id: str
     sent: float
     lost: bool
-    gone: bool = False  # whether it is lost because its client goes before its end
-    companions: Mapping[str, Vector] = field(default_factory=dict)  # vectors (D,) that were sent beside it
+    gone: bool = False
+    companions: Mapping[str, Vector] = field(default_factory=dict)
 
 
 class Held(NamedTuple):
@@ -87,79 +63,25 @@ class Held(NamedTuple):
     reply: Message | Work
 
 
-@dataclass(frozen=True)
-class Standing:
-    """By client index: p_i, d_i, P_i, and q̃_i, the share of the objective that client i has in the long run."""
+class Retry(NamedTuple):
+    """A client that was dropped is to be asked again."""
 
-    importance: dict[int, float]
-    weight: dict[int, float]
-    periods: dict[int, float] = field(default_factory=dict)
-    expected_share: dict[int, float] = field(default_factory=dict)
+    member: Member
 
 
-class Agenda:
-    """Items by due time; those due within ``RESOLUTION`` of each other are equal and come in client order."""
+class Turn(NamedTuple):
+    """A client comes or goes."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Any]] = []
-        self._count = 0  # breaks ties that remain, first come first served
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[tuple[float, Any]]:
-        """Due times and items, in no order."""
-        return ((due, item) for due, _, _, item in self._heap)
-
-    def push(self, due: float, client: int, item: Any) -> None:
-        """Add an item."""
-        heapq.heappush(self._heap, (due, client, self._count, item))
-        self._count += 1
-
-    def next_due(self) -> float:
-        """Return the earliest due time, infinity if there is none."""
-        return self._heap[0][0] if self._heap else NEVER
-
-    def pop(self) -> tuple[float, Any]:
-        """Remove and return the next item and its due time."""
-        equal = [heapq.heappop(self._heap)]
-        while self._heap and self._heap[0][0] <= equal[0][0] + RESOLUTION:
-            equal.append(heapq.heappop(self._heap))
-        first = min(equal, key=lambda entry: (entry[1], entry[2]))
-        for entry in equal:
-            if entry is not first:
-                heapq.heappush(self._heap, entry)
-        return first[0], first[3]
+    member: Member
 
 
-LedgerState = TypedDict(
-    "LedgerState",
-    {
-        # Of every member, in the order of `clients`, their indices.
-        "clients": list[int],
-        "num-examples": list[float | None],
-        "tasks": list[int],
-        "misses": list[int],
-        "dropped": list[bool],
-        "contributions": list[int],
-        "weight": list[float],
-        "seconds": list[float],
-        "answers": list[int],
-        "there-since": list[int],
-        "gone": list[int],
-        "since": TallyState,
-        "retries": list[tuple[float, int]],  # clock seconds, and who is asked again then
-        "tasks-under-way": list[tuple[int, int, float]],  # version, client, clock seconds when it was sent
-        "patient-until": NotRequired[float | None],  # none of an earlier version
-        "versions": list[int],
-        "bases": NDArray[Any],  # the models of `versions`, (n, D)
-    },
-)
-"""The books as a resumed run takes them up."""
-
-
-class Ledger:
+class TaskLedger:
     """Who takes part, who works on what since when, and whose work waits for the next aggregation.
+
+    Parameters
+    ----------
+    works_on : bool
+        Whether a client is free while its work waits for the next aggregation.
 
     Attributes
     ----------
@@ -167,42 +89,40 @@ class Ledger:
         Every client that ever took part, by its index.
     tasks : dict of str to Task
         Tasks under way, by message id.
-    agenda : Agenda
-        Ids of tasks by the time they are due or given up, and dropped members by the time they are asked again.
+    queue : EventQueue
+        What is due when: the ids of tasks, by the time they end or are given up, and other events.
     buffer : list of Contribution
         What has arrived since the last aggregation.
     held : deque of Held
         What is held back, as it came; at this clock time, ``patient_until``, it is taken in at the latest.
     since : Tally
         What happened since the last evaluation.
-    standing : Standing, optional
-        What every client is worth; None when that has to be worked out anew.
-    importance : dict of int to float, optional
-        p_i of those that count, by index; None when they have to be worked out anew.
-    handed_out : int
-        Tasks that were handed out so far, to all members.
-
-    Parameters
-    ----------
-    works_on : bool
-        Whether a client is free while its work waits for the next aggregation.
+    dispatched : int
+        Tasks that were dispatched so far, to all members.
+    changes : int
+        How often it has changed who counts, or how much p_i a client counts.
     """
 
-    def __init__(self, *, works_on: bool = False) -> None:
+    def __init__(self, run: RunState, *, works_on: bool = False) -> None:
+        self._run, self._works_on = run, works_on
+        self.changes = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all clients and tasks."""
         self.members: dict[int, Member] = {}
         self.tasks: dict[str, Task] = {}
-        self.agenda = Agenda()
+        self.queue = EventQueue()
         self.buffer: list[Contribution] = []
         self.held: deque[Held] = deque()
         self.patient_until = NEVER
         self.since = Tally()
-        self.standing: Standing | None = None
-        self.importance: dict[int, float] | None = None
-        self.handed_out = 0
-        self._works_on = works_on
+        self.dispatched = 0
+        self.changes += 1
         self._counting: list[Member] | None = None
         self._free: list[int] | None = None
         self._observed: Observed | None = None
+        self._resumed: Mapping[str, Any] = {}
 
     @property
     def counting(self) -> list[Member]:
@@ -258,6 +178,10 @@ class Ledger:
         """Tell whether a member has a task under way."""
         return member.task in self.tasks
 
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have a task under way; another thread may ask."""
+        return [task.member.client.index for task in self.tasks.copy().values() if not task.lost]
+
     def changed(self) -> None:
         """Take note that other members count than before."""
         self._counting = self._free = self._observed = None
@@ -265,7 +189,7 @@ class Ledger:
 
     def resized(self) -> None:
         """Take note that members count p_i other than before."""
-        self.standing = self.importance = None
+        self.changes += 1
 
     def count(self, member: Member, weight: float) -> None:
         """Take note of a contribution and its weight."""
@@ -275,14 +199,14 @@ class Ledger:
             self._observed.contributed()
 
     def open(self, task: Task, due: float) -> None:
-        """Note a task that was handed out and is due at a clock time."""
+        """Note a task that was dispatched and is due at a clock time."""
         self.tasks[task.message_id] = task
         task.member.task, task.member.again = task.message_id, False
-        self.agenda.push(due, task.member.client.index, task.message_id)
+        self.queue.push(due, task.member.client.index, task.message_id)
         self.moved(task.member)
 
     def close(self, task: Task) -> Member:
-        """Take a task from the books; return whose it was."""
+        """Forget a task; return the member that had it."""
         del self.tasks[task.message_id]
         self.moved(task.member)
         return task.member
@@ -307,11 +231,18 @@ class Ledger:
 
     # ---- Saved and restored ---------------------------------------------------------------------------------------
 
-    def state(self, tasks: Sequence[Task]) -> LedgerState:
-        """Return the books with these of the tasks under way. After an aggregation nothing waits in the buffer."""
+    def state(self) -> dict[str, Any]:
+        """Return clients and, in virtual time, the tasks under way with the models that they started from.
+
+        After an aggregation nothing waits in the buffer. What is held back counts as under way: it is worked on
+        again, and comes at once. In real time, tasks under way are dispatched anew.
+        """
         members = list(self.members.values())
+        tasks = [] if self._run.pace.real_time else [*(each.task for each in self.held), *self.tasks.values()]
         bases = {task.version: task.base for task in tasks}
+        names = tasks[0].companions if tasks else ()
         return {
+            # Of every member, in the order of `clients`, their indices.
             "clients": [member.client.index for member in members],
             "num-examples": [member.client.num_examples for member in members],
             "tasks": [member.tasks for member in members],
@@ -324,18 +255,32 @@ class Ledger:
             "there-since": [member.since for member in members],
             "gone": [member.gone for member in members],
             "since": self.since.state(),
-            "retries": [(due, item.client.index) for due, item in self.agenda if isinstance(item, Member)],
+            # Clock seconds, and who is asked again then.
+            "retries": [
+                (due, event.member.client.index) for due, event in self.queue if isinstance(event, Retry)
+            ],
+            # Version, client, and clock seconds when it was sent.
             "tasks-under-way": [(task.version, task.member.client.index, task.sent) for task in tasks],
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
             "versions": list(bases),
-            "bases": np.array(list(bases.values())),
+            "bases": np.array(list(bases.values())),  # the models of `versions`, (n, D)
+            **{f"{COMPANION}{name}": np.array([task.companions[name] for task in tasks]) for name in names},
         }
 
-    def restore(self, state: LedgerState, present: Mapping[int, Client], aggregations: int) -> None:
-        """Enter the members of an earlier run, dropped where they aren't ``present``; tasks are to be opened anew."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Keep a state until ``resume``: only then it is known which clients are there."""
+        self.reset()
+        self._resumed = state
+
+    def resume(self, present: Mapping[int, Client], aggregations: int) -> Mapping[str, Any]:
+        """Enter the members of an earlier run, and drop those that aren't ``present``; return its state.
+
+        The tasks that were under way are to be dispatched anew.
+        """
+        state, self._resumed = self._resumed, {}
         self.since = Tally.restored(state["since"])
-        self.handed_out = sum(state["tasks"])
-        until = state.get("patient-until")
+        self.dispatched = sum(state["tasks"])
+        until = state.get("patient-until")  # an earlier version has none
         self.patient_until = NEVER if until is None else until
         for place, index in enumerate(state["clients"]):
             size = state["num-examples"][place]
@@ -359,3 +304,4 @@ class Ledger:
                     self.members[index].drop(aggregations)
                 log.warning("client %d of the run so far isn't there: the others share its weight", index)
         self.changed()
+        return state

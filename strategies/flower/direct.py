@@ -2,8 +2,8 @@
 
 Such a Grid, an engine's, may be a ``WorkingGrid``: it is handed the model as a vector, and what comes of a task is a
 vector again. Every update still goes through the chain and every hook of a method by itself, as a reply's does. Other
-Grids get messages, and so do a method that puts something of its own into a request (``writes_requests``), and runs
-whose clients answer with more than a model.
+Grids get messages, and so do a method that puts something of its own into a request
+(``Capabilities.writes_requests``), and runs whose clients answer with more than a model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,12 +89,3 @@ class WorkingGrid(Protocol):
     def work(self, task_id: str) -> Work | None:
         """Work for a while; return, once, what came of a task, or None if it isn't done yet."""
         ...
-
-
-# Hooks through which a method, or a subclass, puts something of its own into a request.
-_HOOKS = ("outgoing", "companions", "_train_config", "_train_request")
-
-
-def writes_requests(strategy: type[Any], loop: type[Any]) -> bool:
-    """Tell whether a strategy fills in, beyond its loop's class, what a request says."""
-    return any(getattr(strategy, hook) is not getattr(loop, hook) for hook in _HOOKS)

@@ -23,9 +23,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.core.config import StrategyConfig
-from strategies.events.scheme import EventsConfig
-from strategies.events.tasks import Member
+from strategies.clients.member import Member
+from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
@@ -62,7 +61,7 @@ class ACE(EveryArrival):
         # Not whoever has answered: safeguards may still hold that back.
         counting, waits = self.ledger.counting, {c.client.index for c in self.ledger.buffer}
         if any(member.client.index not in waits and self._may_answer(member) for member in counting):
-            self._say_once(
+            self.run.warn_once(
                 "no model is made until all %d clients that count have answered once", len(counting)
             )
             return False
@@ -74,7 +73,7 @@ class ACE(EveryArrival):
             return True
         if self.pace.comes(member.client, self.pace.now()) == NEVER:
             return False
-        return bool(np.isfinite(self.pace.cycles([member], self.ledger, self.interval)[0]))
+        return bool(np.isfinite(self.contribution_weights.cycles([member])[0]))
 
     def counted(self, contribution: Contribution) -> Vector:
         """Keep Δ_i."""

@@ -9,8 +9,7 @@ Fraboni et al. 2023, section 4.3:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import StrategyConfig
-from strategies.events.scheme import AsynchronousConfig
+from strategies.core.config import AsynchronousConfig, StrategyConfig
 from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.arrivals import periods as periods
 

@@ -16,8 +16,7 @@ A client is sent the model and sends one; the server keeps nothing beside it.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import StrategyConfig
-from strategies.events.scheme import AsynchronousConfig
+from strategies.core.config import AsynchronousConfig, StrategyConfig
 from strategies.methods.shared.arrivals import EveryArrival
 
 

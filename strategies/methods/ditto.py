@@ -18,13 +18,9 @@ for it where a checkpoint is written, and hands it back to a run that goes on
 Sent: what FedAvg sends. Kept: v_i on each client, for this run alone.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
 
 from strategies import streams
 from strategies.clients.roster import Client
@@ -67,7 +63,6 @@ class Ditto(SynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = DittoConfig
     config: DittoConfig
     personal: ClassVar[bool] = True
-    _grid: Grid | None = None
     _kept: Kept | None = None
 
     def local_rule(self) -> dict[str, float]:
@@ -78,12 +73,9 @@ class Ditto(SynchronousStrategy):
         """Have clients score v beside W."""
         return {**self.local_rule(), messages.KEPT_FOR: self.memory.get(RUN, 0)}
 
-    def _train_config(
-        self, client: Client, server_round: int, task: int, config: ConfigRecord
-    ) -> ConfigRecord:
-        own = super()._train_config(client, server_round, task, config)
-        own[messages.KEPT_FOR] = self.memory.get(RUN, 0)
-        return own
+    def task_fields(self) -> dict[str, int]:
+        """Tell clients for which run they keep v."""
+        return {messages.KEPT_FOR: self.memory.get(RUN, 0)}
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Give a run on devices a number of its own; one that goes on has it."""
@@ -91,28 +83,18 @@ class Ditto(SynchronousStrategy):
             self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
 
     def _on_devices(self) -> bool:
-        return self._grid is not None and engine_of(self._grid) == DEPLOYMENT
+        return self.run.grid is not None and engine_of(self.run.grid) == DEPLOYMENT
 
     # ---- What clients keep, in a simulation's checkpoint ------------------------------------------------------
 
-    @contextmanager
-    def _running(self, grid: Grid, timeout: float) -> Iterator[None]:
-        self._grid = grid
-        with super()._running(grid, timeout):
-            yield
-
-    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
-        self._grid = grid
-        super()._follow(server_round, arrays, grid)
-
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from, in a simulation with what its clients keep."""
-        state = super().state()
-        if self._grid is None or self._on_devices():
+        state, run = super().state(), self.run
+        if run.grid is None or self._on_devices():
             return state
-        kept, silent = Kept.asked(self._grid, self.clients, self._layout, self.timeout)
+        kept, silent = Kept.asked(run.grid, self.clients, run.layout, run.timeout)
         if silent:
-            self._say_once(
+            run.warn_once(
                 "clients don't say what they keep (%s): a run that goes on begins their own models anew",
                 silent,
             )
@@ -123,14 +105,10 @@ class Ditto(SynchronousStrategy):
         super().restore(state)
         self._kept = Kept.restored(state)
 
-    def _take_part(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
-        clients = super()._take_part(grid, config, wait=wait)
-        if self._kept is not None and clients:
-            self._hand_back(grid, clients)
-        return clients
-
-    def _hand_back(self, grid: Grid, clients: Sequence[Client]) -> None:
-        kept, self._kept = self._kept, None
-        assert kept is not None
-        if silent := kept.hand_back(grid, clients, self._layout, self.timeout):
-            self._say_once("clients don't take back what they kept (%s): it begins anew", silent)
+    def clients_present(self, clients: Sequence[Client]) -> None:
+        """Hand clients back what they kept, once they are there in a run that goes on."""
+        kept, self._kept, run = self._kept, None, self.run
+        if kept is None or run.grid is None:
+            return
+        if silent := kept.hand_back(run.grid, clients, run.layout, run.timeout):
+            run.warn_once("clients don't take back what they kept (%s): it begins anew", silent)

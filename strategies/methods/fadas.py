@@ -47,7 +47,7 @@ class FADAS(Buffered):
     config: FADASConfig
     weighing: ClassVar[str] = "identical"
 
-    def _adapt(self, config: StrategyConfig) -> StrategyConfig:
+    def adapted(self, config: StrategyConfig) -> StrategyConfig:
         """The plain step is no method of its own here."""
         return replace(config, server_optimizer="amsgrad") if config.server_optimizer == "sgd" else config
 

@@ -21,11 +21,10 @@ Sent: u_i to each participant, in place of W, and w_i back; to evaluate also w_i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import Message
 from numpy.typing import NDArray
 
 from strategies.clients.roster import Client
@@ -34,10 +33,8 @@ from strategies.core.client_vectors import ClientVectors, pooled, squared_distan
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
-from strategies.flower.direct import Work
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Check, Contribution, Local
+from strategies.updates.chain import Contribution
 
 MODELS = "models"  # the w_i
 
@@ -79,17 +76,6 @@ def attention(squares: NDArray[np.float64], own: Sequence[int], sigma: float, sh
     return weights
 
 
-@dataclass(frozen=True)
-class CheckFromOwn(Check):
-    """Reads local models that each started from a model (D,) of its own, in place of the global one."""
-
-    starts: Mapping[int, Vector] = field(default_factory=dict)
-
-    def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[np.float64]) -> Local:
-        """Return the model of a valid reply, and what it started from."""
-        return super().__call__(client, reply, self.starts.get(client.index, base))
-
-
 class FedAMP(SynchronousStrategy):
     """FedAMP (Huang et al. 2021, algorithm 1).
 
@@ -104,9 +90,9 @@ class FedAMP(SynchronousStrategy):
     config: FedAMPConfig
     personal: ClassVar[bool] = True
     streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
+    by_weights: ClassVar[bool] = True
+    records_shares: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "each client is sent a mean of the others' models"
-    _starts: dict[int, Vector]  # u_i of the round's participants
     _shares: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:
@@ -123,7 +109,6 @@ class FedAMP(SynchronousStrategy):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Begin with w_i = the initial model, (D,), of each client."""
-        self._starts = {}
         if MODELS not in self.memory.vectors:
             self.memory.vectors[MODELS] = ClientVectors(model, max(len(self.clients), 1))
 
@@ -135,32 +120,22 @@ class FedAMP(SynchronousStrategy):
         """Yield u_i of each participant, in the place of the global model."""
         everyone = [client.index for client in self.clients]
         rows, own = self._models.rows(everyone), [everyone.index(client.index) for client in clients]
-        squares = squared_distances(self._models.matrix, rows, own, self._untrained_at)
+        squares = squared_distances(self._models.matrix, rows, own, self.run.buffers_at)
         weights = attention(squares, own, self.config.fedamp_sigma, self.config.fedamp_alpha)
-        self._starts = {}
-        for client, mean in zip(clients, pooled(weights, self._models.matrix, rows), strict=True):
-            self._starts[client.index] = self._layout.rounded(mean)
-            yield {self.flower.arrayrecord_key: mean}
-
-    def _reads(self, apart: Untrained) -> Check:
-        key, starts = self.flower.arrayrecord_key, dict(self._starts)
-        if self._round is not None and self._round.early is not None:
-            # Late work began with an earlier round's.
-            sent = {index: task.beside for index, task in self._round.early.earlier.items()}
-            starts |= {index: self._layout.rounded(beside[key]) for index, beside in sent.items()}
-        return CheckFromOwn(**vars(super()._reads(apart)), starts=starts)
+        for mean in pooled(weights, self._models.matrix, rows):
+            yield {self.run.flower.arrayrecord_key: mean}
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Note w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
-        self._worth, self._shares = {}, self.importance()
+        self._shares = self.importance()
         for index, share in self._shares.items():
             self.accounts[index].weight += share
         for contribution in contributions:
             own = contribution.model
             if contribution.untrained is not None:
-                own[self._untrained_at] = contribution.untrained
+                own[self.run.buffers_at] = contribution.untrained
             self._models.put(contribution.client.index, own)
         return super().aggregate(model, contributions, weights)
 
@@ -168,11 +143,6 @@ class FedAMP(SynchronousStrategy):
         """Return Σ p_i w_i − W over all clients that are there, (D,), in place of the round's sum."""
         return np.asarray(self._models.weighted_sum(self._shares) - self.model)
 
-    def _expected_weights(self, p: Weights) -> Weights:
+    def expected_weights(self, p: Weights) -> Weights:
         """Return p_i (n,): who takes part changes w_i, not how much it counts."""
         return p
-
-    @property
-    def _tells_shares(self) -> bool:
-        """Whether d_i says how much a client counts: p_i does, also where rounds close early."""
-        return False

@@ -16,9 +16,8 @@ A client is sent the model and sends one; the server keeps nothing beside it.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import StrategyConfig
+from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
-from strategies.events.scheme import EventsConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.staleness import discount_of

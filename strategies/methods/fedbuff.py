@@ -22,9 +22,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.core.config import StrategyConfig
-from strategies.events.scheme import AsynchronousConfig
-from strategies.events.tasks import Agenda
+from strategies.core.config import AsynchronousConfig, StrategyConfig
+from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.staleness import discount_of
 from strategies.timing.availability import NEVER
@@ -78,7 +77,7 @@ def counts_of(
     ``outlook(i, k, t)`` is what becomes of task k of client i that begins at t, ``comes(i, t)`` when the client is
     there, from t on.
     """
-    agenda, tasks = Agenda(), np.zeros(num_clients, dtype=np.int64)
+    queue, tasks = EventQueue(), np.zeros(num_clients, dtype=np.int64)
     counts = np.zeros(num_clients, dtype=np.int64)
     arrived: list[int] = []
     done, in_vain, most = 0, 0, IN_VAIN * num_clients
@@ -88,12 +87,12 @@ def counts_of(
             return
         tasks[client] += 1
         due, lost = outlook(client, int(tasks[client]), begins)
-        agenda.push(due, client, (client, lost))
+        queue.push(due, client, (client, lost))
 
     for client in range(num_clients):
         hand_out(client, 0.0)
-    while done < num_aggregations and len(agenda) and in_vain < most:
-        now, (client, lost) = agenda.pop()
+    while done < num_aggregations and len(queue) and in_vain < most:
+        now, (client, lost) = queue.pop()
         if lost:
             in_vain += 1
             hand_out(client, now)

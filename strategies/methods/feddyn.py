@@ -14,7 +14,7 @@ all updates there ever were, so the method's own step is larger than FedAvg's, t
 local work: as α → 0 it goes to v ← v + Δ, W ← W + Δ + v, with Δ = Σ p_i Δ_i and all clients. p_i change where
 clients come and go, or tell their sizes with their replies: H is then summed anew, as a run rests where it is 0, and
 that is the minimum of Σ p_i f_i for the same p_i alone. Who is away on devices counts for a while
-(strategies/methods/shared/away.py). Where a participation scheme minimises another objective by design (paired,
+(strategies/core/absentees.py). Where a participation scheme minimises another objective by design (paired,
 fixed), p_i is that
 objective's.
 
@@ -29,12 +29,11 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.methods.shared.away import CountsAway
 from strategies.methods.shared.latest_updates import LatestUpdates
+from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.chain import Contribution
 
 GRADIENTS = "gradients"  # the h_i
@@ -57,7 +56,7 @@ class FedDynConfig(SynchronousConfig):
             raise ValueError(f"feddyn_alpha = {self.feddyn_alpha}: must be a number > 0")
 
 
-class FedDyn(CountsAway):
+class FedDyn(SynchronousStrategy):
     """FedDyn (Acar et al. 2021, algorithm 1).
 
     Rule: each local step goes along g_i − h_i + α (w − W), −h_i/α the sum of a client's updates so far; the model
@@ -71,6 +70,7 @@ class FedDyn(CountsAway):
     config: FedDynConfig
     streams: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True
+    corrects_participation: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "its server goes on from the updates of all earlier rounds"
 
     def local_rule(self) -> dict[str, float]:
@@ -100,7 +100,3 @@ class FedDyn(CountsAway):
     def _gradients(self) -> LatestUpdates:
         """h_i and H."""
         return LatestUpdates(self.memory, self.vectors(GRADIENTS), self.minimised())
-
-    def _expected_weights(self, p: Weights) -> Weights | None:
-        """Return p_i (n,) where no round closes early: who takes part changes h_i, not whose minimum it is."""
-        return super()._expected_weights(p) if self.closes_early else self._corrected_weights(p)

@@ -16,8 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.core.config import StrategyConfig
-from strategies.events.scheme import OBSERVED, AsynchronousConfig
+from strategies.core.config import OBSERVED, AsynchronousConfig, StrategyConfig
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
 
@@ -77,9 +76,9 @@ class FedFix(AsynchronousStrategy):
     def _look_at_interval(self, times: Times) -> None:
         """Say once that even the fastest client works for several intervals."""
         interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
-        known = not self.pace.learns or any(member.answers for member in self.ledger.counting)
+        known = not self.pace.real_time or any(member.answers for member in self.ledger.counting)
         if known and FEW * interval < fastest < np.inf:
-            self._say_once(
+            self.run.warn_once(
                 "fedfix_interval = %g s is short: even the fastest client works for %.3g s, so that a contribution "
                 "weighs %.0f times or more what it does in a round, and the model may swing or diverge; as long as "
                 "most clients work, here %.3g s, is what suits",
@@ -94,4 +93,6 @@ class FedFix(AsynchronousStrategy):
         interval = self.config.fedfix_interval
         if not self.pace.always:
             return self.periods(times)  # by the drawn times, too
-        return self.pace.mean(lambda drawn: periods(drawn, interval), self.ledger.counting, self.ledger)
+        return self.pace.mean(
+            lambda drawn: periods(drawn, interval), self.ledger.counting, self.ledger.members.values()
+        )

@@ -61,7 +61,7 @@ class FedNova(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return step(W, s_eff Σ d_i Δ_i / s_i), (D,)."""
-        scale = scales(paths_of(contributions, self.path_bound), weights)
+        scale = scales(paths_of(contributions, self.safeguards.path_bound), weights)
         self._scales = {c.client.index: float(s) for c, s in zip(contributions, scale, strict=True)}
         return super().aggregate(model, contributions, weights)
 

@@ -9,7 +9,7 @@ NeurIPS 2021, algorithm 1:
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
 updates are gathered, and the model stays; nobody waits for one who is never there any more, or never for as long as
 its task takes, or whose first ``MAX_MISSES`` tasks have come to nothing. One that joins later counts from its first
-answer on, one that is away on devices for a while (strategies/methods/shared/away.py), and then the others have its
+answer on, one that is away on devices for a while (strategies/core/absentees.py), and then the others have its
 weight. With
 all clients in every round it is FedAvg, up to the cache's float32. The paper keeps Δ_i / γ of the round that it comes
 from, and steps by today's γ: the server isn't told γ, and keeps Δ_i. It is the same while γ stays; with a schedule
@@ -26,18 +26,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.clients.accounts import MAX_MISSES
 from strategies.clients.weights import Weights
-from strategies.events.strategy import MAX_MISSES
 from strategies.flower.arrays import Layout, Vector
-from strategies.methods.shared.away import CountsAway
 from strategies.methods.shared.latest_updates import LatestUpdates
+from strategies.rounds.strategy import SynchronousStrategy
 from strategies.timing.availability import NEVER
 from strategies.updates.chain import Contribution
 
 UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a first model
 
 
-class Mifa(CountsAway):
+class Mifa(SynchronousStrategy):
     """MIFA (Gu et al. 2021, algorithm 1).
 
     New model: when all participants have answered; the first when all clients have, once.
@@ -47,7 +47,9 @@ class Mifa(CountsAway):
     """
 
     streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True  # it enters by itself who counted how much
+    by_weights: ClassVar[bool] = True
+    records_shares: ClassVar[bool] = True
+    corrects_participation: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "updates count again in later rounds"
     counts_again: ClassVar[bool] = True
     _shares: dict[int, float]
@@ -57,15 +59,15 @@ class Mifa(CountsAway):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Note h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,); W itself until all have answered."""
-        updates, self._worth = self.vectors(UPDATES), {}
+        updates = self.vectors(UPDATES)
         answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
         p = self._waited_for(answered)
         here = {i: share for i, share in p.items() if i in answered}
-        self.stays = not self.memory.get(BEGUN) and len(here) < len(p)
-        if self.stays:
+        self.run.keeps_model = not self.memory.get(BEGUN) and len(here) < len(p)
+        if self.run.keeps_model:
             for contribution in contributions:
                 updates.put(contribution.client.index, contribution.update)
-            self._say_once(
+            self.run.warn_once(
                 "the model stays as it is until all %d clients that count have answered once", len(p)
             )
             return model.copy()
@@ -81,18 +83,18 @@ class Mifa(CountsAway):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Forget who was never done in an earlier run."""
-        self._never, self.stays = ((), set()), False
+        self._never = (), set()
 
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
         """Return p_i of the clients that count, by index: all but those who won't answer any more and never have."""
         now, shares, never = self.pace.now(), self.minimised(), self._never_done()
         missed = {i: a.late + a.failed + a.refused for i, a in self.accounts.items() if i not in answered}
-        for client in self._counting:
+        for client in self.population.counting:
             i = client.index
             if i not in answered and (i in never or self.pace.comes(client, now) == NEVER):
                 shares.pop(i, None)
             elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
-                self._say_once(
+                self.run.warn_once(
                     f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
                     "waits for it, and it counts from its first answer on"
                 )
@@ -102,17 +104,17 @@ class Mifa(CountsAway):
         """Return the clients that never stay until their task is done, as far as that can be known."""
         if self.pace.always:
             return set()
-        indices = tuple(client.index for client in self._counting)
+        indices = tuple(client.index for client in self.population.counting)
         if self._never[0] != indices:
-            expected = super()._expected_weights(self._importances(self._counting))
+            expected = self.selection.expected(self.population.importances(self.population.counting))
             never = () if expected is None else np.flatnonzero(expected == 0).tolist()
             self._never = indices, {indices[place] for place in never}
         return self._never[1]
 
-    def _expected_weights(self, p: Weights) -> Weights:
+    def expected_weights(self, p: Weights) -> Weights:
         """Return p_i (n,) of those that count: who takes part changes h_i, not how much it counts."""
         counting = self._waited_for(set(self.vectors(UPDATES).clients))
-        shares = np.array([counting.get(client.index, 0.0) for client in self._counting])
+        shares = np.array([counting.get(client.index, 0.0) for client in self.population.counting])
         return shares if self.pace.always else shares / (shares.sum() or 1.0)
 
     def direction(self, total: Vector) -> Vector:

@@ -16,9 +16,8 @@ nothing beside the model.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import StrategyConfig
+from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
-from strategies.events.scheme import EventsConfig
 from strategies.methods.shared.arrivals import EveryArrival
 
 

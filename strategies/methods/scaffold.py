@@ -13,7 +13,7 @@ rounding. The server holds every c_i, since Δ_i and the path K_i γ_i that a cl
 say what it becomes: clients keep nothing and are sent the one vector c − c_i. With momentum the path is that of J.
 Wang et al. 2020, and c_i still a mean of the client's gradients on the way. Of a client that doesn't tell its path
 no c_i is learnt, and the log says so. Who is away on devices counts for a while
-(strategies/methods/shared/away.py). Where a
+(strategies/core/absentees.py). Where a
 participation scheme minimises another objective by design (paired, fixed), p_i is that objective's.
 
 Sent: two vectors of the model's size to each participant, one back. Kept: the c_i, 4 C D bytes, beyond 4 GiB in a
@@ -26,18 +26,17 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.methods.shared.away import CountsAway
 from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.methods.shared.local_path import paths_of
+from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.chain import Contribution
 
 VARIATES = "variates"
 
 
-class Scaffold(CountsAway):
+class Scaffold(SynchronousStrategy):
     """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II).
 
     Rule: each local step goes along g_i + c − c_i, c_i the mean of a client's last gradients, c that of all c_i.
@@ -49,6 +48,7 @@ class Scaffold(CountsAway):
 
     streams: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True
+    corrects_participation: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "clients are sent a mean of all clients' gradients"
     of_one_round: ClassVar[str] = "SCAFFOLD notes of an update by the corrections that its own round sent"
     _common: Vector
@@ -69,7 +69,7 @@ class Scaffold(CountsAway):
     ) -> Vector:
         """Note c_i ← c_i − c − Δ_i / s_i, and return step(W, Σ d_i Δ_i), (D,)."""
         variates = self._variates
-        for c, path in zip(contributions, paths_of(contributions, self.path_bound), strict=True):
+        for c, path in zip(contributions, paths_of(contributions, self.safeguards.path_bound), strict=True):
             if not np.isnan(path):
                 i = c.client.index
                 variates.put(i, variates.get(i) - self._common - c.update / path)
@@ -79,7 +79,3 @@ class Scaffold(CountsAway):
     def _variates(self) -> LatestUpdates:
         """c_i and c."""
         return LatestUpdates(self.memory, self.vectors(VARIATES), self.minimised())
-
-    def _expected_weights(self, p: Weights) -> Weights | None:
-        """Return p_i (n,) where no round closes early: who takes part changes c_i, not whose minimum it is."""
-        return super()._expected_weights(p) if self.closes_early else self._corrected_weights(p)

@@ -16,18 +16,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.clients import graph
 from strategies.clients.roster import Client
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import StrategyConfig, SynchronousConfig
-from strategies.core.lifecycle import State
+from strategies.core.run_state import State
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.errors import RunError
 from strategies.rounds.strategy import SynchronousStrategy
 
 # Columns of the matrix of local models are averaged in blocks of this many bytes, in float64, which a cache holds.
@@ -97,7 +94,8 @@ class Spectral(SynchronousStrategy):
     streams: ClassVar[bool] = False
     _models: ClientVectors | None = None
 
-    def _adapt(self, config: StrategyConfig) -> StrategyConfig:
+    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+        """Weigh clients by the graph, whose p_ij the method needs."""
         return replace(config, client_weights="adjacency")
 
     def local_rule(self) -> dict[str, float]:
@@ -108,15 +106,14 @@ class Spectral(SynchronousStrategy):
         """Say with which parameter no neighbours' average is sent."""
         return "perturbation_beta = 1"
 
-    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
-        """Refuse: a wrapper, such as Flower's for differential privacy, sees the global model alone."""
-        if self._perturbs:
-            raise RunError(
-                f"perturbation_beta = {self.config.perturbation_beta}: each client is sent an average of its "
-                "neighbours' models, which a wrapper around the strategy neither clips nor adds noise to; call the "
-                "strategy's own start(), or allowed is 1"
-            )
-        super()._follow(server_round, arrays, grid)
+    def unseen_by_wrappers(self) -> str:
+        """Say so: a wrapper, such as Flower's for differential privacy, sees the global model alone."""
+        if not self._perturbs:
+            return ""
+        return (
+            f"perturbation_beta = {self.config.perturbation_beta}, allowed there is 1: each client is sent a mean "
+            "of its neighbours' models"
+        )
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_t^i of each participant."""

@@ -1,31 +1,48 @@
-"""Who is asked in rounds that may close early, and whose clients are still at work; what such rounds minimise.
+"""Rounds that may close before all replies are there: who is asked, whose replies count, what becomes of late work.
 
-See strategies/rounds/deadline.py for how a round closes, and strategies/rounds/timed_rounds.py for what comes of it.
+See strategies/rounds/deadline.py for when a round closes. With d_i the weight that a client was drawn with, a round
+counts those that are in time and, with ``late = next``, the late work of earlier rounds that has arrived when it
+closes: with their d_i, scaled to the sum of all d_i that were drawn for the round, as where clients are lost. As the
+d_i of a round are by the clients that are free alone, they are told with the share Σ p_i of these first. Late work is
+an update of the model that its client was sent.
+
+In virtual time task times say beforehand who is in time. A task that is late is worked on in the round in which it
+counts, and not at all if it is dropped. In real time it is as replies come.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from strategies import streams
+from strategies.clients.accounts import ACCEPTED, Accounts
 from strategies.clients.roster import Client
-from strategies.clients.weights import Draw, Weights
+from strategies.clients.timeline import Timeline
+from strategies.clients.weights import Weights
+from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
-from strategies.core.lifecycle import State
-from strategies.core.strategy import FederatedStrategy
+from strategies.core.pending import PendingReplies
+from strategies.core.population import Population
+from strategies.core.receiver import Receiver
+from strategies.core.run_state import RunState
+from strategies.core.training_requests import TrainingRequests
 from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks
-from strategies.rounds.deadline import NEXT, Closing, LateWork, closing, number_to_ask
-from strategies.rounds.expected_participation import Played, Rules, play
-from strategies.rounds.round import Early, Round
-from strategies.rounds.round_scheme import RoundScheme
-from strategies.updates.aggregation import MEAN
+from strategies.rounds.closing import Closing, WaitForAll
+from strategies.rounds.deadline import NEXT, ClosingTime, closing, shared
+from strategies.rounds.late_work import LateTask, LateWork
+from strategies.rounds.objective import EarlyObjective
+from strategies.rounds.round import Round
+from strategies.rounds.round_size import RoundSize
+from strategies.rounds.selection import Chosen, Selection
+from strategies.updates.buffers import Untrained
 from strategies.updates.server_optimizer import FEDEXP
 
 log = logging.getLogger("flwr.strategies")
@@ -36,301 +53,470 @@ def bytes_of(reply: Message | None) -> int:
     return messages.total_bytes(reply) if reply is not None and reply.has_content() else 0
 
 
-# A client that has been asked so often in rounds that were played through, and never counted, never does.
-SEVERAL = 5
+@dataclass
+class Early:
+    """What closing the round under way rests on.
+
+    Attributes
+    ----------
+    began : float
+        Clock seconds.
+    needed : float
+        L, valid replies that close it; infinity: all.
+    worth : dict of int to int
+        For how many of them each client's counts, by index.
+    due : dict of int to float
+        In virtual time, clock seconds at which each reply comes.
+    bytes : dict of int to int
+        What each client was sent.
+    beside : dict of int to mapping
+        Vectors that went beside the model.
+    share : float
+        Σ p_i of the clients that were free, of all that were there.
+    closed : ClosingTime, optional
+        How it closed.
+    late : dict of int to LateTask
+        Tasks of this round that weren't done.
+    earlier : dict of int to LateTask
+        Tasks of earlier rounds that count in this one.
+    gone : set of int
+        Clients of such tasks that never counted, and do no longer work on them.
+    lost : set of int
+        Those of them that went away while they worked.
+    wasted : int
+        Bytes of replies that came too late.
+    """
+
+    began: float
+    needed: float
+    worth: dict[int, int]
+    due: dict[int, float]
+    bytes: dict[int, int]
+    beside: dict[int, Mapping[str, Vector]]
+    share: float = 1.0
+    closed: ClosingTime | None = None
+    late: dict[int, LateTask] = field(default_factory=dict)
+    earlier: dict[int, LateTask] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    wasted: int = 0
+
+    def note_sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
+        """Note what a client is sent."""
+        self.bytes[client.index], self.beside[client.index] = messages.total_bytes(request), beside
 
 
-class EarlyClosing(RoundScheme):
-    """Who is asked, and who isn't as they are at work."""
+class EarlyClosing:
+    """A round closes at its deadline, or with as many valid replies as it needs.
 
-    late_work: LateWork
-    #: Why an update of an earlier round can't count, for ``late = "next"``; "" if it can.
-    of_one_round: ClassVar[str] = ""
-    #: Whether a client's last update counts in every round, whoever is in time.
-    counts_again: ClassVar[bool] = False
-    _round: Round | None = None
-    _foreseen: tuple[tuple[int, ...], Played | None] = (), None  # of which clients, and what
-    _objective_said = False
-    _bytes_late = 0  # of replies that came when their rounds were over, and aren't told yet
+    Parameters
+    ----------
+    requests, receiver : TrainingRequests, Receiver
+        How late work is asked for again, and how it is known whether a reply is valid.
+    objective : EarlyObjective
+        What such rounds minimise.
+    """
 
-    def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
-        super().__init__(config, **run)
-        self._check_early()
+    early = True
 
-    def _check_early(self) -> None:
-        """Refuse what can't be where rounds close early."""
-        config, scheme = self.config, self.participation.scheme
-        given = f"over_select = {config.over_select:g}"
-        if config.over_select and scheme not in ("uniform", "md", "flower"):
-            raise ValueError(f"{given}: goes with participation uniform, md or flower, not with {scheme!r}")
-        if config.over_select and type(self).select is not RoundScheme.select:
-            raise ValueError(f"{given}: {type(self).__name__} chooses clients by itself (select)")
-        if type(self).select is not RoundScheme.select and (scheme, config.fraction_train) != ("full", 1.0):
-            # It may well read them, or ask its base.
-            log.warning(
-                "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
-                "only where it reads them",
-                config.participation,
-                config.fraction_train,
-                type(self).__name__,
-            )
-        if not self.closes_early:
-            return
-        if scheme == "paired":
-            raise ValueError(
-                f"round_deadline = {config.round_deadline:g}: participation = 'paired' needs the last client in "
-                "every round, who may be at work on an earlier one; allowed are full, uniform, md, flower, fixed:…"
-            )
-        why = self.of_one_round
-        if config.server_optimizer == FEDEXP:
-            why = f"the step size of server_optimizer = {FEDEXP!r} is that of the updates of one round"
-        if config.late == NEXT and why:
-            raise ValueError(f"late = {NEXT!r}: {why}; allowed is drop")
+    def __init__(
+        self,
+        config: SynchronousConfig,
+        run: RunState,
+        population: Population,
+        selection: Selection,
+        size: RoundSize,
+        objective: EarlyObjective,
+        requests: TrainingRequests,
+        receiver: Receiver,
+        pending: PendingReplies,
+        accounts: Accounts,
+        timeline: Timeline,
+        capabilities: Capabilities,
+    ) -> None:
+        self._config, self._run, self._population = config, run, population
+        self._selection, self._size, self._objective = selection, size, objective
+        self._requests, self._receiver, self._pending = requests, receiver, pending
+        self._accounts, self._timeline, self._capabilities = accounts, timeline, capabilities
+        self._out_of_time = False
+        self.late_work = LateWork()
+        self._fields = ConfigRecord()  # what the loop adds to every request
+        self._bytes_late = 0  # of replies that came when their rounds were over, and aren't reported yet
+        self._current: Early | None = None
+
+    # ---- Who is asked ------------------------------------------------------------------------------------------
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError if so many clients are too few for the scheme, the rule, or to ask more than needed."""
-        super().check(num_clients)
-        scheme, over = self.participation, self.config.over_select
+        """Raise ValueError if so many clients are too few to ask more than needed."""
+        scheme, over = self._selection.scheme, self._config.over_select
         if over and scheme.scheme != "md" and scheme.sample_size(num_clients) == num_clients:
             raise ValueError(
                 f"over_select = {over:g}: all {num_clients} clients are asked without it; fraction_train = "
                 f"{scheme.fraction:g} must be less"
             )
 
-    @property
-    def closes_early(self) -> bool:
-        """Whether a round may close before all replies are there."""
-        return bool(self.config.round_deadline or self.config.over_select)
+    def number_to_draw(self) -> int | None:
+        """Return how many are drawn, by the clients that are there, at work or not."""
+        return self._size.to_ask(self._size.there())
 
     @property
-    def keeps_on_clients(self) -> bool:
-        """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
-        own_models = self.personal and type(self).personal_model is FederatedStrategy.personal_model
-        return own_models or self.config.compression != "none"
+    def waits_for_late_work(self) -> bool:
+        """Whether work of earlier rounds is under way, or there and not counted yet."""
+        return bool(self.late_work.tasks)
 
-    # ---- Who is asked ----------------------------------------------------------------------------------------
+    def busy(self) -> list[int]:
+        """Return the clients, by index, that are at work on what is late."""
+        return [task.client for task in list(self.late_work.tasks.values()) if task.reply is None]
 
-    def _number_to_draw(self) -> int | None:
-        """Return how many are drawn, by the clients that are there, at work or not; None: as the scheme says."""
-        return self._to_ask(self._number_there()) if self.closes_early else None
-
-    def _to_ask(self, there: int) -> int:
-        return number_to_ask(self.participation.sample_size(there), self.config.over_select)
-
-    def _number_there(self) -> int:
-        """Return how many clients are there now by their availability, at work or not."""
-        if self.pace.always:
-            return len(self.clients)
-        return max(sum(self.pace.there(client) for client in self.clients), 1)
-
-    def _free(self, grid: Grid) -> list[Client]:
+    def free(self, grid: Grid) -> list[Client]:
         """Return the clients that aren't at work on what is late."""
-        tasks = self.late_work.tasks
+        tasks, pace = self.late_work.tasks, self._run.pace
         if not tasks:
-            return self.clients
-        if self.pace.waits:
+            return self._run.clients
+        if pace.real_time:
             ids = {task.request.message_id: i for i, task in tasks.items() if task.request and not task.reply}
-            for index, reply in next(looks(grid, ids, 0.0, self.stopped), []):
+            for index, reply in next(looks(grid, ids, 0.0, self._run.stopped), []):
                 tasks[index].reply = reply
-        if self.config.late != NEXT:
-            over = {task.client for task in self.late_work.due_by(self.pace.now())}
+        if self._config.late != NEXT:
+            over = {task.client for task in self.late_work.due_by(pace.now())}
             self._bytes_late += sum(bytes_of(task.reply) for task in tasks.values())
             self.late_work.done(over | {i for i, task in tasks.items() if task.reply})
-        return [client for client in self.clients if client.index not in tasks]
+        return [client for client in self._run.clients if client.index not in tasks]
 
-    def _drawn(
-        self, free: Sequence[Client], server_round: int
-    ) -> tuple[Sequence[Client], Sequence[float] | None]:
-        """Return who of the clients that are free takes part in a round, and their d_i; maybe nobody."""
-        fixed, late = set(self.participation.fixed), self.late_work.tasks.keys()
-        own = type(self).select is not RoundScheme.select
-        if not free or (not own and fixed & late and not fixed & {client.index for client in free}):
-            by_replies = any(task.weight is None for task in self.late_work.tasks.values())
-            return [], None if by_replies else []
-        return self.select(free, self._lots(server_round))
-
-    def _lots(self, server_round: int) -> np.random.Generator:
-        """Return the stream that a round's participants are drawn from."""
-        return streams.generator(self.config.seed, "participants", server_round)
-
-    def _early(
-        self, participants: Sequence[Client], weights: Sequence[float] | None, server_round: int
-    ) -> Early | None:
-        """Return what a round needs to close early; None if it doesn't."""
-        if not self.closes_early:
+    def nobody(self, free: Sequence[Client]) -> Chosen | None:
+        """Return no participants where all that could be asked are at work."""
+        fixed, late = set(self._selection.scheme.fixed), self.late_work.tasks.keys()
+        by_scheme = not self._capabilities.chooses_clients
+        if free and not (by_scheme and fixed & late and not fixed & {client.index for client in free}):
             return None
-        indices = [client.index for client in participants]
-        there = self._number_there()
-        worth = dict(zip(indices, self._replies_worth(weights or [1.0] * len(indices), there), strict=True))
-        due = self._due(participants, server_round)
-        return Early(self.pace.now(), self._needed(there), worth, due, {}, {}, share=self._free_share())
+        by_replies = any(task.weight is None for task in self.late_work.tasks.values())
+        return [], None if by_replies else []
 
-    def _due(self, participants: Sequence[Client], server_round: int) -> dict[int, float]:
-        """Return when each client's reply comes, or its client goes, by its index; nothing in real time."""
-        foretold = {client.index: self.pace.foretold(client, server_round) for client in participants}
-        return {index: time for index, time in foretold.items() if time is not None}
+    def open(self, current: Round, config: ConfigRecord) -> None:
+        """Work out what closes the round."""
+        indices, there = [client.index for client in current.clients], self._size.there()
+        worth = self._size.worth(current.weights or [1.0] * len(indices), there)
+        self._fields = config
+        self._current = Early(
+            self._run.pace.now(),
+            self._size.needed(there),
+            dict(zip(indices, worth, strict=True)),
+            due={},
+            bytes={},
+            beside={},
+            share=self._free_share(),
+        )
+
+    def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
+        """Note what a client is sent."""
+        early = self._early
+        early.bytes[client.index], early.beside[client.index] = messages.total_bytes(request), beside
+
+    def ready(self, current: Round) -> None:
+        """Foresee when each client's reply comes, or its client goes: by now it is known how much each is sent."""
+        foretold = {c.index: self._run.pace.foretold(c, current.number) for c in current.clients}
+        self._early.due = {index: time for index, time in foretold.items() if time is not None}
+
+    @property
+    def _early(self) -> Early:
+        assert self._current is not None
+        return self._current
 
     def _free_share(self) -> float:
         """Return Σ p_i over the clients that were free, of all that are there: their d_i are by those alone."""
-        if not self.late_work.tasks:
-            return 1.0
         late = self.late_work.tasks
-        here = [client for client in self.clients if client.index in late or self.pace.there(client)]
-        p = self._importances(here)
+        if not late:
+            return 1.0
+        here = [c for c in self._run.clients if c.index in late or self._run.pace.there(c)]
+        p = self._population.importances(here)
         return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in late))
 
-    def _needed(self, there: int) -> float:
-        """Return L, the replies that close a round when so many clients are there."""
-        return self.participation.sample_size(there) if self.config.over_select else inf
+    # ---- Whose replies count -----------------------------------------------------------------------------------
 
-    def _replies_worth(self, weights: Sequence[float], there: int) -> list[int]:
-        """Return for how many of L each reply counts: where a client may be drawn twice, d_i is counts / draws."""
-        if self.participation.scheme != "md" or not self.closes_early:
-            return [1] * len(weights)
-        return [round(weight * self._to_ask(there)) for weight in weights]
+    def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterable[Message]:
+        """Send a round's requests and return its replies, up to its end."""
+        current.begin(requests, self._timeline, self._run.pace)
+        by_node = {request.metadata.dst_node_id: request for request in requests}
+        asked = {
+            c.index: by_node[c.node_id]
+            for c in current.clients
+            if c.node_id in by_node and c.index not in current.lost
+        }
+        if self._run.pace.real_time:
+            return self._as_they_come(current, grid, asked)
+        return self._as_foretold(current, grid, asked)
 
-    def _plan(self, early: Early, failed: Collection[int] = ()) -> Closing:
+    def _plan(self, failed: Collection[int] = ()) -> ClosingTime:
         """Return how a round closes in virtual time, given whose replies aren't valid."""
+        early = self._early
         return closing(
             early.due,
             early.began,
-            deadline=self.config.round_deadline,
+            deadline=self._config.round_deadline,
             needed=early.needed,
             worth=early.worth,
             failed=failed,
-            busy=[task.due for task in self.late_work.tasks.values()] if self._own_loop else (),
+            busy=[task.due for task in self.late_work.tasks.values()] if self._run.own_loop else (),
         )
 
-    # ---- What is minimised -----------------------------------------------------------------------------------
+    def _as_foretold(self, current: Round, grid: Grid, asked: dict[int, Message]) -> Iterator[Message]:
+        """Send what is in time, and with it what is late for earlier rounds and comes now."""
+        early, run, replies = self._early, self._run, list[Message]()
+        failed = early.due.keys() - asked.keys()
+        plan = self._plan(failed)
+        while early.needed < inf and (new := [i for i in plan.in_time if i in asked]):
+            requests = [asked.pop(index) for index in new]
+            replies += self._sent(grid, requests)
+            failed |= self._invalid(current, new, replies)
+            plan = self._plan(failed)
+        early.late = {
+            index: LateTask(
+                index, current.number, early.began, early.due[index], parts=self._timeline.parts(index)
+            )
+            for index in plan.late
+        }
+        self._out_of_time = run.pace.over(plan.at)
+        present = {client.index for client in run.clients}
+        arrived = {task.client: task for task in self.late_work.due_by(plan.at)}
+        early.lost = {c.index for c in run.clients if c.index in arrived and self._loses(c, arrived[c.index])}
+        early.gone = {i for i, t in arrived.items() if t.base is None or i not in present} | early.lost
+        early.earlier = {i: task for i, task in arrived.items() if i not in early.gone}
+        again = self._requested_again(early.earlier.values())
+        self._close(current, plan)
+        # What comes too late is worked on only where that is seen later; replies to no request are passed over.
+        unseen = plan.late if self._config.late != NEXT and self._clients_keep_something else []
+        rest = [asked[index] for index in [*plan.in_time, *unseen] if index in asked]
+        return chain(replies, self._sent(grid, [*rest, *again]))
 
-    def _expected_weights(self, p: Weights) -> Weights | None:
-        expected = super()._expected_weights(p)
-        if not self.closes_early or self.counts_again or expected is None:
+    @property
+    def _clients_keep_something(self) -> bool:
+        """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
+        return self._capabilities.clients_keep_models or self._config.compression != "none"
+
+    def _loses(self, client: Client, task: LateTask) -> bool:
+        return self._run.pace.loses(client, task.number, task.began)
+
+    def _sent(self, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
+        if not requests:
+            return iter(())
+        awaited = self._pending.awaited(
+            grid, requests, lambda index: self._timeline.arrived(index, self._run.pace.now())
+        )
+        return (reply for _, reply in awaited)
+
+    def _requested_again(self, tasks: Iterable[LateTask]) -> list[Message]:
+        """Return the requests of late tasks, which are worked on now."""
+        by_index, requests = {client.index: client for client in self._run.clients}, list[Message]()
+        arrays = {}
+        for task in tasks:
+            client = by_index[task.client]
+            assert task.base is not None
+            if id(task.base) not in arrays:
+                arrays[id(task.base)] = self._run.layout.to_record(task.base.astype("float64"))
+            own = self._requests.fields(client, task.number, task.number, self._fields)
+            requests.append(self._requests.request(client, own, arrays[id(task.base)], task.beside))
+            task.request = requests[-1].metadata
+        return requests
+
+    def _as_they_come(self, current: Round, grid: Grid, asked: dict[int, Message]) -> list[Message]:
+        """Send all, and wait for what closes the round; what is late for earlier rounds may come meanwhile."""
+        early, run, replies = self._early, self._run, list[Message]()
+        tasks, by_index = self.late_work.tasks, {c.index: c for c in current.clients}
+        self._pending.expect({by_index[index].node_id: index for index in asked})
+        pushed = set(grid.push_messages(list(asked.values())))
+        ids = {request.metadata.message_id: index for index, request in asked.items()}
+        earlier = {t.request.message_id: i for i, t in tasks.items() if t.request and not t.reply}
+        waiting = {name: index for name, index in ids.items() if name in pushed}
+        open_, got, late = set(waiting.values()), 0, dict[int, Message]()
+        deadline = self._config.round_deadline or inf
+        waits = {**earlier, **waiting}
+        seen = any(task.reply for task in tasks.values())
+        ended = not (open_ if asked else tasks and not seen)
+        for look in () if ended else looks(grid, waits, min(deadline, run.timeout), run.stopped):
+            for index, reply in sorted(look, key=lambda pair: pair[0]):
+                if reply.metadata.reply_to_message_id in earlier:
+                    tasks[index].reply, seen = reply, True
+                    continue
+                self._timeline.arrived(index, run.pace.now())
+                self._pending.answered(by_index[index].node_id)
+                open_.discard(index)
+                if got >= early.needed:
+                    late[index] = reply
+                    continue
+                replies.append(reply)
+                if early.needed < inf:
+                    got += early.worth[index] * (not self._invalid(current, [index], [reply]))
+            if got >= early.needed or not (open_ if asked else not seen):
+                break
+        self._pending.expect({})
+        in_time = got >= early.needed or deadline <= run.timeout
+        self._settle_real_time(current, {i: late.get(i) for i in [*late, *(open_ if in_time else ())]})
+        replies += [task.reply for task in early.earlier.values() if task.reply is not None]
+        return replies
+
+    def _settle_real_time(self, current: Round, late: Mapping[int, Message | None]) -> None:
+        """Note which tasks are late, and which late ones of earlier rounds have come, or never will."""
+        early, run = self._early, self._run
+        metadata = dict(zip((c.index for c in current.clients), current.requests, strict=True))
+        nodes = {client.index: client.node_id for client in run.clients}
+        now, tasks = run.pace.now(), self.late_work.tasks
+        for index, reply in late.items():
+            until, sent = early.began + run.timeout, metadata[index]
+            task = LateTask(index, current.number, early.began, until, request=sent, reply=reply)
+            early.late[index] = task
+        for index, task in tasks.items():
+            same = task.request is not None and nodes.get(index) == task.request.dst_node_id
+            if task.base is not None and task.reply is not None and index in nodes:
+                early.earlier[index] = task
+            elif task.reply is not None or task.due <= now or not same:
+                early.gone.add(index)
+                early.wasted += bytes_of(task.reply)
+        in_time = [client.index for client in current.clients if client.index not in late]
+        self._close(current, ClosingTime(now, in_time, sorted(late)))
+
+    def _invalid(self, current: Round, clients: Iterable[int], replies: Iterable[Message]) -> set[int]:
+        """Return the clients whose replies don't count, or that haven't replied."""
+        check, wrong = self._receiver.check(Untrained(self._run.buffers_at)), set[int]()
+        by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        asked = {c.index: (c, m) for c, m in zip(current.clients, current.requests, strict=True)}
+        for index in clients:
+            client, metadata = asked[index]
+            try:
+                check(client, by_id.get(metadata.message_id), current.base_of(client)[0])
+            except ArraysMismatchError:
+                wrong.add(index)
+        return wrong
+
+    def _close(self, current: Round, plan: ClosingTime) -> None:
+        """Let those count that are in time, and what is late for earlier rounds: all by client."""
+        early = self._early
+        early.closed = plan
+        current.lost -= early.late.keys()  # whether such a task is lost is known when it would have come
+        known = current.weights or [0.0] * len(current.clients)
+        sent = dict(
+            zip((c.index for c in current.clients), zip(known, current.requests, strict=True), strict=True)
+        )
+        base, key = current.model.astype(self._run.layout.narrow), self._run.flower.arrayrecord_key
+        for index, task in early.late.items():
+            task.weight = sent[index][0] * early.share if current.weights is not None else None
+            if self._config.late == NEXT:
+                task.beside = early.beside[index]
+                task.base = task.beside[key].astype(base.dtype) if key in task.beside else base
+        by_index = {client.index: client for client in [*self._run.clients, *current.clients]}
+        count = {i: (d * early.share, request) for i, (d, request) in sent.items() if i not in early.late}
+        for index, task in early.earlier.items():
+            assert task.request is not None
+            count[index] = (task.weight or 0.0, task.request)
+            if task.base is not None:
+                current.bases[index] = task.base, task.number
+        order = sorted(count)
+        total = sum(known) if sent else 1.0
+        current.clients = [by_index[index] for index in order]
+        current.requests = [count[index][1] for index in order]
+        if current.weights is not None:
+            current.weights = shared([count[index][0] for index in order], total)
+
+    def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
+        """Return the replies that count, of all that a loop around the strategy has waited for."""
+        replies, early, failed = list(replies), self._early, set[int]()
+        if early.needed < inf:
+            failed = self._invalid(current, early.due, replies)
+        plan = self._plan(failed)
+        early.late = {i: LateTask(i, current.number, early.began, early.due[i]) for i in plan.late}
+        self._close(current, plan)
+        kept = {metadata.message_id for metadata in current.requests}
+        return [reply for reply in replies if reply.metadata.reply_to_message_id in kept]
+
+    # ---- What becomes of late work -----------------------------------------------------------------------------
+
+    def settle(self, current: Round) -> Mapping[str, int | float]:
+        """Enter what is late in the accounts, and return the counts; a round that is cut off leaves no trace."""
+        early = self._early
+        if early.closed is None:
+            return {}
+        next_counts = self._config.late == NEXT
+        dropped = [] if next_counts else list(early.late)
+        for index in dropped:
+            self._never_counts(index, current.number)
+        if next_counts:
+            for index in early.gone:
+                task = self.late_work.tasks[index]
+                self._never_counts(index, task.number, lost=index in early.lost)
+                early.wasted += task.sent_bytes
+            dropped += early.gone
+        self.late_work.done(early.gone | early.earlier.keys())
+        for task in early.late.values() if self._run.own_loop else ():
+            task.sent_bytes = early.bytes.get(task.client, 0)
+            if next_counts or task.reply is None:
+                self.late_work.add(task)
+        early.wasted += self._bytes_late + sum(early.bytes.get(index, 0) for index in dropped)
+        if not next_counts:
+            early.wasted += sum(bytes_of(task.reply) for task in early.late.values())
+        self._bytes_late = 0
+        ages = [
+            current.number - task.number
+            for index, task in early.earlier.items()
+            if current.outcomes.get(index) == ACCEPTED
+        ]
+        told: dict[str, int | float] = {
+            messages.LATE_UPDATES: len(early.late),
+            messages.DROPPED_UPDATES: len(dropped),
+            messages.BYTES_WASTED: early.wasted,
+        }
+        if next_counts:
+            told[messages.EARLIER_UPDATES] = len(ages)
+            if early.lost:  # what is dropped counts as late, whatever became of it
+                told[messages.LOST_TASKS] = len(current.lost) + len(early.lost)
+                told[messages.FAILURES] = len(current.failures) + len(early.lost)
+        if self._selection.weights_say_shares and (q := self._objective.shares()) is not None:
+            told["weights-distance"] = self._objective.distance(q)
+        if ages:
+            told |= {"staleness-mean": sum(ages) / len(ages), "staleness-max": max(ages)}
+        return told
+
+    def _never_counts(self, index: int, number: int, *, lost: bool = False) -> None:
+        """Note that a client's work never counts."""
+        self._run.missed(f"not done when round {number} closed")
+        account = self._accounts[index]
+        account.tasks += 1
+        outcome = messages.LOST if lost else messages.LATE
+        account.note(outcome)
+        self._timeline.end(index, self._run.pace.now(), outcome)
+
+    # ---- Time, and what is minimised ---------------------------------------------------------------------------
+
+    def cut_off(self) -> bool:
+        """Tell whether the run is to end, or the round under way would take the clock past the time budget."""
+        return self._run.stopped() or self._out_of_time
+
+    def duration(self, current: Round | None, server_round: int) -> float:
+        """Return the seconds by which the round under way moves the clock on."""
+        pace = self._run.pace
+        if current is None:
+            return 0.0
+        if pace.real_time:
+            return pace.round_time(current.clients, server_round)
+        return (self._early.closed or self._plan()).at - pace.now()
+
+    def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
+        """Return the share (n,) of each client in what is minimised; None if nobody can know."""
+        if self._capabilities.counts_again or expected is None:
             return expected
-        foreseen = self._foreseen_shares()  # of those that are there
+        foreseen = self._objective.shares()  # of those that are there
         return foreseen if foreseen is not None and len(foreseen) == len(p) else None
 
-    def _foreseen_shares(self) -> Weights | None:
-        """Return q_i (C,); None where nobody can know, or so many clients are that it would take too long."""
-        played = self._played()
-        return played.shares if played is not None and played.sure else None
+    def may_evaluate(self) -> list[Client]:
+        """Leave out, in real time, who is at work: nobody waits for them."""
+        if not self._run.pace.real_time:
+            return self._run.clients
+        return [client for client in self._run.clients if client.index not in self.late_work.tasks]
 
-    def _played(self) -> Played | None:
-        """Return what rounds of the clients that are there come to; None where nobody can know."""
-        if not self.closes_early or type(self).select is not RoundScheme.select or not self.clients:
-            return None
-        sized = self.config.client_weights != "samples" or all(c.described for c in self.clients)
-        key = tuple(client.index for client in self.clients)
-        if self.pace.weighs and not self.loads.known(self._sends_companions):
-            return None
-        if sized and self._foreseen[0] != key:
-            p, config = self._importances(self.clients), self.config
-            rules = Rules(config.round_deadline, self._needed, config.late, self._worth_of, self._may_draw)
-            played = self.pace.foresee(lambda schedule: play(schedule, self.clients, p, self._draw, rules))
-            self._foreseen = key, played
-        return self._foreseen[1] if sized else None
+    # ---- A run, and going on where an earlier one was ----------------------------------------------------------
 
-    @property
-    def _sends_companions(self) -> bool:
-        own, base = type(self), FederatedStrategy
-        return own.companions is not base.companions or own.outgoing is not base.outgoing
-
-    def _worth_of(self, draw: Draw, there: int) -> list[int]:
-        return self._replies_worth(draw.weights, there)
-
-    def _may_draw(self, place: int) -> bool:
-        return self.participation.may_draw(self.clients[place].index)
-
-    def _draw(self, places: Sequence[int], p: Weights, server_round: int, there: int) -> Draw:
-        """Draw as ``select`` does."""
-        free, scheme = [self.clients[place] for place in places], self.participation
-        if scheme.scheme == "fixed":
-            if not {client.index for client in free} & set(scheme.fixed):
-                return Draw((), ())
-            scheme = self._participation_among(free)
-        return scheme.draw(p, self._lots(server_round), self._to_ask(there))
-
-    @property
-    def _tells_shares(self) -> bool:
-        """Whether d_i says how much a client counts: not where a method or a robust rule puts updates together."""
-        weighed = self.config.aggregation_rule == MEAN and not self.counts_again
-        return weighed and (self.by_weights or not self._wants_all)
-
-    def weights_distance(self, q: Weights) -> float:
-        """Return ½ Σ |q_i − p_i|: how far the objective that is minimised is from the federated one."""
-        return 0.5 * float(np.abs(q - self._importances(self.clients)).sum())
-
-    def _say_objective(self) -> None:
-        """Say at the beginning which objective the run minimises, where that can be known, and who never counts.
-
-        Raises
-        ------
-        RunError
-            If nobody ever counts, or a method waits for one who never does.
-        """
-        if not self.closes_early or self._objective_said or (played := self._played()) is None:
-            return
-        self._objective_said = True
-        never = [
-            c
-            for c, asked, counted in zip(self.clients, played.asked, played.counted, strict=True)
-            if asked >= SEVERAL and not counted
-        ]
-        rules = f"round_deadline = {self.config.round_deadline:g}, over_select = {self.config.over_select:g}"
-        if not played.counted.any() or (never and self.counts_again):
-            waits = f"{type(self).__name__} waits for {never[0]}, which is never" if never else ""
-            who = waits if played.counted.any() else "no client is ever"
-            raise RunError(
-                f"{rules}: {who} done when a round closes; allowed are a later deadline, or late = {NEXT!r}"
-            )
-        if never:
-            named = ", ".join(str(client.index) for client in never[:10]) + ", …" * (len(never) > 10)
-            log.warning(
-                "%s: %d of %d clients never count, as they are always late: %s",
-                rules,
-                len(never),
-                len(self.clients),
-                named,
-            )
-        if self._tells_shares and played.sure:
-            self._say_distance(played.shares, "this run minimises")
-        elif self._tells_shares:
-            log.warning(
-                "rounds close before slow clients are done, so that fast ones count more: how much more, of "
-                "so many clients, the end says"
-            )
-
-    def _say_observed(self) -> None:
-        """Say at the end who counted how much, where that couldn't be known before."""
-        if not self.closes_early or not self.clients or self.stopped() or self._foreseen_shares() is not None:
-            return
-        weights = self.accounts.column("weight", max(client.index for client in self.clients) + 1)
-        q = np.array([weights[client.index] for client in self.clients])
-        if q.sum() > 0 and self._tells_shares:
-            self._say_distance(q / q.sum(), "this run counted its clients by")
-
-    def _say_distance(self, q: Weights, what: str) -> None:
-        p = self._importances(self.clients)
-        if (distance := self.weights_distance(q)) > 1e-6:
-            most = int(np.argmax(q - p))
-            log.warning(
-                "%s Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f (½ Σ |q_i − p_i|), as rounds "
-                "close before slow clients are done; %s counts most in excess, %.4f for %.4f",
-                what,
-                distance,
-                self.clients[most],
-                q[most],
-                p[most],
-            )
-
-    # ---- Its loop, and going on where an earlier run was -----------------------------------------------------
-
-    def _check_loop(self) -> None:
-        """Refuse a loop around the strategy where late work would need this object's own."""
-        if not self.closes_early or self._own_loop:
-            return
-        config = self.config
-        if config.late == NEXT or self.pace.waits:
+    def check_loop(self) -> None:
+        """Refuse a loop around the strategy where late work would need the strategy's own."""
+        config = self._config
+        if not self._run.own_loop and (config.late == NEXT or self._run.pace.real_time):
             given = f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}"
             raise RunError(
                 f"{f'late = {NEXT!r}' if config.late == NEXT else given}: a loop around the strategy, such as that "
@@ -338,49 +524,100 @@ class EarlyClosing(RoundScheme):
                 "the strategy's own start()"
             )
 
-    def at_work(self) -> list[int]:
-        """Add those that are at work on what is late."""
-        late = (task.client for task in list(self.late_work.tasks.values()) if task.reply is None)
-        return list({*super().at_work(), *late})
-
-    def _evaluating(self) -> list[Client]:
-        """Leave out, in real time, who is at work: nobody waits for them."""
-        if not self.pace.waits:
-            return self.clients
-        return [client for client in self.clients if client.index not in self.late_work.tasks]
-
-    def state(self) -> State:
-        """Add late work that is under way."""
-        return super().state() | self.late_work.state()
-
-    def restore(self, state: State) -> None:
-        """Take up late work that was under way, too."""
-        super().restore(state)
-        self.late_work = LateWork.restored(state)
-
-    def reset(self) -> None:
-        """Forget late work."""
-        super().reset()
-        self.late_work = LateWork()
-        self._foreseen, self._objective_said = ((), None), False
-
-    def _take_up_late_work(self) -> None:
-        """Say what changes nothing. Go on with late work, in a run that goes on; in real time it is lost."""
-        config, tasks = self.config, self.late_work.tasks
-        if config.late == NEXT and not self.closes_early:
-            log.warning(
-                "late = %r changes nothing: without round_deadline or over_select nothing is late", NEXT
-            )
-        if self.pace.waits and config.round_deadline > self.timeout:
+    def begin(self) -> None:
+        """Go on with late work, in a run that goes on; in real time it is lost."""
+        config, tasks, pace = self._config, self.late_work.tasks, self._run.pace
+        self._out_of_time = False
+        if pace.real_time and config.round_deadline > self._run.timeout:
             log.warning(
                 "round_deadline = %g changes nothing: no round waits longer than timeout = %g s",
                 config.round_deadline,
-                self.timeout,
+                self._run.timeout,
             )
-        if tasks and self.pace.waits:
+        if tasks and pace.real_time:
             log.warning("late work of %d clients was under way when the run ended: it is lost", len(tasks))
             self.late_work = LateWork()
             return
         for task in tasks.values():
-            if self.config.late == NEXT:
-                self.timeline.begin(task.client, task.began, task.due, task.parts)
+            if config.late == NEXT:
+                self._timeline.begin(task.client, task.began, task.due, task.parts)
+
+    def log_objective(self) -> None:
+        """Log once which objective the run minimises."""
+        self._objective.log_beforehand()
+
+    def end(self) -> None:
+        """Log at the end how much each client counted, where that couldn't be known before."""
+        self._objective.log_observed()
+
+    def state(self) -> dict[str, Any]:
+        """Return the late work that is under way."""
+        return self.late_work.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the late work of a state."""
+        self.late_work = LateWork.restored(state)
+
+    def reset(self) -> None:
+        """Forget late work, and what was foreseen."""
+        self.late_work = LateWork()
+        self._objective.reset()
+
+
+def make_closing(
+    config: SynchronousConfig,
+    run: RunState,
+    population: Population,
+    selection: Selection,
+    requests: TrainingRequests,
+    receiver: Receiver,
+    pending: PendingReplies,
+    accounts: Accounts,
+    timeline: Timeline,
+    capabilities: Capabilities,
+) -> Closing:
+    """Return what closes rounds by a config.
+
+    Raises
+    ------
+    ValueError
+        If rounds that close early can't be, by the rest of the config or by the method.
+    """
+    if not config.round_deadline and not config.over_select:
+        return WaitForAll(run, pending, timeline)
+    check_early(run.name, config, selection.scheme.scheme, capabilities)
+    size = RoundSize(run, selection.scheme, config.over_select)
+    objective = EarlyObjective(config, run, population, selection, size, accounts, capabilities)
+    return EarlyClosing(
+        config,
+        run,
+        population,
+        selection,
+        size,
+        objective,
+        requests,
+        receiver,
+        pending,
+        accounts,
+        timeline,
+        capabilities,
+    )
+
+
+def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
+    """Raise ValueError for what can't be where rounds close early."""
+    given = f"over_select = {config.over_select:g}"
+    if config.over_select and scheme not in ("uniform", "md", "flower"):
+        raise ValueError(f"{given}: goes with participation uniform, md or flower, not with {scheme!r}")
+    if config.over_select and capabilities.chooses_clients:
+        raise ValueError(f"{given}: {name} chooses clients by itself (select)")
+    if scheme == "paired":
+        raise ValueError(
+            f"round_deadline = {config.round_deadline:g}: participation = 'paired' needs the last client in "
+            "every round, who may be at work on an earlier one; allowed are full, uniform, md, flower, fixed:…"
+        )
+    why = capabilities.of_one_round
+    if config.server_optimizer == FEDEXP:
+        why = f"the step size of server_optimizer = {FEDEXP!r} is that of the updates of one round"
+    if config.late == NEXT and why:
+        raise ValueError(f"late = {NEXT!r}: {why}; allowed is drop")

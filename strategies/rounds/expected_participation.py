@@ -12,9 +12,10 @@ from math import inf
 import numpy as np
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Draw, Weights
+from strategies.clients.weights import Weights
 from strategies.clock import RESOLUTION
 from strategies.rounds.deadline import NEXT, closing, shared
+from strategies.rounds.participation import Draw
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Schedule
 

@@ -7,13 +7,13 @@ from strategies.clients.roster import Client
 from strategies.core.config import StrategyConfig
 from strategies.flower.errors import RunError
 from strategies.timing.availability import NEVER
-from strategies.timing.scheduler import Pace
+from strategies.timing.scheduler import Scheduler
 
 log = logging.getLogger("flwr.strategies")
 
 
 def present(
-    pace: Pace, clients: Sequence[Client], wanted: Callable[[int], bool], *, wait: bool
+    pace: Scheduler, clients: Sequence[Client], wanted: Callable[[int], bool], *, wait: bool
 ) -> list[Client]:
     """Return those of the clients that are there.
 
@@ -27,7 +27,7 @@ def present(
     return [client for client in clients if pace.there(client)]
 
 
-def _waited(pace: Pace, clients: Sequence[Client]) -> bool:
+def _waited(pace: Scheduler, clients: Sequence[Client]) -> bool:
     """Move the clock on until one of the clients is there; tell whether one is."""
     now = pace.now()
     comes = min((pace.comes(client, now) for client in clients), default=NEVER)
@@ -41,7 +41,7 @@ def _waited(pace: Pace, clients: Sequence[Client]) -> bool:
     return False
 
 
-def check_loop(pace: Pace, config: StrategyConfig) -> None:
+def check_loop(pace: Scheduler, config: StrategyConfig) -> None:
     """Refuse a loop around a strategy, whose time doesn't pass, where clients come and go."""
     if not pace.always:
         raise RunError(

@@ -1,7 +1,7 @@
 """A round under way: who was sent the model with which weight, and what has come of it."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -17,66 +17,12 @@ from strategies.clients.timeline import Timeline
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.internals import MOD_FAILED
-from strategies.rounds.deadline import Closing, LateTask
-from strategies.timing.scheduler import Pace
+from strategies.timing.scheduler import Scheduler
 from strategies.updates.chain import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
 GONE = "it went away before its task was done"
-
-
-@dataclass
-class Early:
-    """What a round needs that may close before all replies are there: see strategies/rounds/deadline.py.
-
-    Attributes
-    ----------
-    began : float
-        Clock seconds.
-    needed : float
-        L, valid replies that close it; infinity: all.
-    worth : dict of int to int
-        For how many of them each client's counts, by index.
-    due : dict of int to float
-        In virtual time, clock seconds at which each reply comes.
-    bytes : dict of int to int
-        What each client was sent.
-    beside : dict of int to mapping
-        Vectors that went beside the model.
-    share : float
-        Σ p_i of the clients that were free, of all that were there.
-    closed : Closing, optional
-        How it closed.
-    late : dict of int to LateTask
-        Tasks of this round that weren't done.
-    earlier : dict of int to LateTask
-        Tasks of earlier rounds that count in this one.
-    gone : set of int
-        Clients of such tasks that never counted, and do no longer work on them.
-    lost : set of int
-        Those of them that went away while they worked.
-    wasted : int
-        Bytes of replies that came too late.
-    """
-
-    began: float
-    needed: float
-    worth: dict[int, int]
-    due: dict[int, float]
-    bytes: dict[int, int]
-    beside: dict[int, Mapping[str, Vector]]
-    share: float = 1.0
-    closed: Closing | None = None
-    late: dict[int, LateTask] = field(default_factory=dict)
-    earlier: dict[int, LateTask] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
-    wasted: int = 0
-
-    def note_sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Note what a client is sent."""
-        self.bytes[client.index], self.beside[client.index] = messages.total_bytes(request), beside
 
 
 @dataclass
@@ -115,8 +61,10 @@ class Round:
         Whom a mod in front of the app left out.
     lost : set of int
         Who goes away before the task is done.
-    early : Early, optional
-        Where the round may close before all replies are there.
+    worth : dict of int to float
+        The weights d_i by which clients count, by index.
+    bases : dict of int to (array (D,), int)
+        The model that a client was sent, and in which round, where that isn't this round's model.
     """
 
     number: int
@@ -135,16 +83,14 @@ class Round:
     sizes: dict[int, int] = field(default_factory=dict)
     by_mods: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
-    early: "Early | None" = None
+    worth: dict[int, float] = field(default_factory=dict)
+    bases: dict[int, tuple[NDArray[Any], int]] = field(default_factory=dict)
 
     def base_of(self, client: Client) -> tuple[NDArray[Any], int]:
         """Return the model (D,) that a client was sent whose work counts in this round, and of which round."""
-        earlier = None if self.early is None else self.early.earlier.get(client.index)
-        if earlier is None or earlier.base is None:
-            return self.model, self.number
-        return earlier.base, earlier.number
+        return self.bases.get(client.index, (self.model, self.number))
 
-    def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Pace) -> None:
+    def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Scheduler) -> None:
         """Note what is really sent, by a ``configure_train`` of somebody else's too, and that tasks begin."""
         by_node = {request.metadata.dst_node_id: request.metadata for request in requests}
         self.requests = [
@@ -153,7 +99,7 @@ class Round:
         ]
         self.begin_tasks(timeline, pace)
 
-    def begin_tasks(self, timeline: Timeline, pace: Pace) -> None:
+    def begin_tasks(self, timeline: Timeline, pace: Scheduler) -> None:
         """Note that tasks begin, and of which it is known that their clients go away."""
         clients = self.clients
         ends = pace.foretold_all(clients, self.number)
@@ -221,8 +167,9 @@ class Round:
         told = {name: value for name, value in self.metrics.result().items() if name not in metrics}
         return MetricRecord({**metrics, **told})
 
-    def credit(self, accounts: Accounts, worth: Mapping[int, float]) -> None:
+    def credit(self, accounts: Accounts) -> None:
         """Enter the weights by which a round counted: those left out share theirs over the others."""
+        worth = self.worth
         counted = [
             index for index, outcome in self.outcomes.items() if outcome == ACCEPTED and index in worth
         ]

@@ -20,26 +20,11 @@ class Stragglers:
     ----------
     config : SynchronousConfig
         Its ``stragglers`` and ``drop_stragglers``, and the seed.
-
-    Raises
-    ------
-    ValueError
-        If no participant would ever count, or rounds close early as well.
     """
 
     def __init__(self, config: SynchronousConfig) -> None:
         self.config = config
         self._parts: dict[int, float] = {}
-        if not 0 <= config.stragglers <= 1:
-            raise ValueError(f"stragglers = {config.stragglers}: must be a number in [0, 1]")
-        if config.stragglers == 1 and config.drop_stragglers:
-            raise ValueError("stragglers = 1 with drop_stragglers = true: no work would ever count")
-        for name in ("round_deadline", "over_select"):
-            if config.stragglers and (value := getattr(config, name)):
-                raise ValueError(
-                    f"stragglers = {config.stragglers}, {name} = {value}: each says who isn't done when a round "
-                    "closes; one of the two must be 0"
-                )
 
     @property
     def drops(self) -> bool:
@@ -85,3 +70,17 @@ class Stragglers:
     def asks(self, client: Client) -> dict[str, float]:
         """Return what a participant's request says beside the rest: the part of its work, if it straggles."""
         return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}
+
+
+def check_stragglers(config: SynchronousConfig) -> None:
+    """Raise ValueError if no participant would ever count, or rounds close early as well."""
+    if not 0 <= config.stragglers <= 1:
+        raise ValueError(f"stragglers = {config.stragglers}: must be a number in [0, 1]")
+    if config.stragglers == 1 and config.drop_stragglers:
+        raise ValueError("stragglers = 1 with drop_stragglers = true: no work would ever count")
+    for name in ("round_deadline", "over_select"):
+        if config.stragglers and (value := getattr(config, name)):
+            raise ValueError(
+                f"stragglers = {config.stragglers}, {name} = {value}: each says who isn't done when a round "
+                "closes; one of the two must be 0"
+            )

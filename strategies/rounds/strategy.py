@@ -2,178 +2,156 @@
 
 A round draws its participants, sends each the global model, waits for the trained models and puts them together:
 w̄ ← step(w̄, Σ d_i Δ_i), with Δ_i = w_i − w̄, d_i the weight that makes the participation scheme unbiased (Dhasade,
-Kremer & Renard, algorithm 1; strategies/clients/weights.py) and step the server optimizer's, by default the
+Kremer & Renard, algorithm 1; strategies/rounds/participation.py) and step the server optimizer's, by default the
 sum. Σ runs in the order of the clients, in float64, so that a run doesn't depend on who answers first. A reply that
 is an error, missing, not finite or of another shape or dtype is left out, named in the log and counted; its weight is
 shared over the others. A round with no valid reply keeps the model, and the optimizer takes no step.
-
-What becomes of replies is in strategies/rounds/gathered_rounds.py, and strategies/updates/sums.py has rounds
-without any.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from strategies import streams
+from strategies.clients import fairness
+from strategies.clients.accounts import ACCEPTED
+from strategies.clients.metrics import MetricsMean
 from strategies.clients.roster import Client
-from strategies.core.config import SynchronousConfig
-from strategies.core.reporting import EvaluateFn
+from strategies.clients.weights import Weights
+from strategies.core.capabilities import hook
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.reporter import EvaluateFn
+from strategies.core.strategy import FederatedStrategy
+from strategies.core.wrapper import Wrapped
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.engine_name import RAY, engine_of
 from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
-from strategies.rounds.gathered_rounds import GatheredRounds
-from strategies.rounds.presence import check_loop, present
-from strategies.updates.aggregation import gathering
-from strategies.updates.sums import SummingGrid, looks_at_updates
+from strategies.rounds.call_up import CallUp
+from strategies.rounds.deadline import NEXT
+from strategies.rounds.early_closing import make_closing
+from strategies.rounds.gatherer import Gatherer
+from strategies.rounds.mods import RefusingMods
+from strategies.rounds.presence import check_loop
+from strategies.rounds.round import Round
+from strategies.rounds.selection import Chosen, Selection, check_equality
+from strategies.rounds.stragglers import check_stragglers
+from strategies.rounds.summed import SummedRounds
+from strategies.updates.aggregation import MEAN, WeightedSum, gathering
+from strategies.updates.buffers import Untrained
+from strategies.updates.chain import Contribution, Noise
+from strategies.updates.sums import SummingGrid
 
 log = logging.getLogger("flwr.strategies")
 
+Outcome = tuple[ArrayRecord | None, MetricRecord | None]
 
-class SynchronousStrategy(GatheredRounds):
+
+class SynchronousStrategy(FederatedStrategy):
     """The loop that FedAvg, FedProx and the spectral method share; a Flower Strategy for any Flower app.
 
-    The parameters are those of ``strategies.core.strategy.FederatedStrategy``. In virtual time a round takes as
-    long as its
-    slowest participant, unless it closes early (strategies/rounds/deadline.py). Under Flower's own
-    ``Strategy.start`` the
+    The parameters are those of ``strategies.FederatedStrategy``. In virtual time a round takes as long as its slowest
+    participant, unless it closes early (strategies/rounds/deadline.py). Under Flower's own ``Strategy.start`` the
     rounds are the same; clock, time budget and observer belong to this one.
+
+    Attributes
+    ----------
+    selection : Selection
+        The participation scheme: who takes part, and which weights are expected.
+    closing : WaitForAll or EarlyClosing
+        When a round closes, and whose work counts in it.
+    wrapper : Wrapped
+        What is known of a loop around the strategy, such as that of Flower's wrappers for privacy.
 
     New model: when all participants have answered.
     """
 
-    _too_few: int | None  # how many clients weren't enough so far; None once that is settled
+    Config: ClassVar[type[StrategyConfig]] = SynchronousConfig
+    config: SynchronousConfig
 
     def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self._nobody_comes, self._too_few = False, 0
-        self._looks_at_updates = looks_at_updates(type(self), SynchronousStrategy)
-
-    # ---- Flower's hooks -------------------------------------------------------------------------------------
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Draw the participants of a round and build their requests, in the order of the clients."""
-        if not self._own_loop:
-            self._follow(server_round, arrays, grid)
-            if server_round == 1:
-                self._too_few = 0
-            check_loop(self.pace, self.config)
-            self._check_loop()
-            self.wrapped.asks(server_round, config)
-        called = self._call_up(server_round, arrays, config, grid)
-        return [] if called is None else self._requests(server_round, arrays, config, *called)
-
-    def _requests(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        participants: Sequence[Client],
-        weights: Sequence[float] | None,
-    ) -> list[Message]:
-        """Build a round's requests, in the order of the clients."""
-        early, self._fields = self._early(participants, weights, server_round), config
-        companions, requests = self.companions(participants), []
-        beside: Mapping[str, Vector] = {}
-        for client in participants:
-            beside = next(companions, {})
-            own = self._train_config(client, server_round, server_round, config)
-            own.update(self.stragglers.asks(client))
-            requests.append(self._train_request(client, own, arrays, beside))
-            part = float(own.get(messages.PART, 1.0))  # type: ignore[arg-type]
-            self.loads.note(client.index, messages.total_bytes(requests[-1]), part)
-            if early is not None:
-                early.note_sent(client, requests[-1], beside)
-        if early is not None:  # by now it is known how many bytes each is sent
-            early.due = self._due(participants, server_round)
-        self._round = self._round_of(server_round, participants, weights)
-        self._round.requests = [request.metadata for request in requests]
-        self._round.companions, self._round.early = tuple(beside), early
-        self._round.bytes_down = sum(messages.total_bytes(request) for request in requests)
-        return requests
-
-    def _call_up(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> tuple[Sequence[Client], Sequence[float] | None] | None:
-        """Return a round's participants, in the order of the clients, and their weights; None if nobody comes."""
-        self.clients = clients = self._take_part(grid, config)
-        if not clients:  # stopped before they could answer
-            return None
-        self._check_number(grid)
-        self._say_objective()
-        free = present(
-            self.pace, self._free(grid), self.participation.may_draw, wait=not self.late_work.tasks
+        config, able, name = self.config, self.capabilities, self.run.name
+        self.selection = Selection(config, self.run, self.population, able)
+        check_stragglers(config)
+        _check(name, self)
+        self.closing = make_closing(
+            config,
+            self.run,
+            self.population,
+            self.selection,
+            self.requests,
+            self.receiver,
+            self.pending,
+            self.accounts,
+            self.timeline,
+            able,
         )
-        if not free and not self.late_work.tasks:
-            self._nobody_comes = True
-            return None
-        drawn = self.stragglers.among(*self._drawn(free, server_round), server_round)
-        self.model = self._layout.to_vector(arrays)
-        return drawn
+        self.wrapper = Wrapped(name)
+        self._call_up = CallUp(
+            self.run, self.population, self.selection, self.closing, self.select, self.check
+        )
+        self._gatherer = Gatherer(
+            self.run,
+            self.receiver,
+            self.safeguards,
+            self.server_step,
+            self.selection,
+            self.wrapper,
+            RefusingMods(self.run, self.receiver, self.without_companions),
+            able,
+            robust=config.aggregation_rule != MEAN,
+            counted=self.counted,
+        )
+        private = config.dp == "central"
+        self._noise = Noise(config.dp_noise_multiplier, config.dp_clipping_norm) if private else None
+        self._round: Round | None = None
 
-    def _check_number(self, grid: Grid) -> None:
-        """Check whether so many clients are enough, until they are or no more come; in real time more always may.
+    # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
 
-        Raises
-        ------
-        RunError
-            If they are too few, or none of those that the config names is there.
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if so many clients are too few for participation, aggregation rule or closing."""
+        self.selection.check(num_clients)
+        self.closing.check(num_clients)
+
+    @hook
+    def select(
+        self, clients: Sequence[Client], rng: np.random.Generator
+    ) -> tuple[Sequence[Client], Sequence[float] | None]:
+        """Return who takes part in a round and their weights d_i; None: by the sizes that their replies tell.
+
+        Parameters
+        ----------
+        clients : sequence of Client
+            Those that are there and free, by index; ``importance`` has the p_i of all.
+        rng : np.random.Generator
+            The round's own.
         """
-        if self._too_few is None:
-            return
-        before, self._too_few = self._too_few, None
-        number, named = len(self.clients), self.participation.fixed
-        if named and not any(client.index in named for client in self.clients):
-            raise RunError(f"participation = {self.config.participation!r}: none of these clients is there")
-        try:
-            # A round goes without those that are named and aren't there.
-            self.check(max(number, 1 + max(named, default=-1)))
-        except ValueError as error:
-            if not self.pace.waits:
-                # Flower's simulation registers its nodes while the run is under way already.
-                if engine_of(grid) != RAY or number <= before:
-                    raise RunError(str(error)) from None
-                self._too_few = number
-            log.warning("%s; more clients may come", error)
+        return self.selection.draw(clients, rng, self.closing.number_to_draw())
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Put the valid replies of the round together; None for the arrays if there is none.
+    @hook
+    def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
+        """Return the weight d_i of each contribution of a round, which come in client order."""
+        worth = {} if self._round is None else self._round.worth
+        d = [worth[contribution.client.index] for contribution in contributions]
+        return [weight * (sum(worth.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
 
-        A round that is cut off leaves no trace: None for both.
-        """
-        current = self._round
-        if current is None:
-            raise RuntimeError("aggregate_train is called after configure_train")
-        self.wrapped.passes_on()
-        if current.early is not None and not self._own_loop:
-            replies = self._closed_by_others(current, replies)
-        streaming = self.streams and current.weights is not None and not self._must_look_first
-        if not streaming:
-            replies = list(replies)
-            if self._cut_off():
-                return None, None  # a round that was cut off would count only its fast clients
-        weights = self._weights_of(current, replies)
-        self._worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
-        size, rule = len(current.model), self.config.aggregation_rule
-        number, squares = len(current.clients) - len(current.lost), self.optimizer.reads_squares
-        faulty, bound = self.config.faulty_clients, self.config.update_norm_bound
-        private = self._noise is not None
-        gathered = gathering(rule, faulty, size, number, squares=squares, bound=bound, private=private)
-        apart = self._gather(current, weights, replies, gathered)
-        if streaming and self._cut_off():
-            return None, None
-        return self._conclude(current, weights, gathered, apart)
+    def expected_weights(self, p: Weights) -> Weights | None:
+        """Return the share (n,) that each client has of what is minimised, by its p_i (n,); None if nobody knows."""
+        if self.capabilities.corrects_participation and not self.closing.early:
+            return self.selection.corrected(p)  # who takes part changes corrections, not whose minimum it is
+        return self.closing.expected(p, self.selection.expected(p))
 
-    # ---- The loop -------------------------------------------------------------------------------------------
+    def minimised(self) -> dict[int, float]:
+        """Return E[d_i] of the clients that count now, by index, if all were there and in time."""
+        return self.selection.minimised()
+
+    # ---- The loop ----------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -203,66 +181,321 @@ class SynchronousStrategy(GatheredRounds):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
         with self._running(grid, timeout):
-            return self._run(grid, initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn)
+            run, closing, reporter, pace = self.run, self.closing, self.reporter, self.run.pace
+            self._call_up.begin()
+            if self._begin(initial_arrays) is None:
+                reporter.report(0, run.result, {}, evaluate_fn=evaluate_fn, shares=dict)
+            if self.config.late == NEXT and not closing.early:
+                log.warning(
+                    "late = %r changes nothing: without round_deadline or over_select nothing is late", NEXT
+                )
+            closing.begin()
+            result = run.result
+            for server_round in range(run.aggregations + 1, num_rounds + 1):
+                work = self._dispatched(server_round, result.arrays, train_config, grid)
+                if run.stopped() or self._call_up.nobody_comes:
+                    break
+                if pace.budget and pace.over(pace.now() + closing.duration(self._round, server_round)):
+                    break
+                arrays, train_metrics = work()
+                if arrays is None and closing.cut_off():  # cut off; a round that is complete counts
+                    break
+                result.arrays = arrays or result.arrays
+                pace.clock.wait_until(pace.now() + closing.duration(self._round, server_round))
+                run.aggregations, metrics = server_round, train_metrics or MetricRecord()
+                result.train_metrics_clientapp[server_round] = metrics
+                told = run.told(self.optimizer)
+                if server_round % (self.config.eval_every or 1) and server_round != num_rounds:
+                    reporter.report(server_round, told, metrics)
+                    continue
+                requests = list(self.configure_evaluate(server_round, told.arrays, evaluate_config, grid))
+                averages, reporter.by_client = self.evaluator.collect(
+                    server_round, requests, grid, self.aggregate_evaluate
+                )
+                if averages is not None:
+                    told.evaluate_metrics_clientapp[server_round] = averages
+                    named = {fairness.of_clients(key): each for key, each in averages.items()}
+                    metrics = MetricRecord({**metrics, **named})
+                reporter.report(
+                    server_round, told, metrics, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
+                )
+            told = run.told(self.optimizer)
+            if run.aggregations > run.evaluated:  # stopped early, between two evaluations
+                reporter.report(
+                    run.aggregations, told, {}, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
+                )
+            run.check_worked(initial_arrays)
+            closing.end()
+            return told
 
-    def _run(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-        evaluate_fn: EvaluateFn | None,
-    ) -> Result:
-        self._nobody_comes, self._too_few = False, 0
-        if self._begin(initial_arrays) is None:
-            self._report(0, self._result, evaluate_fn, MetricRecord(), evaluate=True)
-        self._take_up_late_work()
-        result = self._result
-        for server_round in range(self.aggregations + 1, num_rounds + 1):
-            work = self._handed_out(server_round, result.arrays, train_config, grid)
-            if self.stopped() or self._nobody_comes or not self._fits_budget(server_round):
-                break
-            arrays, train_metrics = work()
-            if arrays is None and self._cut_off():  # cut off; a round that is complete counts
-                break
-            result.arrays = arrays or result.arrays
-            self.clock.wait_until(self.pace.now() + self._duration(server_round))
-            self.aggregations, metrics = server_round, train_metrics or MetricRecord()
-            result.train_metrics_clientapp[server_round] = metrics
-            every = self.config.eval_every or 1
-            told = self._told_of(result)
-            if evaluate := server_round % every == 0 or server_round == num_rounds:
-                metrics = self._evaluate_on_clients(server_round, told, evaluate_config, grid, metrics)
-            self._report(server_round, told, evaluate_fn, metrics, evaluate=evaluate)
-        if self.aggregations > self._evaluated:  # stopped early, between two evaluations
-            self._report(self.aggregations, self._told_of(result), evaluate_fn, MetricRecord(), evaluate=True)
-        self._check_worked(initial_arrays)
-        self._say_observed()
-        return self._told_of(result)
+    # ---- A round, and Flower's hooks ---------------------------------------------------------------------------
 
-    # ---- Parts of a round -----------------------------------------------------------------------------------
-
-    def _handed_out(
+    def _dispatched(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Callable[[], tuple[ArrayRecord | None, MetricRecord | None]]:
+    ) -> Callable[[], Outcome]:
         """Call up a round's participants; return what has them work, and makes the next model of it."""
-        if not isinstance(grid, SummingGrid) or not self._takes_sums:
+        if not isinstance(grid, SummingGrid) or not self._takes_sums():
             requests = list(self.configure_train(server_round, arrays, config, grid))
             return lambda: self._aggregate_replies(server_round, grid, requests)
-        called = self._call_up(server_round, arrays, config, grid)
-        if called is None:
+        chosen = self._call_up.participants(server_round, grid, config)
+        if chosen is None:
             return lambda: (None, None)
-        request = self._sum_request(server_round, arrays, config, *called)
-        if request is None or not grid.can_sum(request):
-            requests = self._requests(server_round, arrays, config, *called)
-            return lambda: self._aggregate_replies(server_round, grid, requests)
-        return lambda: self._aggregate_sums(grid, request)
+        current = self._open(server_round, arrays, chosen)
+        if (weights := current.weights) is not None:
+            bound = self.config.update_norm_bound
+            summed = SummedRounds(
+                self.run,
+                self.server_step,
+                self.pending,
+                self.timeline,
+                self.selection,
+                self.local_rule,
+                bound,
+            )
+            request = summed.request(current, arrays, config, weights)
+            if grid.can_sum(request):
 
-    def _aggregate_replies(
-        self, server_round: int, grid: Grid, requests: Sequence[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        replies: Iterable[Message] = self._replies(self._round, grid, requests)
-        if type(self).aggregate_train is not SynchronousStrategy.aggregate_train:
+                def work() -> Outcome:
+                    total = summed.work(current, grid, request, self.closing.cut_off)
+                    if self.closing.cut_off():
+                        return None, None
+                    return self._conclude(current, weights, total, Untrained(self.run.buffers_at))
+
+                return work
+        requests = self._requests(current, arrays, config)
+        return lambda: self._aggregate_replies(server_round, grid, requests)
+
+    @hook
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the participants of a round and build their requests, in the order of the clients."""
+        if not self.run.own_loop:
+            self._follow(server_round, arrays, grid)
+            if server_round == 1:
+                self._call_up.begin()
+            check_loop(self.run.pace, self.config)
+            self.closing.check_loop()
+            self.wrapper.asks(server_round, config)
+        chosen = self._call_up.participants(server_round, grid, config)
+        if chosen is None:
+            return []
+        return self._requests(self._open(server_round, arrays, chosen), arrays, config)
+
+    def _open(self, server_round: int, arrays: ArrayRecord, chosen: Chosen) -> Round:
+        """Begin a round of the participants that were chosen, with their weights."""
+        self.run.model, (participants, weights) = self.run.layout.to_vector(arrays), chosen
+        flower = self.run.flower
+        metrics = MetricsMean(flower.weighted_by_key, flower.train_metrics_aggr_fn)
+        self._round = Round(server_round, self.run.model, list(participants), weights, metrics)
+        return self._round
+
+    def _requests(self, current: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """Build a round's requests, in the order of the clients."""
+        key, requests = self.run.flower.arrayrecord_key, []
+        self.closing.open(current, config)
+        companions = self.companions(current.clients)
+        beside: Mapping[str, Vector] = {}
+        for client in current.clients:
+            beside = next(companions, {})
+            fields = self.requests.fields(client, current.number, current.number, config)
+            fields.update(part := self.selection.asks(client))
+            requests.append(self.requests.request(client, fields, arrays, beside))
+            self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
+            if key in beside:  # sent in place of the model
+                current.bases[client.index] = self.run.layout.rounded(beside[key]), current.number
+            self.closing.sent(client, requests[-1], beside)
+        self.closing.ready(current)
+        current.requests = [request.metadata for request in requests]
+        current.companions = tuple(beside)
+        current.bytes_down = sum(messages.total_bytes(request) for request in requests)
+        return requests
+
+    def _aggregate_replies(self, server_round: int, grid: Grid, requests: Sequence[Message]) -> Outcome:
+        replies: Iterable[Message]
+        if self._round is None:  # a ``configure_train`` of somebody else's has its own idea of a round
+            replies = (reply for _, reply in self.pending.awaited(grid, requests))
+        else:
+            replies = self.closing.replies(self._round, grid, requests)
+        if "aggregate_train" in self.capabilities.round_hooks:
             replies = list(replies)  # as Flower's own loop gives them
         return self.aggregate_train(server_round, replies)
+
+    @hook
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Outcome:
+        """Put the valid replies of the round together; None for the arrays if there is none.
+
+        A round that is cut off leaves no trace: None for both.
+        """
+        current, closing, config = self._round, self.closing, self.config
+        if current is None:
+            raise RuntimeError("aggregate_train is called after configure_train")
+        self.wrapper.passes_on()
+        if not self.run.own_loop:
+            replies = closing.closed_by_others(current, replies)
+        looks_first = self._gatherer.looks_first
+        streaming = self.capabilities.streams and current.weights is not None and not looks_first
+        if not streaming:
+            replies = list(replies)
+            if closing.cut_off():
+                return None, None  # a round that was cut off would count only its fast clients
+        weights = self.selection.weights_of(current, replies)
+        current.worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
+        total = gathering(
+            config.aggregation_rule,
+            config.faulty_clients,
+            len(current.model),
+            len(current.clients) - len(current.lost),
+            squares=self.optimizer.reads_squares,
+            bound=config.update_norm_bound,
+            private=self._noise is not None,
+        )
+        apart = self._gatherer.gather(current, weights, replies, total)
+        if streaming and closing.cut_off():
+            return None, None
+        return self._conclude(current, weights, total, apart)
+
+    def _conclude(
+        self, current: Round, weights: Sequence[float], total: WeightedSum, apart: Untrained
+    ) -> Outcome:
+        """Enter a round in the accounts, and make the next model of its sum; None if there is nothing."""
+        metrics = current.told(clipped=self.receiver.bounds_updates)
+        current.settle(self.accounts, self.timeline, self.run.pace.now())
+        metrics.update(self.closing.settle(current))
+        moved = self._step(current, weights, total)
+        if moved is None:
+            number, rule = metrics[messages.PARTICIPANTS], self.config.aggregation_rule
+            few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
+            few = "no reply in time" if self.closing.early and not current.clients else few
+            log.warning("round %d: %s, the model stays as it is", current.number, few)
+            return None, metrics
+        if not self.capabilities.records_shares:
+            current.credit(self.accounts)
+        # Buffers stay as they are if the model doesn't move, or if averaging them would leak data.
+        if self._noise is None and not self.run.keeps_model:
+            apart.put_into(moved)
+        return self.run.layout.to_record(moved), metrics
+
+    def _step(self, current: Round, weights: Sequence[float], total: WeightedSum) -> Vector | None:
+        """Return the next global model (D,); None if there is nothing that it could be made of."""
+        if self.capabilities.needs_all_updates:
+            if not (taken := current.contributions):
+                return None
+            weights = self.weigh(taken)
+            current.worth = {each.client.index: d for each, d in zip(taken, weights, strict=True)}
+            return self.server_step.sound(self.aggregate(current.model, taken, weights))
+        summed = total.result(weights)
+        if summed is None:
+            return None
+        update = self.direction(summed)
+        if self._noise is not None:
+            # Nobody can know the noise, unless the run is to be repeated.
+            rng = streams.unpredictable()
+            if self.run.repeatable:
+                rng = streams.generator(self.config.seed, "central-noise", current.number)
+            self._noise(update, total.sensitivity(weights), rng)
+            update[self.run.buffers_at] = 0.0
+        return self.server_step.sound(
+            self.server_step.moved(current.model, update, total.mean_square(weights))
+        )
+
+    def _takes_sums(self) -> bool:
+        """Tell whether nobody looks at single updates of a round."""
+        able = self.capabilities
+        return not (
+            able.sees_single_updates
+            or not able.streams
+            or self.receiver.witness is not None
+            or self.closing.early
+            or self.config.aggregation_rule != MEAN
+            or self._noise is not None
+            or self.safeguards.learns_norms
+            or self.compressed is not None
+            or self.run.flower.train_metrics_aggr_fn is not None
+            or len(self.run.buffers_at)
+        )
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
+        self.wrapper.ends(server_round)
+        return self.evaluator.requests(server_round, arrays, config, self.closing.may_evaluate())
+
+    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+        """Take part in somebody else's loop, such as Flower's ``Strategy.start`` and its wrappers."""
+        run, config = self.run, self.config
+        if why := self.unseen_by_wrappers():
+            raise RunError(
+                f"{run.name}: {why}, which a wrapper around the strategy, such as one for "
+                "privacy, knows nothing of; call the strategy's own start()"
+            )
+        if self.compressed is not None:
+            raise RunError(
+                f"compression = {config.compression!r}: a wrapper around the strategy, such as one for privacy, "
+                "can't read compressed updates; allowed is none, or the strategy's own start()"
+            )
+        run.grid = grid
+        run.take_layout(arrays)
+        self.requests.note_model(arrays)
+        if server_round == 1:  # the only sign that a run begins
+            run.enter(grid)
+            self.reset()
+            run.model = run.initial_model(arrays)
+            self.begin(run.layout, run.model)
+            if self.optimizer.averages:
+                log.warning(
+                    "server_optimizer = %r: its result is the mean of the last two models, which a loop around the "
+                    "strategy doesn't make: it has the last one",
+                    config.server_optimizer,
+                )
+
+    # ---- What a run knows of its clients, and its checkpoint ---------------------------------------------------
+
+    def shares_of_clients(self) -> dict[str, list[float]]:
+        """Return what is known of each client, by index: how often it counted, and how much it ought to and did.
+
+        How much is told where weights say it: not under a robust rule, nor where a method chooses clients or puts
+        their work together by itself.
+        """
+        sized = self.config.client_weights != "samples" or all(
+            client.num_examples is not None for client in self.run.clients
+        )
+        p = self.importance() if sized else {}
+        size = max(self.accounts.size, max(p, default=-1) + 1)
+        shares = {"importance": p} if p else {}
+        weighed = self.config.aggregation_rule == MEAN
+        if p and weighed and (expected := self.expected_weights(np.array(list(p.values())))) is not None:
+            shares["expected-share"] = dict(zip(p, expected.tolist(), strict=True))
+        told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
+        if weighed and (not self.capabilities.aggregates or self.capabilities.by_weights):
+            told["observed-share"] = fairness.shares(self.accounts.column("weight", size))
+        counted = self.accounts.column(ACCEPTED, size)
+        return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
+
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have been asked for something, also for late work."""
+        return list({*super().at_work(), *self.closing.busy()})
+
+    def parts(self) -> list[Any]:
+        """Return the parts of every strategy, and those of a loop of rounds."""
+        return [*super().parts(), self.closing, self._gatherer]
+
+
+def _check(name: str, strategy: SynchronousStrategy) -> None:
+    """Refuse configs whose parts don't go together; warn of keys that a method's own ``select`` may not read."""
+    config, able, scheme = strategy.config, strategy.capabilities, strategy.selection.scheme.scheme
+    if scheme == "paired" and not strategy.run.pace.always:
+        raise ValueError(
+            "participation = 'paired': the last client is in every round, and can't be if it comes and goes; "
+            "allowed with availability and task_failure are full, uniform, md, flower, fixed:…"
+        )
+    check_equality(name, config, scheme, able)
+    if able.chooses_clients and (scheme, config.fraction_train) != ("full", 1.0):
+        log.warning(
+            "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
+            "only where it reads them",
+            config.participation,
+            config.fraction_train,
+            name,
+        )

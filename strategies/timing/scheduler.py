@@ -4,7 +4,7 @@ In *virtual* time arrivals follow from the time scenario alone: the clock jumps 
 for that one reply. Due times within 1e-9 s are equal, and equal ones are taken in client order. In *real* time
 replies count when they come, a task has a deadline, and τ_i is the running mean of what was observed.
 
-A loop asks its pace when a task is due, what happens next, what a client's times are and how long a round takes.
+A loop asks its scheduler when a task is due, what happens next, what a client's times are and how long a round takes.
 """
 
 from abc import ABC, abstractmethod
@@ -12,58 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import Message
 from numpy.typing import NDArray
 
+from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clients.timeline import Parts
 from strategies.clock import RESOLUTION, Clock
-from strategies.events.tasks import Ledger, Member, Task
-from strategies.flower.direct import Work
-from strategies.flower.exchange import Mail
 from strategies.timing.availability import NEVER, Stretch
 from strategies.timing.load import Loads
 
 Times = NDArray[np.float64]
 T = TypeVar("T")
 
-REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
 SHORTEST_DEADLINE = 60.0  # real seconds that a task is given at least, when the timeout allows
-SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for replies
-
-
-class Arrival(NamedTuple):
-    """The reply to a task is there, or it is certain that none comes (None)."""
-
-    task: Task
-    reply: Message | Work | None
-
-
-class Retry(NamedTuple):
-    """A client that was dropped is to be asked again."""
-
-    member: Member
-
-
-class Turn(NamedTuple):
-    """A client comes or goes."""
-
-    member: Member
-
-
-class PatienceOver(NamedTuple):
-    """What is held back is to be taken in."""
-
-
-class Tick(NamedTuple):
-    """An interval is over."""
-
-
-class Look(NamedTuple):
-    """It is time to look who is connected."""
-
-
-Event = Arrival | Retry | Turn | PatienceOver | Tick | Look
 
 
 class Outlook(NamedTuple):
@@ -88,7 +49,7 @@ def patience(usual: float, timeout: float) -> float:
     return min(timeout, max(5 * usual, SHORTEST_DEADLINE))
 
 
-class Pace(ABC):
+class Scheduler(ABC):
     """Time as a strategy sees it.
 
     Parameters
@@ -103,10 +64,9 @@ class Pace(ABC):
         What tasks weigh, where their times follow from that.
     """
 
-    #: Whether τ_i are estimates, which every answer changes.
-    learns: bool
-    #: Whether time passes by itself: a run without clients then waits for one, and looks for it now and then.
-    waits: bool
+    #: Whether time passes by itself: replies count when they come, task times τ_i are estimates that every answer
+    #: changes, and a run without clients waits for one.
+    real_time: bool
     #: Whether everybody is always there, and no task is lost.
     always: bool = True
 
@@ -144,6 +104,13 @@ class Pace(ABC):
     def tick(self, interval: float | None) -> float:
         """Return the clock time at which the next interval is over, (n+1) Δt after the origin."""
         return NEVER if interval is None else self.origin + (self.ticks + 1) * interval
+
+    def count_interval(self, interval: float) -> None:
+        """Count an interval that is over; of several that were missed only one counts."""
+        now = self.now()
+        if now > self.tick(interval) + interval:
+            self.origin = now - (self.ticks + 1) * interval
+        self.ticks += 1
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
@@ -211,16 +178,16 @@ class Pace(ABC):
         """Return the clock time at which a task handed out at one is due, or given up; ``lost``: it can't be sent."""
 
     @abstractmethod
-    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+    def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
         """Return τ_i (n,), the mean task times: expected ones in virtual time, observed ones in real time."""
 
-    def cycles(self, members: Iterable[Member], ledger: Ledger, interval: float | None) -> Times:
+    def cycles(self, members: Iterable[Member], everybody: Iterable[Member], interval: float | None) -> Times:
         """Return the mean seconds (n,) from one contribution to the next of a client that waits for no other.
 
         They are its task times, and the time that it isn't there or works for nothing; infinite for one that is
         never there for as long as a task takes. ``interval``: between aggregations, with which its next task begins.
         """
-        return self.times(members, ledger)
+        return self.times(members, everybody)
 
     def expected(
         self, clients: Sequence[Client], shares: Callable[[Sequence[int]], NDArray[np.float64]]
@@ -229,34 +196,20 @@ class Pace(ABC):
         return shares(range(len(clients)))
 
     @abstractmethod
-    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+    def mean(
+        self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
+    ) -> Times:
         """Return E f(T_i) (n,) over a client's task times T_i, of whose law real time knows but the mean."""
 
     @abstractmethod
     def foresee(self, play: Callable[[Schedule], T]) -> T | None:
         """Return what ``play`` makes of all tasks to come; None where they can't be known."""
 
-    @abstractmethod
-    def kept(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return those of the tasks under way that a resumed run goes on with."""
 
-    @abstractmethod
-    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
-        """Yield what happens, one thing after the other, until the budget is spent.
-
-        Each is to be dealt with before the next is asked for.
-
-        Raises
-        ------
-        RunError
-            In virtual time, if nothing can ever happen again.
-        """
-
-
-class WallPace(Pace):
+class RealTimeScheduler(Scheduler):
     """Time passes by itself."""
 
-    learns, waits = True, True
+    real_time = True
 
     def enrol(self, clients: Sequence[Client]) -> None:
         """Do nothing: times are observed."""
@@ -281,56 +234,18 @@ class WallPace(Pace):
         longer = 2.0 ** min(member.misses, 60) if member.dropped else 1.0
         return when + min(timeout, longer * patience(usual, timeout))
 
-    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+    def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
         """Return the means of what was observed; before a client's first answer, that of the others."""
-        known = [m.seconds / m.answers for m in ledger.members.values() if m.answers]
+        known = [m.seconds / m.answers for m in everybody if m.answers]
         usual = float(np.mean(known)) if known else 1.0
         return np.array([m.seconds / m.answers if m.answers else usual for m in members])
 
-    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+    def mean(
+        self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
+    ) -> Times:
         """Return f(τ_i): no more than the mean is known."""
-        return function(self.times(members, ledger))
+        return function(self.times(members, everybody))
 
     def foresee(self, play: Callable[[Schedule], T]) -> T | None:
         """Return None."""
         return None
-
-    def kept(self, tasks: Iterable[Task]) -> list[Task]:
-        """Keep none: they are handed out anew."""
-        return []
-
-    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
-        """Yield what has come, what is overdue, and now and then a look at who is there."""
-        looked = self.clock.now()
-        while not self.over(self.clock.now()):
-            waiting = [message_id for message_id, task in ledger.tasks.items() if not task.lost]
-            came = [
-                (task, reply)
-                for reply in mail.poll(waiting)
-                if (task := ledger.tasks.get(reply.metadata.reply_to_message_id)) is not None
-            ]
-            for task, reply in sorted(came, key=lambda pair: pair[0].member.client.index):
-                if task.message_id in ledger.tasks:  # a reply may come twice
-                    yield Arrival(task, reply)
-            now = self.clock.now()
-            while ledger.agenda.next_due() <= now:
-                _, item = ledger.agenda.pop()
-                if isinstance(item, Member):
-                    yield Retry(item)
-                elif isinstance(item, PatienceOver):
-                    yield item
-                elif (late := ledger.tasks.get(item)) is not None:
-                    yield Arrival(late, None)
-            if self.tick(interval) <= now:
-                if interval is not None and now > self.tick(interval) + interval:
-                    self.origin = now - (self.ticks + 1) * interval  # one for all that were missed
-                self.ticks += 1
-                yield Tick()
-            if self.clock.now() - looked > REFRESH_EVERY:
-                looked = self.clock.now()
-                yield Look()
-            if not came:
-                fastest = float(self.times(ledger.members.values(), ledger).min())
-                pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
-                next_tick = self.tick(interval)
-                self.clock.wait_until(min(now + pause, next_tick, ledger.agenda.next_due()))

@@ -8,36 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies import streams
+from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clients.timeline import Parts
 from strategies.clock import RESOLUTION, Clock, WallClock
-from strategies.events.tasks import Ledger, Member, Task
-from strategies.flower.errors import RunError
-from strategies.flower.exchange import Mail
 from strategies.timing.availability import ALWAYS, NEVER, Availability, Stretch, make_availability
 from strategies.timing.cycles import Cycle, over_time
 from strategies.timing.device_profile import is_profile
 from strategies.timing.load import Load, Loads
-from strategies.timing.scheduler import (
-    Arrival,
-    Event,
-    Outlook,
-    Pace,
-    PatienceOver,
-    Retry,
-    Schedule,
-    T,
-    Tick,
-    Times,
-    Turn,
-    WallPace,
-)
+from strategies.timing.scheduler import Outlook, RealTimeScheduler, Schedule, Scheduler, T, Times
 from strategies.timing.time_scenario import TimeScenario
 
 log = logging.getLogger("flwr.strategies")
 
 
-class VirtualPace(Pace):
+class VirtualScheduler(Scheduler):
     """Time follows from the time scenario; a task is handed out as soon as it is known, so that all stay busy.
 
     Parameters
@@ -48,7 +33,7 @@ class VirtualPace(Pace):
         Probability that a client drops a task, at a time that is drawn evenly from the task's.
     """
 
-    learns, waits = False, False
+    real_time = False
 
     def __init__(
         self,
@@ -177,14 +162,14 @@ class VirtualPace(Pace):
         """Look at its availability."""
         return when if self.always else self._presences().comes(self._place(client), when)
 
-    def times(self, members: Iterable[Member], ledger: Ledger) -> Times:
+    def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
         """Return the scenario's means."""
         return np.array([self._mean_time(member.client) for member in members])
 
-    def cycles(self, members: Iterable[Member], ledger: Ledger, interval: float | None) -> Times:
+    def cycles(self, members: Iterable[Member], everybody: Iterable[Member], interval: float | None) -> Times:
         """Play each client's tasks through by itself."""
         if self.always:
-            return self.times(members, ledger)
+            return self.times(members, everybody)
         return np.array([self._cycle(member.client, interval) for member in members])
 
     def expected(
@@ -197,7 +182,9 @@ class VirtualPace(Pace):
         places = [self._place(client) for client in clients]
         return over_time(presence, places, [self._mean_time(client) for client in clients], shares)
 
-    def mean(self, function: Callable[[Times], Times], members: Sequence[Member], ledger: Ledger) -> Times:
+    def mean(
+        self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
+    ) -> Times:
         """Return the mean over the scenario's distribution."""
         law = self._scenario()
         drawn = (law.distribution(self._place(m.client), self._load(m.client)) for m in members)
@@ -206,48 +193,6 @@ class VirtualPace(Pace):
     def foresee(self, play: Callable[[Schedule], T]) -> T | None:
         """Play it through."""
         return play(self)
-
-    def kept(self, tasks: Iterable[Task]) -> list[Task]:
-        """Keep all: the resumed run does what this one would have done."""
-        return list(tasks)
-
-    def events(self, ledger: Ledger, mail: Mail, interval: float | None) -> Iterator[Event]:
-        """Yield what is due next, and jump there."""
-        while True:
-            due, tick = ledger.agenda.next_due(), self.tick(interval)
-            now = min(due, tick)
-            if now == NEVER or (due == NEVER and not ledger.buffer):
-                if self._presences().always:
-                    raise RunError("no client is left: each was lost or failed; the log names the reasons")
-                waiting = len(ledger.buffer) + len(ledger.held)
-                who = "nobody else comes any more" if waiting else "nobody will be there any more"
-                log.warning("%s, from %g s on: the run ends", who, self.now())
-                return
-            if self.over(now):
-                return
-            if due > tick + RESOLUTION:
-                self.clock.wait_until(tick)
-                self.ticks += 1
-                yield Tick()
-                continue
-            due, item = ledger.agenda.pop()
-            if isinstance(item, Member):
-                self.clock.wait_until(due)
-                yield Retry(item)
-            elif isinstance(item, PatienceOver):
-                if ledger.held:
-                    self.clock.wait_until(due)
-                    yield item
-            elif isinstance(item, Turn):
-                self.clock.wait_until(due)
-                yield item
-            elif (task := ledger.tasks.get(item)) is not None:
-                reply = None if task.lost else mail.wait(task.message_id)
-                if mail.stopped():
-                    return
-                # Of a resumed run, what was held back was due before.
-                self.clock.wait_until(max(due, self.now()))
-                yield Arrival(task, reply)
 
     def _task_time(self, client: Client, task: int, load: Load | None = None) -> float:
         law = self._scenario()
@@ -307,7 +252,7 @@ class VirtualPace(Pace):
         return self._places.setdefault(client.index, len(self._places))
 
 
-def make_pace(
+def make_scheduler(
     clock: Clock,
     scenario: str,
     seed: int,
@@ -315,8 +260,8 @@ def make_pace(
     loads: Loads | None = None,
     availability: str = ALWAYS,
     task_failure: float = 0.0,
-) -> Pace:
-    """Return the pace of a clock: real time by a ``WallClock``, virtual time by any other."""
+) -> Scheduler:
+    """Return the scheduler of a clock: real time by a ``WallClock``, virtual time by any other."""
     if isinstance(clock, WallClock):
-        return WallPace(clock, scenario, seed, budget, loads)
-    return VirtualPace(clock, scenario, seed, budget, loads, availability, task_failure)
+        return RealTimeScheduler(clock, scenario, seed, budget, loads)
+    return VirtualScheduler(clock, scenario, seed, budget, loads, availability, task_failure)

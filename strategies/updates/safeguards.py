@@ -24,7 +24,6 @@ import numpy as np
 
 from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
-from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector, clip_update
 from strategies.updates.chain import Local
 
@@ -40,24 +39,23 @@ PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
-class SafeguardsConfig:
-    """Bounds on what one device can do; 0 leaves one out.
+class Bounds:
+    """How far each safeguard lets a device go; 0 leaves a safeguard out.
 
-    Parameters
+    Attributes
     ----------
-    safeguards : str
-        ``auto``: on in real time; ``on``; ``off``.
-    size_ratio_bound, examples_bound : float, int
+    size_ratio, examples : float, int
         n_i counts as at most so many times the median of all n_j that are told, and as at most so many.
-    norm_ratio_bound : float
-        ‖Δ_i‖ is at most so many times the median of the clients' last norms, unless ``update_norm_bound`` is given or
-        ``dp`` is central.
+    norm_ratio : float
+        ‖Δ_i‖ is at most so many times the median of the clients' last norms.
+    weight : float
+        d_i is at most this.
     """
 
-    safeguards: str = "auto"
-    size_ratio_bound: float = parameter(5.0, ge=0)
-    examples_bound: int = parameter(0, ge=0)
-    norm_ratio_bound: float = parameter(5.0, ge=0)
+    size_ratio: float = 0.0
+    examples: int = 0
+    norm_ratio: float = 0.0
+    weight: float = 0.0
 
 
 def capped_sizes(sizes: Sequence[float], ratio: float, most: int) -> Weights:
@@ -119,8 +117,8 @@ class Safeguards:
 
     Parameters
     ----------
-    config : SafeguardsConfig
-        The strategy's own.
+    mode : str
+        ``auto``: on in real time; ``on``; ``off``.
     in_real_time : callable
         Tells whether time passes by itself.
 
@@ -130,37 +128,43 @@ class Safeguards:
         The link of the chain that ``learns_norms`` asks for.
     """
 
-    def __init__(self, config: SafeguardsConfig, in_real_time: Callable[[], bool]) -> None:
-        if config.safeguards not in MODES:
-            raise ValueError(f"safeguards = {config.safeguards!r}: allowed are {', '.join(MODES)}")
-        self.config = config
-        self.norms = UsualNorm(config.norm_ratio_bound)
+    def __init__(self, mode: str, bounds: Bounds, in_real_time: Callable[[], bool]) -> None:
+        if mode not in MODES:
+            raise ValueError(f"safeguards = {mode!r}: allowed are {', '.join(MODES)}")
+        self.mode, self.bounds = mode, bounds
         self._in_real_time = in_real_time
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the norms of an earlier run's updates."""
+        self.norms = UsualNorm(self.bounds.norm_ratio)
         self._said: set[str] = set()
 
     @property
     def active(self) -> bool:
         """Whether there are any."""
-        mode = self.config.safeguards
-        return mode == "on" or (mode == "auto" and self._in_real_time())
+        return self.mode == "on" or (self.mode == "auto" and self._in_real_time())
 
     @property
     def learns_norms(self) -> bool:
         """Whether updates are bounded by what is usual."""
-        bound = getattr(self.config, "update_norm_bound", 0.0)
-        central = getattr(self.config, "dp", "none") == "central"
-        return self.active and self.config.norm_ratio_bound > 0 and not bound and not central
+        return self.active and self.bounds.norm_ratio > 0
+
+    @property
+    def path_bound(self) -> float:
+        """How many times the usual a client's path counts as at most (``methods.shared.local_path``); 0: no bound."""
+        return self.bounds.size_ratio if self.active else 0.0
 
     @property
     def heaviest(self) -> float:
         """The most that one contribution weighs; 0: no bound."""
-        return getattr(self.config, "arrival_weight_bound", 0.0) if self.active else 0.0
+        return self.bounds.weight if self.active else 0.0
 
     def sizes(self, clients: Sequence[Client], said: Sequence[float]) -> Sequence[float]:
         """Return the sizes n_i (n,) that count, of those that clients tell; 0 where one hasn't."""
         if not self.active:
             return said
-        capped = capped_sizes(said, self.config.size_ratio_bound, self.config.examples_bound).tolist()
+        capped = capped_sizes(said, self.bounds.size_ratio, self.bounds.examples).tolist()
         for client, size, counts in zip(clients, said, capped, strict=True):
             if counts < size:
                 self._say_once(

@@ -3,7 +3,7 @@
 A Grid whose clients are at hand, such as an engine's, may be a ``SummingGrid``: then a round asks it once for all of
 its tasks, and no model is made a message. The bound on updates (strategies/updates/chain.py) is kept where the
 update is.
-Other Grids get messages, and so does a method that looks at single updates: ``looks_at_updates``.
+Other Grids get messages, and so does a method that looks at single updates (``strategies.core.capabilities``).
 
 Either way a round's sum has the same bits, for any number of threads or machines: it is of blocks of clients, whose
 size depends on the number of tasks and the model's alone. Within a block updates are added in the order of the
@@ -11,8 +11,8 @@ clients, in float64, and then the blocks in theirs (``strategies.updates.aggrega
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -91,6 +91,10 @@ class SumRequest:
     bound: float = 0.0
     squares: bool = False
 
+    def with_tasks(self, tasks: SumTasks) -> "SumRequest":
+        """Return the request with other tasks."""
+        return replace(self, tasks=tasks)
+
     def counted(self, model: Vector, base: Vector, weight: float) -> tuple[Vector, bool]:
         """Return what of a local model (D,) counts, as the chain has it, and whether it was longer than the bound."""
         longer = bool(self.bound) and clip_update(model, base, self.bound)
@@ -162,26 +166,3 @@ def blocks(number: int, size: int) -> list[range]:
     """Divide so many tasks into blocks."""
     step = block_size(number, size)
     return [range(start, min(start + step, number)) for start in range(0, number, step)]
-
-
-# Hooks through which a method, or a subclass, sees single updates or messages.
-_HOOKS = (
-    "configure_train",
-    "aggregate_train",
-    "outgoing",
-    "companions",
-    "received",
-    "counted",
-    "aggregate",
-    "weigh",
-    "_train_config",
-    "_train_request",
-    "_links",
-    "_gather",
-    "_replies",
-)
-
-
-def looks_at_updates(strategy: type[Any], loop: type[Any]) -> bool:
-    """Tell whether a strategy fills in, beyond its loop's class, a hook that sees single updates or messages."""
-    return any(getattr(strategy, hook) is not getattr(loop, hook) for hook in _HOOKS)

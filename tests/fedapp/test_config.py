@@ -18,7 +18,7 @@ from fedapp.training.augment import AUGMENTATIONS
 from fedapp.training.losses import LOSSES
 from fedapp.training.metrics import ALLOWED as METRICS
 from strategies import REGISTRY
-from strategies.clients.weights import SCHEMES
+from strategies.rounds.participation import SCHEMES
 from strategies.updates.aggregation import RULES
 
 KEYS = RunConfig.key_names()

@@ -301,7 +301,7 @@ def test_a_newcomer_counts_in_a_cache_from_its_first_answer_on(go: Make, federat
     for node in grid.nodes.values():
         node.delay = 0.05
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.timing.scheduler.REFRESH_EVERY", 0.02)
+        patch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.02)
         run = go("ace", 60, grid=grid, clock=WallClock(), server_lr=0.1, safeguards="off")
     assert run.seen[-1].clients["participation"][3] > 0
     assert np.isfinite(run.values).all()

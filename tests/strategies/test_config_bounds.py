@@ -33,7 +33,7 @@ def test_an_error_says_what_is_allowed() -> None:
 
 @pytest.mark.parametrize("given", ["*bn*", ["*bn*"], ("*bn*",)])
 def test_one_pattern_is_one_pattern(given: Any) -> None:
-    assert FedAvg(untrained=given).flower.untrained == ("*bn*",)
+    assert FedAvg(untrained=given).run.flower.untrained == ("*bn*",)
 
 
 def test_weights_that_are_not_read_are_named(caplog: pytest.LogCaptureFixture) -> None:

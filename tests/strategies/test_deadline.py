@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from strategies import FedAvg, FedDyn, Scaffold
 from strategies.clients.roster import Client
-from strategies.clients.weights import Draw, Participation
 from strategies.clock import VirtualClock
-from strategies.rounds.deadline import LateTask, LateWork, closing, number_to_ask, shared
+from strategies.rounds.deadline import closing, number_to_ask, shared
 from strategies.rounds.expected_participation import Played, Rules, play
-from strategies.timing.virtual_scheduler import make_pace
+from strategies.rounds.late_work import LateTask, LateWork
+from strategies.rounds.participation import Draw, Participation
+from strategies.timing.virtual_scheduler import make_scheduler
 from strategies.updates.server_optimizer import FEDEXP
 from tests.strategies.deadline_reference import SAME, closes_at, in_time_of
 
@@ -132,7 +133,7 @@ def test_late_work_is_saved_and_restored() -> None:
 def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules: Any) -> Played:
     """Play rounds of clients whose tasks take 0.2 s to 1 s."""
     known = [Client(i + 1, i, 1, MetricRecord()) for i in range(clients)]
-    pace, drawing = make_pace(VirtualClock(), "F80", 0, 0.0), Participation.parse(scheme, fraction)
+    pace, drawing = make_scheduler(VirtualClock(), "F80", 0, 0.0), Participation.parse(scheme, fraction)
     pace.enrol(known)
 
     def draw(free: Any, p: Any, number: int, there: int) -> Draw:
@@ -197,6 +198,6 @@ def test_more_than_all_clients_cannot_be_asked() -> None:
 
 
 def test_what_may_be_late_may() -> None:
-    assert FedDyn(round_deadline=1.0, late="next").closes_early
-    assert Scaffold(round_deadline=1.0).closes_early
-    assert not FedAvg(late="next").closes_early
+    assert FedDyn(round_deadline=1.0, late="next").closing.early
+    assert Scaffold(round_deadline=1.0).closing.early
+    assert not FedAvg(late="next").closing.early

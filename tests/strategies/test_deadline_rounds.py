@@ -228,7 +228,9 @@ def test_a_replacement_is_trained_where_one_of_the_first_fails(go: Go) -> None:
 class Repeatable(FedAvg):
     """Its noise comes from the seed."""
 
-    repeatable = True
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.run.repeatable = True
 
 
 NEVER_LATE: list[dict[str, Any]] = [

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import MetricRecord
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Draw
 from strategies.rounds.expected_participation import Played, Rules, play
+from strategies.rounds.participation import Draw
 from strategies.timing.scheduler import Outlook
 
 

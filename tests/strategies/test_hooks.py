@@ -55,7 +55,7 @@ class ConcurrentFedBuff(AsynchronousStrategy):
 
     def choose(self, free: Sequence[Member]) -> list[Member]:
         idle, places = self.ledger.idle, self.config.concurrency - len(self.ledger.tasks)
-        rng = streams.generator(self.config.seed, "next-clients", self.ledger.handed_out)
+        rng = streams.generator(self.config.seed, "next-clients", self.ledger.dispatched)
         return [idle[i] for i in rng.choice(len(idle), min(places, len(idle)), replace=False)]
 
 

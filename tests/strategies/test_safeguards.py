@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, RunError
+from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.events.tasks import Ledger, Member
+from strategies.events.tasks import TaskLedger
 from strategies.testing import MemoryGrid
 from strategies.updates.safeguards import capped_sizes
 
@@ -183,7 +184,7 @@ class Observed(AsynchronousStrategy):
 def observed(aggregations: int, **members: tuple[int, int]) -> list[float]:
     """Return the periods of clients that contributed so often since so many aggregations."""
     strategy = Observed()
-    strategy.aggregations, strategy.ledger = aggregations, Ledger()
+    strategy.run.aggregations = aggregations
     for index, (contributions, since) in enumerate(members.values()):
         client = Client(index + 1, index, 1, MetricRecord())
         strategy.ledger.members[index] = Member(client, contributions=contributions, since=since)
@@ -224,7 +225,7 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
     federation: Make, add_node: Make, model: Make, train_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that went from 0.96 to 0.10: FedBuff in real time, a device that comes at aggregation 50."""
-    monkeypatch.setattr("strategies.timing.scheduler.REFRESH_EVERY", 0.05)
+    monkeypatch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.05)
     grid = federation(centres=(3.0, 2.0, -1.0), sizes=(1, 1, 1))
     for partition in range(3):
         grid.node(partition).delay = 0.01
@@ -242,8 +243,8 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
         stopped=lambda: 3 in ledger().members and ledger().members[3].contributions > 9,
     )
 
-    def ledger() -> Ledger:
-        return getattr(strategy, "ledger", Ledger())
+    def ledger() -> TaskLedger:
+        return strategy.ledger
 
     strategy.start(grid, model(1.0), num_rounds=100_000, timeout=30.0, train_config=train_config(1, 0.1))
     there = [weights for weights in shares.values() if len(weights) == 4 and weights[3]]
@@ -262,11 +263,13 @@ def test_a_slow_clients_contribution_has_a_ceiling(
         _, strategy = go(AsyncFedAvg, grid, 8, lr=0.1, arrival_weight_bound=bound)
     tau = np.array([0.2, 0.6, 1.0])
     unbounded = tau * (1 / tau).sum() / 3
-    weights = np.array(list(strategy.standing.weight.values()))
+    weights = np.array(list(strategy.contribution_weights.current.weight.values()))
     assert weights == pytest.approx(np.minimum(unbounded, bound), rel=1e-12)
     # What is minimised is said: q ∝ d / P, with P = τ Σ 1/τ.
     q = weights / (tau * (1 / tau).sum())
-    assert strategy.weights_distance() == pytest.approx(0.5 * np.abs(q / q.sum() - 1 / 3).sum(), rel=1e-9)
+    assert strategy.contribution_weights.distance() == pytest.approx(
+        0.5 * np.abs(q / q.sum() - 1 / 3).sum(), rel=1e-9
+    )
     assert [r.getMessage() for r in caplog.records if "is slow" in r.getMessage()] == [
         f"client 2 is slow: its contributions would count 2.56 times, and count {bound:g} times "
         "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one"

@@ -1,4 +1,4 @@
-"""When each asynchronous scheme aggregates and with which weights, without a loop; and the agenda of due times."""
+"""When each asynchronous scheme aggregates and with which weights, without a loop; and the queue of due times."""
 
 import random
 from collections.abc import Callable
@@ -10,27 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock
-from strategies.events.tasks import Agenda
+from strategies.events.event_queue import EventQueue
 from strategies.methods import async_fedavg, fedfix
 from strategies.methods.fedbuff import participation_counts
 
 Make = Callable[..., Any]
 
-# ---- The agenda --------------------------------------------------------------------------------------------
+# ---- The queue --------------------------------------------------------------------------------------------
 
 
-def drain(agenda: Agenda) -> list[tuple[float, Any]]:
-    return [agenda.pop() for _ in range(len(agenda))]
+def drain(queue: EventQueue) -> list[tuple[float, Any]]:
+    return [queue.pop() for _ in range(len(queue))]
 
 
 def test_items_come_by_due_time() -> None:
-    agenda = Agenda()
+    queue = EventQueue()
     for due, client, item in [(2.0, 0, "late"), (0.5, 2, "first"), (1.0, 1, "then")]:
-        agenda.push(due, client, item)
-    assert agenda.next_due() == 0.5
-    assert drain(agenda) == [(0.5, "first"), (1.0, "then"), (2.0, "late")]
-    assert agenda.next_due() == float("inf")
-    assert len(agenda) == 0
+        queue.push(due, client, item)
+    assert queue.next_due() == 0.5
+    assert drain(queue) == [(0.5, "first"), (1.0, "then"), (2.0, "late")]
+    assert queue.next_due() == float("inf")
+    assert len(queue) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -38,17 +38,17 @@ def test_equal_due_times_come_in_client_order_whatever_the_order_of_pushing(seed
     # .1 + .2 is a bit more than .3; half a nanosecond is equal too, two nanoseconds aren't.
     entries = [(0.3, 3), (0.1 + 0.2, 1), (0.3 + 5e-10, 0), (0.3, 2), (0.3 + 2e-9, 4), (0.3 - 2e-9, 5)]
     random.Random(seed).shuffle(entries)
-    agenda = Agenda()
+    queue = EventQueue()
     for due, client in entries:
-        agenda.push(due, client, client)
-    assert [client for _, client in drain(agenda)] == [5, 0, 1, 2, 3, 4]
+        queue.push(due, client, client)
+    assert [client for _, client in drain(queue)] == [5, 0, 1, 2, 3, 4]
 
 
 def test_two_items_of_one_client_that_are_due_at_once_come_first_in_first_out() -> None:
-    agenda = Agenda()
+    queue = EventQueue()
     for item in "abc":
-        agenda.push(1.0, 7, item)
-    assert [item for _, item in drain(agenda)] == ["a", "b", "c"]
+        queue.push(1.0, 7, item)
+    assert [item for _, item in drain(queue)] == ["a", "b", "c"]
 
 
 # A grid of half nanoseconds makes ties, near ties and chains of near ties.
@@ -60,12 +60,12 @@ ENTRIES = st.lists(st.tuples(st.integers(0, 8).map(lambda k: 1 + k * 5e-10), st.
 def test_no_item_is_ever_lost_or_given_twice(
     entries: list[tuple[float, int]], wait: list[int], data: st.DataObject
 ) -> None:
-    agenda, given_out = Agenda(), []
+    queue, given_out = EventQueue(), []
     for number, (due, client) in enumerate(entries):
-        agenda.push(due, client, number)
-        for _ in range(min(wait[number] if number < len(wait) else 0, len(agenda))):  # pops in between
-            given_out.append(agenda.pop())
-    given_out += drain(agenda)
+        queue.push(due, client, number)
+        for _ in range(min(wait[number] if number < len(wait) else 0, len(queue))):  # pops in between
+            given_out.append(queue.pop())
+    given_out += drain(queue)
     assert sorted(item for _, item in given_out) == list(range(len(entries)))
     assert all(due == entries[item][0] for due, item in given_out)
 
@@ -81,10 +81,10 @@ def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(
     shuffled = data.draw(st.permutations(entries))
     orders = []
     for some in (entries, shuffled):
-        agenda = Agenda()
+        queue = EventQueue()
         for step, client in some:
-            agenda.push(1 + step * 5e-10, client, client)
-        orders.append(drain(agenda))
+            queue.push(1 + step * 5e-10, client, client)
+        orders.append(drain(queue))
     assert orders[0] == orders[1]
     # No item comes before one that is due more than a nanosecond earlier.
     times = [due for due, _ in orders[0]]

@@ -211,7 +211,7 @@ def test_it_acts_on_the_sum_with_its_noise(
         strategy = FedAvg(
             FedAvg.Config(client_weights="uniform", dp="central", dp_clipping_norm=9.0, seed=1, **options)
         )
-        strategy.repeatable = True
+        strategy.run.repeatable = True
         result = strategy.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
         return values_of(result.arrays)[0] - 1.0
 

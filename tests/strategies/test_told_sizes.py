@@ -162,9 +162,11 @@ def test_one_that_has_not_told_its_size_counts_as_the_mean_of_the_others(
     kind: Any, sizes: list[int | None], counts: list[int]
 ) -> None:
     clients = [Client(i + 1, i, size, MetricRecord()) for i, size in enumerate(sizes)]
-    p = kind(safeguards="on")._importances(clients)
+    p = kind(safeguards="on").population.importances(clients)
     assert p.tolist() == pytest.approx((np.array(counts) / sum(counts)).tolist())
-    assert kind(client_weights="uniform")._importances(clients).tolist() == [1 / len(sizes)] * len(sizes)
+    assert kind(client_weights="uniform").population.importances(clients).tolist() == [1 / len(sizes)] * len(
+        sizes
+    )
 
 
 # ---- Evaluation ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.clients.weights import Draw, Participation, importances
+from strategies.clients.weights import importances
+from strategies.rounds.participation import Draw, Participation
 
 P = np.array([0.1, 0.2, 0.3, 0.4])  # C = 4, unequal
 DELTA = np.array([[1.0, -2.0], [5.0, 0.5], [-3.0, 4.0], [2.0, 7.0]])  # Δ_i in R²

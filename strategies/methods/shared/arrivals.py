@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strategies.events.scheme import EventsConfig
+from strategies.core.config import EventsConfig
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
 

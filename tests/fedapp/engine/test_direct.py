@@ -17,9 +17,8 @@ from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, FedBuff
 from strategies.clock import VirtualClock, WallClock
-from strategies.core.strategy import FederatedStrategy
 from strategies.flower import messages
-from strategies.flower.direct import WorkingGrid, WorkRequest, writes_requests
+from strategies.flower.direct import WorkingGrid, WorkRequest
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -128,7 +127,7 @@ def test_a_local_rule_that_changes_is_followed(both: Both, monkeypatch: pytest.M
 def test_so_is_one_that_changes_while_the_model_does_not(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pulled(REGISTRY["rennala"]):  # type: ignore[misc]
         def local_rule(self) -> dict[str, float]:
-            return {messages.ALPHA: 2.0 * (self.ledger.handed_out % 2)}
+            return {messages.ALPHA: 2.0 * (self.ledger.dispatched % 2)}
 
     monkeypatch.setitem(REGISTRY, "rennala", Pulled)
     # Each client works about twice on every model.
@@ -209,12 +208,15 @@ def test_who_writes_into_requests_or_waits_for_real_time_gets_messages() -> None
         def outgoing(self, client: Any) -> dict[str, Any]:
             return {}
 
-    assert writes_requests(Own, FederatedStrategy)
-    assert not any(writes_requests(REGISTRY[name], FederatedStrategy) for name in ASYNCHRONOUS)
+    assert Own.capabilities.writes_requests
+    assert not any(REGISTRY[name].capabilities.writes_requests for name in ASYNCHRONOUS)
     assert isinstance(VectorizedGrid(client_app.app, 2), WorkingGrid)
     assert not isinstance(SequentialGrid(client_app.app, 2), WorkingGrid)
     assert issubclass(Own, AsynchronousStrategy)
-    assert (FedBuff(clock=VirtualClock()).pace.waits, FedBuff(clock=WallClock()).pace.waits) == (False, True)
+    assert (FedBuff(clock=VirtualClock()).pace.real_time, FedBuff(clock=WallClock()).pace.real_time) == (
+        False,
+        True,
+    )
 
 
 def test_compressed_updates_travel_as_messages(configure: Configure, tmp_path: Path) -> None:

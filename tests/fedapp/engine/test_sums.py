@@ -17,11 +17,11 @@ from fedapp.engine import summing
 from fedapp.engine.models import ModelsOnGPU
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
-from strategies import REGISTRY, FedAvg, FedProx, SynchronousStrategy
+from strategies import REGISTRY, FedAvg, FedProx
 from strategies.clients.roster import Client
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import WeightedSum
-from strategies.updates.sums import BlockSum, SumRequest, block_size, blocks, looks_at_updates
+from strategies.updates.sums import BlockSum, SumRequest, block_size, blocks
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -199,7 +199,7 @@ def test_methods_that_look_at_updates_get_messages() -> None:
     summed = {
         name
         for name, method in REGISTRY.items()
-        if issubclass(method, SynchronousStrategy) and not looks_at_updates(method, SynchronousStrategy)
+        if method.has_rounds and not method.capabilities.sees_single_updates
     }
     assert summed == {"fedavg", "fedprox"}
 
@@ -234,8 +234,8 @@ def test_a_subclass_of_ones_own_that_hooks_in_gets_messages() -> None:
     class Renamed(FedProx):
         """Nothing of its own."""
 
-    assert looks_at_updates(Watching, SynchronousStrategy)
-    assert not looks_at_updates(Renamed, SynchronousStrategy)
+    assert Watching.capabilities.sees_single_updates
+    assert not Renamed.capabilities.sees_single_updates
 
 
 # Blocks ----------------------------------------------------------------------------------------------------------

@@ -480,7 +480,7 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
     assert strategy.aggregations == 60
     assert sum(draws) > 60
     assert strategy.ledger.members[7].tasks > 3  # it was dropped, and is asked again
-    assert strategy.ledger.handed_out == sum(m.tasks for m in strategy.ledger.members.values())
+    assert strategy.ledger.dispatched == sum(m.tasks for m in strategy.ledger.members.values())
 
 
 # ---- What is refused ----------------------------------------------------------------------------------------------
@@ -540,15 +540,8 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
 ) -> None:
     told = []
 
-    class Watched(FedAvg):
-        def _early(self, participants: Any, weights: Any, server_round: int) -> Any:
-            early = super()._early(participants, weights, server_round)
-            there = sum(self.pace.there(client) for client in self.clients)
-            told.append((there, self._number_to_draw(), early.needed, len(participants)))
-            return early
-
     clients, fraction = 60, 0.2
-    strategy = Watched(
+    strategy = FedAvg(
         participation=scheme,
         fraction_train=fraction,
         time_scenario="lognormal:0.3,10",
@@ -558,6 +551,15 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
         client_weights="uniform",
         **options,
     )
+    closing = strategy.closing
+    ready = closing.ready
+
+    def noted(current: Any) -> None:
+        ready(current)
+        there = sum(strategy.pace.there(client) for client in strategy.clients)
+        told.append((there, closing.number_to_draw(), closing._early.needed, len(current.clients)))
+
+    closing.ready = noted
     strategy.start(
         federation([0.0] * clients, [2] * clients),
         model(1.0),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, Contribution, Progress
+from strategies import Contribution, Progress
+from strategies.core.population import Population
 from strategies.events import observed_periods as observed
 from tests.strategies.events.runs import CENTRES, KINDS, SIZES, Make, Start
 
@@ -60,7 +61,9 @@ def checked(kind: Any, told: list[tuple[float, ...]]) -> Any:
     class Checked(kind):  # type: ignore[misc]
         def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
             weights, members = super().weigh(contributions), self.ledger.counting
-            d = self._importances([m.client for m in members]) * observed.periods(members, self.aggregations)
+            d = self.population.importances([m.client for m in members]) * observed.periods(
+                members, self.aggregations
+            )
             d = np.minimum(d, self.safeguards.heaviest or np.inf)
             known = dict(zip((m.client.index for m in members), d.tolist(), strict=True))
             told.append(tuple(weights))
@@ -103,13 +106,13 @@ def test_arrivals_look_at_all_clients_only_where_the_model_is_evaluated(
 ) -> None:
     formula, looks = observed.periods, []
     monkeypatch.setattr(observed, "periods", lambda *given: looks.append(1) or formula(*given))
-    importances = AsyncFedAvg._importances
+    importances = Population.importances
 
-    def noted(strategy: AsyncFedAvg, clients: Sequence[Any]) -> Any:
+    def noted(population: Population, clients: Sequence[Any]) -> Any:
         looks.append(2)
-        return importances(strategy, clients)
+        return importances(population, clients)
 
-    monkeypatch.setattr(AsyncFedAvg, "_importances", noted)
+    monkeypatch.setattr(Population, "importances", noted)
     run = start(
         "async", federation(CENTRES, SIZES), 200, lr=0.01, eval_every=100, aggregation_weights="observed"
     )

@@ -107,7 +107,7 @@ def test_in_real_time_it_is_said_once_and_another_client_helps(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("strategies.timing.scheduler.REFRESH_EVERY", 0.02)
+    monkeypatch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.02)
     grid = federation()
     pull = grid.pull_messages
 

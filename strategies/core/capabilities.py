@@ -1,0 +1,158 @@
+"""What a method needs of its loop: declared by its class and by the hooks that it fills in, worked out once.
+
+A hook's default is marked by ``hook``; a class fills in a hook where its function has no such mark. This is the one
+place that looks at which hooks a class fills in: loops, engines, reports and errors ask its ``Capabilities``.
+"""
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_DEFAULT = "is_the_default_of_a_hook"
+
+
+def hook(function: Function) -> Function:
+    """Mark a method of a loop as the default of a hook, which a subclass may replace."""
+    setattr(function, _DEFAULT, True)
+    return function
+
+
+def _fills_in(kind: type, *names: str) -> bool:
+    found = (getattr(kind, name, None) for name in names)
+    return any(function is not None and not hasattr(function, _DEFAULT) for function in found)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a strategy's class needs of its loop.
+
+    A class declares those of the second part as attributes of the same name.
+
+    Attributes
+    ----------
+    has_rounds : bool
+        Whether it goes round by round, or takes work as it comes.
+    sees_single_updates : bool
+        Whether a hook sees single updates or messages: then an engine's sums of updates won't do.
+    needs_all_updates : bool
+        Whether a hook wants all contributions of a round at once (``weigh``, ``aggregate``).
+    aggregates : bool
+        Whether it puts contributions together by itself (``aggregate``).
+    steps_by_plain_sum : bool
+        Whether the server optimizer is given Σ d_i × what ``counted`` returns, of one round.
+    writes_requests : bool
+        Whether it puts something of its own into a training request.
+    sends_beside_model : bool
+        Whether vectors or records go beside the model.
+    round_hooks : tuple of str
+        Flower's hooks of a round that it fills in: ``configure_train``, ``aggregate_train``.
+    chooses_clients : bool
+        Whether it draws a round's participants by itself (``select``).
+    makes_models : bool
+        Without rounds: whether ``ready`` or ``interval`` says when there is a new model.
+    discounts_staleness : bool
+        Without rounds: whether d_i is known only when a contribution comes (``discount``, ``weigh``).
+    knows_periods : bool
+        Without rounds: whether ``periods`` says how often clients contribute.
+    drops_stale : bool
+        Without rounds: whether ``fresh`` says that work is too old to count.
+    filters_contributions : bool
+        Without rounds: whether ``accept`` says by itself which contributions count.
+    clients_keep_models : bool
+        Whether clients keep models of their own, which the server doesn't send.
+    by_weights : bool
+        Whether an ``aggregate`` of its own counts clients by the weights d_i that it is given.
+    records_shares : bool
+        Whether it enters in the accounts by itself how much each client counted.
+    personal : bool
+        Whether clients have models of their own, which they evaluate beside the global one.
+    streams : bool
+        Whether a reply is done with as it comes, so that a round's models are never all in memory. A method with a
+        memory says no: a round that is cut off must leave no trace in it.
+    corrects_participation : bool
+        Whether it corrects who takes part more often than others: all clients count, also those that are away.
+    past_the_sum : str
+        How clients' work affects the model outside a round's weighted sum, unseen by a wrapper; "" if it doesn't.
+    of_one_round : str
+        Why an update of an earlier round can't count, for ``late = "next"``; "" if it can.
+    counts_again : bool
+        Whether a client's last update counts in every round, whoever is in time.
+    works_on : bool
+        Without rounds: whether a client goes on working while its work waits for the next aggregation.
+    weighing : str
+        Without rounds: how contributions weigh where the config has no ``aggregation_weights``.
+    """
+
+    has_rounds: bool
+    sees_single_updates: bool
+    needs_all_updates: bool
+    aggregates: bool
+    steps_by_plain_sum: bool
+    writes_requests: bool
+    sends_beside_model: bool
+    round_hooks: tuple[str, ...]
+    chooses_clients: bool
+    makes_models: bool
+    discounts_staleness: bool
+    knows_periods: bool
+    drops_stale: bool
+    filters_contributions: bool
+    clients_keep_models: bool
+    by_weights: bool = False
+    records_shares: bool = False
+    personal: bool = False
+    streams: bool = True
+    corrects_participation: bool = False
+    past_the_sum: str = ""
+    of_one_round: str = ""
+    counts_again: bool = False
+    works_on: bool = False
+    weighing: str = "time-based"
+
+    @classmethod
+    def of(cls, kind: type) -> "Capabilities":
+        """Work out those of a strategy's class."""
+        defaults: dict[str, Any] = {item.name: item.default for item in fields(cls)}
+        declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
+        beside = _fills_in(kind, "outgoing", "companions")
+        aggregates = _fills_in(kind, "aggregate")
+        return cls(
+            has_rounds=bool(getattr(kind, "has_rounds", True)),
+            sees_single_updates=beside
+            or aggregates
+            or _fills_in(
+                kind, "configure_train", "aggregate_train", "received", "counted", "weigh", "task_fields"
+            ),
+            needs_all_updates=aggregates or _fills_in(kind, "weigh"),
+            aggregates=aggregates,
+            steps_by_plain_sum=(not aggregates or bool(declared["by_weights"]))
+            and not _fills_in(kind, "direction"),
+            writes_requests=beside or _fills_in(kind, "task_fields"),
+            sends_beside_model=beside,
+            round_hooks=tuple(
+                name for name in ("configure_train", "aggregate_train") if _fills_in(kind, name)
+            ),
+            chooses_clients=_fills_in(kind, "select"),
+            makes_models=_fills_in(kind, "ready") or getattr(kind, "interval", None) is not None,
+            discounts_staleness=_fills_in(kind, "discount", "weigh"),
+            knows_periods=_fills_in(kind, "periods"),
+            drops_stale=_fills_in(kind, "fresh"),
+            filters_contributions=_fills_in(kind, "accept"),
+            clients_keep_models=bool(declared["personal"]) and not _fills_in(kind, "personal_model"),
+            **declared,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Return what differs from a method that fills in nothing, by name."""
+        plain = {item.name: item.default for item in fields(self) if item.name in DECLARED}
+        return {
+            item.name: value
+            for item in fields(self)
+            if (value := getattr(self, item.name)) != plain.get(item.name, False)
+        }
+
+
+# What a class declares, by attributes of these names.
+DECLARED = tuple(item.name for item in fields(Capabilities) if item.default is not MISSING)

@@ -1,0 +1,168 @@
+"""The evaluation of the global model on clients."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from strategies import streams
+from strategies.clients import fairness
+from strategies.clients.metrics import MetricsMean
+from strategies.clients.roster import Client, sized_by_replies
+from strategies.core.pending import PendingReplies
+from strategies.core.population import Population
+from strategies.core.run_state import RunState
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+
+log = logging.getLogger("flwr.strategies")
+
+_LEFT_OUT = "evaluation %d: left out of the means client %s: %s"
+_LATE = "evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s"
+
+
+class Evaluator:
+    """Asks clients to evaluate a model, and averages their metrics.
+
+    Parameters
+    ----------
+    seed : int
+        Of the draw of evaluating clients.
+    evaluation_rule, personal_model : callable
+        Hooks of the method: fields of the message, and the model (D,) that a client evaluates beside the global one.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        population: Population,
+        pending: PendingReplies,
+        seed: int,
+        evaluation_rule: Callable[[], dict[str, float]],
+        personal_model: Callable[[Client], Vector | None],
+    ) -> None:
+        self._run, self._population, self._pending, self._seed = run, population, pending, seed
+        self._evaluation_rule, self._personal_model = evaluation_rule, personal_model
+
+    def requests(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, clients: Sequence[Client]
+    ) -> list[Message]:
+        """Ask some of the clients to evaluate: ``fraction_evaluate``, ``min_evaluate_nodes`` of them at least."""
+        fraction, number = self._run.flower.fraction_evaluate, len(clients)
+        if not fraction:
+            return []
+        size = min(max(int(fraction * number), self._run.flower.min_evaluate_nodes, 1), number)
+        chosen: Iterable[int] = range(number)
+        if size < number:
+            rng = streams.generator(self._seed, "evaluators", server_round)
+            chosen = sorted(rng.choice(number, size, replace=False).tolist())
+        return [self._request(clients[place], server_round, arrays, config) for place in chosen]
+
+    def _request(
+        self, client: Client, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> Message:
+        own = self._personal_model(client)
+        return messages.request(
+            messages.EVALUATE,
+            client.node_id,
+            ConfigRecord(
+                {
+                    **config,
+                    messages.SERVER_ROUND: server_round,
+                    messages.CLIENT: client.index,
+                    **self._evaluation_rule(),
+                }
+            ),
+            ttl=self._run.timeout,
+            arrays=arrays,
+            companions={} if own is None else {messages.PERSONAL_MODEL: self._run.layout.to_record(own)},
+            keys=self._run.flower.keys,
+        )
+
+    def mean(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' metrics by p_i; None if none replied.
+
+        A client that hasn't described itself counts by the number of examples in its reply.
+        """
+        replies = list(replies)
+        by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
+        self._name_failed(server_round, [r for r in replies if r.has_error()], everybody=not by_node)
+        clients = [client for client in self._run.clients if client.node_id in by_node]
+        if not clients:
+            return None
+        mean = MetricsMean(self._run.flower.weighted_by_key, self._run.flower.evaluate_metrics_aggr_fn)
+        if self._population.kind == "samples" and mean.function is None:
+            clients = self._weighed(server_round, clients, by_node)
+        weights = self._population.importances(clients)
+        for client, weight in zip(clients, weights.tolist(), strict=True):
+            mean.add(weight, by_node[client.node_id].content)
+        return MetricRecord(dict(mean.result()))
+
+    def collect(
+        self,
+        aggregation: int,
+        requests: Sequence[Message],
+        grid: Grid,
+        aggregate: Callable[[int, list[Message]], MetricRecord | None],
+    ) -> tuple[MetricRecord | None, dict[str, fairness.ByClient]]:
+        """Wait for the replies; return what ``aggregate`` makes of them, and the metrics of each client."""
+        if not requests:
+            return None, {}
+        replies = dict(self._pending.awaited(grid, requests))
+        if not self._run.stopped():
+            missing = {request.metadata.dst_node_id for request in requests} - replies.keys()
+            self.name_missing(aggregation, missing, len(requests))
+        averages = aggregate(aggregation, list(replies.values()))
+        return averages, {} if averages is None else self.by_client(replies.values())
+
+    def by_client(self, replies: Iterable[Message]) -> dict[str, fairness.ByClient]:
+        """Return the metrics that replies tell, client by client."""
+        indices = {client.node_id: client.index for client in self._run.clients}
+        return fairness.from_replies(replies, indices.get, self._run.flower.weighted_by_key)
+
+    def name_missing(self, aggregation: int, late: Collection[int], asked: int) -> None:
+        """Name the nodes whose answer to an evaluation hasn't come in time."""
+        if late:
+            log.warning(_LATE, aggregation, len(late), asked, self._population.roster.named(late))
+
+    def _name_failed(self, server_round: int, replies: Sequence[Message], *, everybody: bool) -> None:
+        """Name those that couldn't evaluate the model; where nobody can, as an app may have no handler, only once."""
+        located = {client.node_id: client.located for client in self._run.clients}
+        failed: dict[str, list[str]] = {}
+        for reply in replies:  # the SuperLink's own, where a node is gone, don't say which
+            client = located.get(reply.metadata.src_node_id, "that is gone")
+            failed.setdefault(messages.reason_of(reply), []).append(client)
+        if failed and everybody:
+            self._run.warn_once(
+                "no client evaluates the model: %s (fraction_evaluate = 0 asks none)", next(iter(failed))
+            )
+            return
+        for reason, clients in failed.items():
+            log.warning(_LEFT_OUT, server_round, ", ".join(clients), reason)
+
+    def _weighed(
+        self, server_round: int, clients: Sequence[Client], by_node: Mapping[int, Message]
+    ) -> list[Client]:
+        """Return the clients with the sizes that they evaluated on; those that tell none are left out and named."""
+        key = self._run.flower.weighted_by_key
+        # Not as many as it trains on, which its replies to training have told.
+        unsized = [c if c.described else replace(c, num_examples=None) for c in clients]
+        sized = sized_by_replies(unsized, by_node, key)
+        left_out = {c.located: _unweighed(by_node[c.node_id], key) for c in sized if c.num_examples is None}
+        if len(left_out) == len(sized):
+            return sized  # all count the same
+        for reason in dict.fromkeys(left_out.values()):
+            named = ", ".join(located for located, why in left_out.items() if why == reason)
+            log.warning(_LEFT_OUT, server_round, named, reason)
+        return [client for client in sized if client.num_examples is not None]
+
+
+def _unweighed(reply: Message, key: str) -> str:
+    """Return why a reply doesn't say how much it counts."""
+    try:
+        messages.weight_of(messages.metrics_of(reply), key)
+    except ValueError as error:
+        return str(error)
+    return f"no metric {key!r}"

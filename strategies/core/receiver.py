@@ -1,0 +1,134 @@
+"""How a reply becomes a contribution in both loops: check → bound → clip → witness (``strategies.updates.chain``)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Message
+
+from strategies.clients.roster import Client
+from strategies.core.compressed_updates import CompressedUpdates
+from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.run_state import RunState
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.flower.direct import Work
+from strategies.updates.buffers import Untrained
+from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Local, Tell, chain
+from strategies.updates.safeguards import Safeguards
+
+# Told of every valid local model (D,), by client index, before it is aggregated; the array is on loan.
+Witness = Callable[[int, Vector], None]
+
+
+class Receiver:
+    """Reads replies.
+
+    Parameters
+    ----------
+    must_weigh : bool
+        Whether a client that has never said how much it counts is left out.
+    bound : float
+        S: a longer update is shortened to it; 0: no bound.
+    local_rule, received : callable
+        Hooks of the method.
+    compressed : CompressedUpdates, optional
+        How clients were asked to compress their updates.
+    clip : Clip, optional
+        Of differential privacy.
+
+    Attributes
+    ----------
+    witness : callable, optional
+        Told of every valid local model.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        safeguards: Safeguards,
+        *,
+        must_weigh: bool,
+        bound: float,
+        local_rule: Callable[[], dict[str, float]],
+        received: Callable[[Client, Vector], None],
+        compressed: CompressedUpdates | None = None,
+        clip: Clip | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        self._run, self._safeguards = run, safeguards
+        self._must_weigh, self._bound = must_weigh, bound
+        self._local_rule, self._received = local_rule, received
+        self._compressed, self._clip = compressed, clip
+        self.witness = witness
+
+    def check(self, apart: Untrained) -> Check:
+        """Return what reads replies, and sets apart the values that aren't trained."""
+        compressed, layout = self._compressed, self._run.layout
+        return Check(
+            layout,
+            self._run.flower.arrayrecord_key,
+            self._run.flower.weighted_by_key,
+            must_weigh=self._must_weigh,
+            untrained=apart,
+            **({} if compressed is None else _compressed_replies(compressed, self._run)),
+        )
+
+    def links(self) -> Link:
+        """Return what a local model goes through between the check and the sum."""
+        safeguards, witness = self._safeguards, self.witness
+        return chain(
+            Bound(self._bound) if self._bound else None,
+            self._clip,
+            safeguards.norms if safeguards.learns_norms else None,
+            Tell(self._received),
+            Tell(lambda client, model: witness(client.index, model)) if witness else None,
+        )
+
+    @property
+    def bounds_updates(self) -> bool:
+        """Whether updates are shortened that are too long, and counted as such."""
+        return (bool(self._bound) or self._safeguards.learns_norms) and self._clip is None
+
+    def contribution(
+        self,
+        local: Local,
+        reply: Message | Work,
+        version: int,
+        staleness: int,
+        sent: Iterable[str] = (),
+    ) -> Contribution:
+        """Return what a local model contributes after the links; ``sent``: records beside the model."""
+        made = Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
+        if isinstance(reply, Message):
+            self._check_applied(made, sent)
+        return made
+
+    def beside(self, sent: Iterable[str]) -> list[str]:
+        """Return the records that go beside the model, without one in its place."""
+        return [name for name in sent if name != self._run.flower.arrayrecord_key]
+
+    def _check_applied(self, contribution: Contribution, sent: Iterable[str]) -> None:
+        """Warn once that a client doesn't say that its local steps go by the method's rule."""
+        asked = [*self._local_rule(), *self.beside(sent)]
+        applied = contribution.records.get(messages.APPLIED)
+        done = dict(applied) if isinstance(applied, ConfigRecord) else {}
+        records = done.get(messages.RECORDS)
+        known: Sequence[Any] = [*done, *(records if isinstance(records, list) else [])]
+        if missing := [name for name in asked if name not in known]:
+            self._run.warn_once(
+                "clients don't say that their local steps go by %s: if they don't, this is another method "
+                "(a reply says so in its ConfigRecord %r)",
+                ", ".join(missing),
+                messages.APPLIED,
+            )
+
+
+def clipping(config: StrategyConfig) -> Clip | None:
+    """Return the clipping of central differential privacy, None without it."""
+    if isinstance(config, SynchronousConfig) and config.dp == "central":
+        return Clip(config.dp_clipping_norm)
+    return None
+
+
+def _compressed_replies(compressed: CompressedUpdates, run: RunState) -> dict[str, Any]:
+    return {"compression": compressed.reader(run.layout), "whole": compressed.whole_model_came}

@@ -1,0 +1,268 @@
+"""The state of a run that a strategy's parts share: the model, the clients that are there, and how far the run is."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from strategies import streams
+from strategies.clients.roster import Client
+from strategies.clock import Clock, VirtualClock, WallClock
+from strategies.core.config import FlowerOptions, StrategyConfig
+from strategies.core.memory import Memory
+from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector
+from strategies.flower.engine_name import DEPLOYMENT, engine_of
+from strategies.flower.errors import DivergedError, RunError
+from strategies.flower.exchange import never
+from strategies.timing.scheduler import Scheduler
+from strategies.updates.buffers import untrained_positions
+from strategies.updates.server_optimizer import ServerOptimizer
+
+log = logging.getLogger("flwr.strategies")
+
+# What a run goes on from: arrays, and values that JSON holds.
+State = dict[str, Any]
+
+
+class RunState:
+    """What a run is at.
+
+    Attributes
+    ----------
+    pace : Scheduler
+        The run's time.
+    flower : FlowerOptions
+        The keywords of Flower's strategies.
+    grid : Grid, optional
+        Where the clients are, once the run has begun.
+    stopped : callable
+        Asked at every poll; True ends the run with the last complete aggregation.
+    timeout : float
+        Real seconds that a reply is waited for.
+    clients : list of Client
+        Those that are there, by index.
+    layout : Layout
+        The model's arrays.
+    model : array (D,)
+        The global model that the next aggregation moves; nobody writes to it.
+    buffers_at : array (B,)
+        Where the values that aren't trained stand in the model.
+    result : Result
+        Flower's: the model as arrays, and the metrics by aggregation.
+    aggregations, evaluated : int
+        How many there have been, and which of them was evaluated last.
+    memory : Memory
+        What the method remembers.
+    run_id : int
+        A number that no other run has, but one that goes on from it: what a client's state belongs to.
+    own_loop : bool
+        Whether the strategy's own ``start`` is under way, not a loop around it.
+    keeps_model : bool
+        Whether the last aggregation left the model as it is, for now: a method that waits says so.
+    any_moved, any_missed : bool
+        Whether any client's update wasn't zero, and whether any client's work couldn't be had.
+    last_reason : str
+        The last reason against a client's work.
+    usual : StrategyConfig, optional
+        What the log takes for usual, by default the config of the method's defaults.
+    repeatable : bool
+        Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
+
+    Parameters
+    ----------
+    name : str
+        The strategy's, for errors and for the checkpoint.
+    make_scheduler : callable
+        Returns the time of a run by a clock.
+    clock : Clock, optional
+        By default it follows from where a run is: real time on devices, virtual time in any simulation.
+    """
+
+    layout: Layout
+    model: Vector
+    result: Result
+    buffers_at: NDArray[np.intp]
+
+    def __init__(
+        self,
+        name: str,
+        flower: FlowerOptions,
+        make_scheduler: Callable[[Clock], Scheduler],
+        clock: Clock | None = None,
+        stopped: Callable[[], bool] = never,
+    ) -> None:
+        self.name, self.flower, self.stopped = name, flower, stopped
+        self._make_scheduler, self._clock_follows = make_scheduler, clock is None
+        self.pace = make_scheduler(clock or VirtualClock())
+        self.usual: StrategyConfig | None = None
+        self.repeatable = False
+        self._resumed: State | None = None
+        self.grid: Grid | None = None
+        self.timeout = 3600.0
+        self.clients: list[Client] = []
+        self.own_loop = False
+        self.aggregations = self.evaluated = 0
+        self.any_moved = self.any_missed = self.keeps_model = False
+        self.last_reason = ""
+        self._said: set[str] = set()
+        self.reset()
+
+    @property
+    def clock(self) -> Clock:
+        """The run's clock; another one may be put in its place between two runs."""
+        return self.pace.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self._clock_follows = False
+        self.pace = self._make_scheduler(clock)
+
+    def enter(self, grid: Grid) -> None:
+        """Take note of where the clients are, and begin with a clock that suits the grid unless one was given."""
+        self.grid = grid
+        if self._clock_follows:
+            on_devices = engine_of(grid) == DEPLOYMENT
+            self.pace = self._make_scheduler(WallClock() if on_devices else VirtualClock())
+            log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
+
+    def is_stopped(self) -> bool:
+        """Tell whether the run is to end."""
+        return self.stopped()
+
+    def reset(self) -> None:
+        """Drop what the method of an earlier run remembered."""
+        self.memory = Memory()
+        self.run_id = int(streams.unpredictable().integers(2**62))
+
+    def state(self) -> State:
+        """Return what a run goes on from: the model (D,), the counts and the method's memory."""
+        arrays = self.result.arrays
+        values = [
+            np.empty(0, Layout.of(arrays).narrow),
+            *(array.numpy().ravel() for array in arrays.values()),
+        ]
+        return {
+            "strategy": self.name,
+            "aggregations": self.aggregations,
+            "evaluated": self.evaluated,
+            "run-id": self.run_id,
+            "model": np.concatenate(values),
+            **self.pace.state(),
+            **self.memory.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the memory of a state; ``begin`` takes up the rest.
+
+        Raises
+        ------
+        ValueError
+            If the state is another strategy's, or holds no finite model.
+        """
+        if state["strategy"] != self.name:
+            raise ValueError(f"the state is that of {state['strategy']}, this is {self.name}")
+        if not np.isfinite(state["model"]).all():
+            raise ValueError("the model of its state isn't finite")
+        self.run_id = state.get("run-id", self.run_id)
+        self.memory = Memory.restored(state)
+        self._resumed = dict(state)
+
+    def resumed(self) -> State | None:
+        """Return, once, the state that the next run goes on from; None: it begins anew."""
+        state, self._resumed = self._resumed, None
+        return state
+
+    def begin(self, arrays: ArrayRecord, state: Mapping[str, Any] | None = None) -> None:
+        """Begin a run with initial arrays, or go on from the state of an earlier one.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If the arrays are no model to train.
+        ValueError
+            If the state holds a model of another size.
+        """
+        self.result = Result(arrays=arrays)
+        self.aggregations = self.evaluated = 0
+        self.any_moved = self.any_missed = self.keeps_model = False
+        self._said.clear()
+        self.take_layout(arrays)
+        if state is not None:
+            if len(state["model"]) != self.layout.size:
+                raise ValueError(
+                    f"the state is that of a model of {len(state['model'])} values, this one has {self.layout.size}"
+                )
+            self.result.arrays = self.layout.to_record(np.array(state["model"], dtype=np.float64))
+            self.aggregations, self.evaluated = state["aggregations"], state["evaluated"]
+            self.pace.restore(state)
+        self.model = self.initial_model(self.result.arrays)
+
+    def take_layout(self, arrays: ArrayRecord) -> None:
+        """Read the layout of a model's arrays."""
+        try:
+            self.layout = Layout.of(arrays)
+        except ArraysMismatchError as error:
+            raise ArraysMismatchError(f"the initial arrays are no model to train: {error}") from None
+        self.buffers_at = untrained_positions(self.layout, self.flower.untrained)
+
+    def initial_model(self, arrays: ArrayRecord) -> Vector:
+        """Return the model (D,) that a run begins with, or raise ArraysMismatchError: it is none."""
+        try:
+            return self.layout.to_vector(arrays)
+        except ArraysMismatchError as error:
+            of_values = NOT_FINITE in str(error) or OVERFLOWS in str(error)
+            faults = self.layout.faults(arrays) if of_values else []
+            raise ArraysMismatchError(
+                f"the initial arrays are no model to train: {'; '.join(faults) or error}"
+            ) from None
+
+    def in_real_time(self) -> bool:
+        """Tell whether time passes by itself, so that task times are observed."""
+        return self.pace.real_time
+
+    def told(self, optimizer: ServerOptimizer) -> Result:
+        """Return the result with the model that is evaluated, reported and returned, by the server optimizer."""
+        if not optimizer.averages:
+            return self.result
+        outcome = optimizer.outcome(self.layout.to_vector(self.result.arrays))
+        return replace(self.result, arrays=self.layout.to_record(outcome))
+
+    def warn_once(self, text: str, *values: object) -> None:
+        """Log a warning that would otherwise come again and again in a run."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text, *values)
+
+    def missed(self, reason: str) -> None:
+        """Take note that a client's work couldn't be had, and why."""
+        self.any_missed, self.last_reason = True, reason
+
+    def check_worked(self, initial_arrays: ArrayRecord) -> None:
+        """Raise RunError if no client's work was ever accepted; warn if all of it still waits for others'."""
+        tried = self.aggregations or self.any_missed
+        if self.keeps_model and tried and not self.stopped():
+            log.warning(
+                "%d aggregations were too few for %s, which waits until all clients that count have answered "
+                "once: the model is the initial one",
+                self.aggregations,
+                self.name,
+            )
+        if tried and self.result.arrays is initial_arrays and not self.stopped():
+            raise self.given_up(
+                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"
+            )
+
+    def given_up(self, what: str) -> RunError:
+        """Return the error that ends a run in which no client's work counts, with the last reason against one's."""
+        if not self.last_reason:
+            return RunError(f"{what}; the log names the reasons")
+        reason = f"{what}; the last reason was {self.last_reason!r}"
+        if NOT_FINITE in self.last_reason or OVERFLOWS in self.last_reason:
+            return DivergedError(f"{reason}: the clients' steps are too large (lr)")
+        return RunError(reason)

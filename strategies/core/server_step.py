@@ -1,0 +1,100 @@
+"""The step of the global model: the server optimizer, and whether its outcome can be trained on."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from strategies.core.capabilities import Capabilities
+from strategies.core.config import StrategyConfig
+from strategies.core.run_state import RunState
+from strategies.flower.arrays import LARGEST_SQUARE, Vector
+from strategies.flower.errors import DivergedError
+from strategies.updates.aggregation import MEAN
+from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, make_optimizer
+
+log = logging.getLogger("flwr.strategies")
+
+
+class ServerStep:
+    """Moves the global model.
+
+    Parameters
+    ----------
+    optimizer : str
+        One of ``OPTIMIZERS``.
+    lr : float
+        η_g; 0: the optimizer's own, or the method's.
+    own_lr : callable
+        The method's η_g.
+    """
+
+    def __init__(self, run: RunState, optimizer: str, lr: float, own_lr: Callable[[], float]) -> None:
+        self._run, self._name, self._lr, self._own_lr = run, optimizer, lr, own_lr
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with an optimizer that has no memory."""
+        self.optimizer = make_optimizer(self._name, self._lr or 1.0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next step rests on."""
+        return self.optimizer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` returned."""
+        self.optimizer.restore(state)
+
+    def moved(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
+        """Return the next global model (D,) from this one and the update (D,).
+
+        ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
+        """
+        self.optimizer.lr = self._lr or self.optimizer.usual_lr or self._own_lr()
+        self.optimizer.squares = squares
+        moved = self.optimizer.step(model, update)
+        run = self._run
+        if run.aggregations == 0 and not run.any_moved and np.isfinite(update).all():
+            log.warning(
+                "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
+            )
+        return moved
+
+    def looked_at(self, update: Vector) -> Vector:
+        """Return a client's update (D,), and note whether any client's isn't zero."""
+        self._run.any_moved = self._run.any_moved or bool(update.any())
+        return update
+
+    def sound(self, moved: Vector) -> Vector:
+        """Return the model (D,) that an aggregation made, by whatever rule.
+
+        Raises
+        ------
+        DivergedError
+            If the model can't be trained on.
+        """
+        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE or self._run.layout.overflows(moved):
+            raise DivergedError(
+                f"aggregation {self._run.aggregations + 1} made a model that isn't finite, or too large to train on: "
+                "the steps are too large (lr, server_lr), or the noise is"
+            )
+        return moved
+
+
+def check_extrapolation(name: str, capabilities: Capabilities, config: StrategyConfig) -> None:
+    """Raise ValueError for a step size that rests on the length of a round's sum where there is none."""
+    rule, dp = getattr(config, "aggregation_rule", MEAN), getattr(config, "dp", "none")
+    summed = capabilities.has_rounds and capabilities.steps_by_plain_sum
+    if config.server_optimizer != FEDEXP or (summed and (rule, dp == "central") == (MEAN, False)):
+        return
+    why = f"the updates of {name} aren't those of one round, summed by their weights"
+    if rule != MEAN:
+        why = f"with aggregation_rule = {rule!r} there is no sum"
+    elif dp == "central":
+        why = "with dp = 'central' the lengths would tell of the data"
+    others = ", ".join(other for other in OPTIMIZERS if other != FEDEXP)
+    raise ValueError(
+        f"server_optimizer = {config.server_optimizer!r}: takes its step size from the lengths of the updates and of "
+        f"their sum; {why}; allowed are {others}"
+    )

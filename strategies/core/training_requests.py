@@ -1,0 +1,81 @@
+"""The messages that ask clients to train."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from strategies.clients.roster import Client
+from strategies.core.compressed_updates import CompressedUpdates
+from strategies.core.run_state import RunState
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.timing.load import Loads
+
+Fields = Callable[[], Mapping[str, Any]]
+Records = Callable[[Client], Mapping[str, messages.RecordType]]
+
+
+class TrainingRequests:
+    """Makes the training requests of a run.
+
+    Parameters
+    ----------
+    loads : Loads
+        What clients' tasks weigh.
+    local_rule, task_fields : callable
+        Hooks of the method: fields of the message that local steps depend on, and others.
+    outgoing : callable
+        Hook of the method: a client's records beside the model.
+    compressed : CompressedUpdates, optional
+        How clients are to compress their updates.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        loads: Loads,
+        local_rule: Fields,
+        task_fields: Fields,
+        outgoing: Records,
+        compressed: CompressedUpdates | None = None,
+    ) -> None:
+        self._run, self._loads = run, loads
+        self._local_rule, self._task_fields, self._outgoing = local_rule, task_fields, outgoing
+        self._compressed = compressed
+
+    def note_model(self, arrays: ArrayRecord) -> None:
+        """Note how many bytes of a model a client is sent, and how many it sends."""
+        size = messages.num_bytes(arrays)
+        self._loads.model = size
+        self._loads.up = size if self._compressed is None else self._compressed.size(arrays)
+
+    def fields(self, client: Client, server_round: int, task: int, config: ConfigRecord) -> ConfigRecord:
+        """Return the fields of a client's request, with those of the loop's ``config``, which stays as it is."""
+        own = config.copy()
+        own[messages.SERVER_ROUND] = server_round
+        own[messages.CLIENT] = client.index
+        own[messages.TASK] = task
+        asked = {} if self._compressed is None else self._compressed.fields(self._run.run_id)
+        for key, value in {**self._local_rule(), **asked, **self._task_fields()}.items():
+            own[key] = value
+        return own
+
+    def request(
+        self, client: Client, fields: ConfigRecord, arrays: ArrayRecord, beside: Mapping[str, Vector]
+    ) -> Message:
+        """Return a client's request: the model's arrays, and vectors (D,) beside them by record name."""
+        records = {name: self._run.layout.to_record(vector) for name, vector in beside.items()}
+        return messages.request(
+            messages.TRAIN,
+            client.node_id,
+            fields,
+            ttl=self._run.timeout,
+            arrays=arrays,
+            companions={**self._outgoing(client), **records},
+            keys=self._run.flower.keys,
+        )
+
+    def note_sent(self, client: Client, request: Message, part: float = 1.0) -> None:
+        """Note what a client's task weighs, as its time may follow from that; ``part``: of its usual work."""
+        self._loads.note(client.index, messages.total_bytes(request), part)

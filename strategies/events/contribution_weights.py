@@ -1,0 +1,225 @@
+"""What every client counts in a run without rounds.
+
+p_i is a client's importance, d_i the weight of its contributions, and q̃_i its share of the objective that is really
+minimised: q̃_i ∝ d_i / P_i, with P_i the aggregations from one contribution of the client to the next (Fraboni et al.
+2023, section 3). A method is unbiased where q̃ = p.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.clients.member import Member
+from strategies.clients.weights import mean_and_spread
+from strategies.core.config import IDENTICAL
+from strategies.core.population import Population
+from strategies.core.reporter import Reporter
+from strategies.core.run_state import RunState
+from strategies.events import observed_periods
+from strategies.events.tasks import TaskLedger
+from strategies.timing.scheduler import Times
+from strategies.updates.safeguards import Safeguards
+
+log = logging.getLogger("flwr.strategies")
+
+Periods = Callable[[Times], Times]
+
+
+@dataclass(frozen=True)
+class ClientWeights:
+    """By client index: p_i, d_i, P_i, and q̃_i, the share of the objective that client i has in the long run."""
+
+    importance: dict[int, float]
+    weight: dict[int, float]
+    periods: dict[int, float] = field(default_factory=dict)
+    expected_share: dict[int, float] = field(default_factory=dict)
+
+
+class ContributionWeights:
+    """Works out what clients count, anew when p_i or an estimate of P_i has changed.
+
+    Parameters
+    ----------
+    weighing : str
+        How contributions weigh: ``time-based``, ``observed`` or ``identical``.
+    observes : callable
+        Whether P_i are those observed, not those of the method.
+    discounts : callable
+        Whether d_i is known only when a contribution comes: then those that came say what a client counts.
+    interval : callable
+        Seconds between two aggregations, None where time doesn't say when there is one.
+    periods, expected_periods : callable
+        Hooks of the method: P_i (n,) by task times (n,), and those that really come about.
+    identical_weight : callable
+        Hook of the method: d for ``identical``, by the number of clients.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        ledger: TaskLedger,
+        population: Population,
+        safeguards: Safeguards,
+        weighing: str,
+        *,
+        observes: Callable[[], bool],
+        discounts: Callable[[], bool],
+        interval: Callable[[], float | None],
+        periods: Periods,
+        expected_periods: Periods,
+        identical_weight: Callable[[int], float],
+    ) -> None:
+        self._run, self._ledger = run, ledger
+        self._population, self._safeguards = population, safeguards
+        self.weighing = weighing
+        self._observes, self._discounts, self._interval = observes, discounts, interval
+        self._method_periods, self._expected_periods = periods, expected_periods
+        self._identical_weight = identical_weight
+        self._changes = -1  # of the ledger, at the last look
+        self._importance: dict[int, float] | None = None
+        self._current: ClientWeights | None = None
+
+    def expire(self) -> None:
+        """Take note that estimates of P_i have changed."""
+        self._current = None
+
+    def _look(self) -> None:
+        """Forget what was worked out for other clients than those that count now."""
+        if self._changes != self._ledger.changes:
+            self._changes = self._ledger.changes
+            self._importance = self._current = None
+
+    def importance(self) -> dict[int, float]:
+        """Return p_i of the clients that count now, by index."""
+        self._look()
+        if self._importance is None:
+            clients = [member.client for member in self._ledger.counting]
+            self._importance = self._by_index(self._population.importances(clients)) if clients else {}
+        return self._importance
+
+    @property
+    def current(self) -> ClientWeights:
+        """What every client that counts is worth now."""
+        self._look()
+        ledger = self._ledger
+        if self._current is None:
+            if not ledger.counting:  # all are dropped
+                return ClientWeights({}, {})
+            importance = self.importance()
+            p = np.array(list(importance.values()))
+            if self.weighing == IDENTICAL:
+                d = np.full(len(p), self._identical_weight(len(p)))
+            else:
+                periods = self._periods(self.cycles(self._ledger.counting))
+                d = p * np.where(
+                    np.isfinite(periods), periods, 0.0
+                )  # a client that never contributes weighs nothing
+            d = self._safeguards.weights([member.client for member in ledger.counting], d)
+            self._current = ClientWeights(importance, self._by_index(d))
+        return self._current
+
+    def weight(self, index: int) -> float:
+        """Return d_i of a client, 0 if it doesn't count; where P_i are observed without a look at the others."""
+        self._look()
+        ledger = self._ledger
+        if self._current is not None or not self._observes():
+            return self.current.weight.get(index, 0.0)
+        member = ledger.members[index]
+        if member.dropped:
+            return 0.0
+        if self.weighing == IDENTICAL:
+            d = self._identical_weight(len(ledger.counting))
+        else:
+            d = self.importance()[index] * ledger.observed.period(member, self._run.aggregations)
+        return float(self._safeguards.weights([member.client], np.array([d]))[0])
+
+    def expected_share(self) -> dict[int, float]:
+        """Return q̃_i by client index; worked out when it is asked for, at evaluations."""
+        current = self.current
+        if current.weight and not current.periods:
+            times = self.cycles(self._ledger.counting)
+            periods = self._periods(times) if self._observes() else self._expected_periods(times)
+            current.periods.update(self._by_index(periods))
+        if current.weight and (self._discounts() or not current.expected_share):
+            q = np.array(list(self.worth().values())) / np.array(list(current.periods.values()))
+            current.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
+        return current.expected_share
+
+    def worth(self) -> dict[int, float]:
+        """Return d_i by client index, where they depend on staleness the mean of those that came."""
+        worth, known = self.current.weight, self._ledger.members
+        if not self._discounts():
+            return worth
+        came = {i: known[i].weight / known[i].contributions for i in worth if known[i].contributions}
+        return worth | came
+
+    def observed_periods(self) -> Times:
+        """Return P_i (n,) of the clients that count, as observed since each is there."""
+        return observed_periods.periods(self._ledger.counting, self._run.aggregations)
+
+    def _periods(self, times: Times) -> Times:
+        return self.observed_periods() if self._observes() else self._method_periods(times)
+
+    def cycles(self, members: Iterable[Member]) -> Times:
+        """Return how long some clients work for a contribution (n,), with the time that they aren't there."""
+        return self._run.pace.cycles(members, self._ledger.members.values(), self._interval())
+
+    def _by_index(self, values: NDArray[np.float64]) -> dict[int, float]:
+        indices = (member.client.index for member in self._ledger.counting)
+        return dict(zip(indices, values.tolist(), strict=True))
+
+    # ---- Reports ---------------------------------------------------------------------------------------------------
+
+    def distance(self) -> float:
+        """Return ½ Σ |q̃_i − p_i|: how far the objective that is minimised is from the federated one."""
+        p, q = self.current.importance, self.expected_share()
+        return 0.5 * sum(abs(p[index] - q[index]) for index in p)
+
+    def losses(self, losses: list[float]) -> Mapping[str, float]:
+        """Return the federated loss Σ p_i f_i and the surrogate loss Σ q̃_i f_i, which the run really minimises.
+
+        Each with its spread; f_i come by client index.
+        """
+        if not self._ledger.members:
+            return {}
+        return {
+            **mean_and_spread("federated-loss", self.importance(), losses),
+            **mean_and_spread("surrogate-loss", self.expected_share(), losses),
+        }
+
+    def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
+        """Return what is known of each client, by index: how often it counted, with what, and what it is worth."""
+        current, known, q, worth = self.current, self._ledger.members, self.expected_share(), self.worth()
+        indices = list(range(max(known) + 1))
+        members = [known.get(index) for index in indices]
+        everybody = known.values()
+        times = dict(zip(known, self._run.pace.times(everybody, everybody).tolist(), strict=True))
+        given = sum(member.weight for member in known.values())
+        return {
+            "participation": [float(m.contributions) if m else 0.0 for m in members],
+            "weight": [worth.get(index, 0.0) for index in indices],
+            "task-time": [times.get(index, 0.0) for index in indices],
+            "importance": [current.importance.get(index, 0.0) for index in indices],
+            "expected-share": [q.get(index, 0.0) for index in indices],
+            "observed-share": [m.weight / given if m and given else 0.0 for m in members],
+            **reporter.costs_of_clients(len(members)),
+        }
+
+    def log_objective(self) -> None:
+        """Log which objective the run minimised, if it wasn't the federated one."""
+        if not self._ledger.members or self._run.stopped():
+            return
+        p, q = self.current.importance, self.expected_share()
+        if (distance := self.distance()) > 1e-6:
+            most = max(p, key=lambda index: q[index] - p[index])
+            log.warning(
+                "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
+                "(½ Σ |q_i − p_i|); %s counted most in excess, %.4f for %.4f",
+                distance,
+                self._ledger.members[most].client,
+                q[most],
+                p[most],
+            )

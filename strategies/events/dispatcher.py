@@ -1,0 +1,272 @@
+"""Who is sent the model when, and with what a run goes on: the dispatcher of the asynchronous loop.
+
+A task is a version of the model that a client was sent; one client has one at a time. Tasks under way are in the
+ledger (strategies/events/tasks.py), and in virtual time a resumed run dispatches them again as they were.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from strategies.clients.accounts import Accounts
+from strategies.clients.member import Member
+from strategies.clients.roster import Client
+from strategies.clients.timeline import Timeline
+from strategies.core.run_state import RunState
+from strategies.core.training_requests import TrainingRequests
+from strategies.events.tasks import COMPANION, Retry, Task, TaskLedger, Turn
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.flower.direct import HandedTask, WorkingGrid, WorkRequest
+from strategies.flower.exchange import Mail
+from strategies.timing.availability import NEVER
+
+log = logging.getLogger("flwr.strategies")
+
+FIRST = 1 << 40  # before every client, in the event queue
+
+Beside = Mapping[str, Vector]
+
+
+class Dispatcher:
+    """Sends clients the model, and keeps note of who is there.
+
+    Parameters
+    ----------
+    without_messages : bool
+        Whether a grid whose clients need no messages may be handed tasks without any.
+    places : int
+        How many clients are at work at once at most; 0: all.
+    local_rule, companions, choose : callable
+        Hooks of the method: what clients' local steps are, what each is sent beside the model, and who is sent it.
+    """
+
+    _mail: Mail
+    _config: ConfigRecord  # of training
+    _sent: NDArray[Any]  # the model (D,) as it is sent
+
+    def __init__(
+        self,
+        run: RunState,
+        ledger: TaskLedger,
+        requests: TrainingRequests,
+        accounts: Accounts,
+        timeline: Timeline,
+        *,
+        without_messages: bool,
+        places: int,
+        local_rule: Callable[[], dict[str, float]],
+        companions: Callable[[Sequence[Client]], Iterator[Beside]],
+        choose: Callable[[Sequence[Member]], Iterable[Member]],
+    ) -> None:
+        self._run, self._ledger, self._requests = run, ledger, requests
+        self._accounts, self._timeline = accounts, timeline
+        self._without_messages, self._places = without_messages, places
+        self._local_rule, self._companions, self._choose = local_rule, companions, choose
+        self._working: WorkingGrid | None = None
+
+    def begin(self, grid: Grid, mail: Mail, config: ConfigRecord) -> None:
+        """Begin a run, or go on with one, from the run's model."""
+        self._mail, self._config = mail, config
+        self.take_model()
+        self._working = self._needs_no_messages(grid)
+
+    def take_model(self) -> None:
+        """Send the run's model from now on."""
+        self._sent = self._run.model.astype(self._run.layout.narrow)
+
+    # ---- Who is there ----------------------------------------------------------------------------------------------
+
+    def welcome(self, clients: Iterable[Client]) -> None:
+        """Send the model to clients that are new, or back as another node."""
+        ledger, aggregations, fresh = self._ledger, self._run.aggregations, []
+        for client in clients:
+            member = ledger.members.get(client.index)
+            if member is None:
+                # The aggregation under way began before it came.
+                since = aggregations and aggregations + 1
+                member = ledger.members[client.index] = Member(client, since=since)
+            elif member.client.node_id == client.node_id:
+                continue
+            elif member.dropped:
+                log.warning("%s is back, as node %d", client, client.node_id, extra=client.fields)
+            member.client = client
+            member.count_again(aggregations)
+            ledger.tasks.pop(member.task, None)  # its former node will not answer
+            self._watch(member)
+            fresh.append(member)
+        if fresh:
+            ledger.changed()
+            self.dispatch(fresh)
+
+    def _watch(self, member: Member) -> None:
+        """Note whether a client is there now, and when it comes or goes next: before anything else at that time."""
+        pace, client = self._run.pace, member.client
+        member.there = pace.there(client)
+        self._ledger.moved(member)
+        turns = pace.turns(client)
+        if not member.turning and turns < NEVER:
+            member.turning = True
+            self._ledger.queue.push(turns, client.index - FIRST, Turn(member))
+
+    def turn(self, member: Member) -> None:
+        """Let a client come or go. That its task is lost when it goes is known since the task began."""
+        member.turning = False
+        self._watch(member)
+        if member.there and (member.again or not member.dropped):
+            self.dispatch([member])
+
+    def retry(self, member: Member) -> None:
+        """Ask a client again that was dropped, or when it is there again."""
+        pace = self._run.pace
+        if member.there:
+            self._ledger.ask_again(member)
+            self.dispatch([member])
+        elif (comes := pace.comes(member.client, pace.now())) < NEVER:
+            self._ledger.queue.push(comes, member.client.index, Retry(member))
+
+    # ---- Tasks -----------------------------------------------------------------------------------------------------
+
+    def dispatch(self, members: Iterable[Member]) -> None:
+        """Send the model to whom the method chooses, now that these are free: a task each, one at a time."""
+        ledger = self._ledger
+        free = [member for member in members if member.there and not ledger.busy(member)]
+        # The place of a client that went, or was dropped, is another's, where there are places.
+        if not free and not self._places:
+            return
+        chosen = {m.client.index: m for m in self._choose(free) if not ledger.busy(m) and m.there}
+        if not chosen:
+            return
+        for member in chosen.values():
+            member.tasks += 1
+        ledger.dispatched += len(chosen)
+        since, now = ledger.since, self._run.pace.now()
+        since.bytes_down += len(chosen) * messages.num_bytes(self._run.result.arrays)
+        companions = self._companions([member.client for member in chosen.values()])
+        sent = {index: (now, next(companions, {})) for index in chosen}
+        since.bytes_down += self._send(sent, self._run.aggregations, self._sent)
+
+    def _send(self, sent: Mapping[int, tuple[float, Beside]], version: int, base: NDArray[Any]) -> int:
+        """Send a version of the model (D,) as the task of clients by index, at these clock seconds, with companions.
+
+        Return the bytes of the companions.
+        """
+        run, requests = self._run, self._requests
+        members = [self._ledger.members[index] for index in sent]
+        if self._working is not None:
+            self._hand(
+                self._working, members, {index: when for index, (when, _) in sent.items()}, version, base
+            )
+            return 0
+        current = version == run.aggregations
+        arrays = run.result.arrays if current else run.layout.to_record(base.astype(np.float64))
+        written, size = [], 0
+        for member, (_, beside) in zip(members, sent.values(), strict=True):
+            fields = requests.fields(member.client, version + 1, member.tasks, self._config)
+            written.append(requests.request(member.client, fields, arrays, beside))
+            size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
+            requests.note_sent(member.client, written[-1])
+        goes = [self._goes(member, sent[member.client.index][0]) for member in members]
+        # A task that is lost needn't be worked on.
+        pushed = self._mail.push([request for request, gone in zip(written, goes, strict=True) if not gone])
+        for member, request, gone in zip(members, written, goes, strict=True):
+            when, beside = sent[member.client.index]
+            message_id = request.metadata.message_id
+            stored = not gone and message_id in pushed
+            self._open(Task(member, version, base, message_id, when, not stored, gone, beside))
+        return size
+
+    def _hand(
+        self,
+        grid: WorkingGrid,
+        members: Sequence[Member],
+        sent: Mapping[int, float],
+        version: int,
+        base: NDArray[Any],
+    ) -> None:
+        """Send it without messages; ``sent`` are clock seconds by index."""
+        loads = self._run.pace.loads
+        for member in members:
+            loads.note(member.client.index, loads.model)
+        goes = [self._goes(member, sent[member.client.index]) for member in members]
+        stay = [member for member, gone in zip(members, goes, strict=True) if not gone]
+        tasks = [HandedTask(m.client.node_id, m.client.index, m.tasks) for m in stay]
+        request = self._work_request(version, base, tasks)
+        ids = iter(self._mail.hand_out(grid, request) if tasks else ())
+        for member, gone in zip(members, goes, strict=True):
+            message_id = "" if gone else next(ids)
+            when = sent[member.client.index]
+            self._open(Task(member, version, base, message_id, when, gone, gone))
+
+    def _goes(self, member: Member, when: float) -> bool:
+        """Tell whether a client goes before the task is done that it is sent at a clock time."""
+        return self._run.pace.loses(member.client, member.tasks, when)
+
+    def _open(self, task: Task) -> None:
+        """Enter a task in the ledger that was sent."""
+        member, index, pace = task.member, task.member.client.index, self._run.pace
+        if task.gone:  # there is no message
+            task = replace(task, message_id=f"lost/{index}/{member.tasks}")
+        self._accounts[index].tasks += 1
+        due = pace.due(member, task.sent, self._run.timeout, lost=task.lost)
+        self._ledger.open(task, due)
+        self._timeline.begin(index, task.sent, parts=pace.parts(member.client))
+
+    # ---- Without messages -----------------------------------------------------------------------------------
+
+    def _work_request(
+        self, version: int, base: NDArray[Any], tasks: Sequence[HandedTask] = ()
+    ) -> WorkRequest:
+        return WorkRequest(self._run.layout, base, self._config, version + 1, tasks, self._local_rule())
+
+    def _needs_no_messages(self, grid: Grid) -> WorkingGrid | None:
+        """Return the grid if its clients need no messages, and nobody looks at these."""
+        run = self._run
+        if (
+            not isinstance(grid, WorkingGrid)
+            or not self._without_messages
+            or run.pace.real_time
+            or run.flower.train_metrics_aggr_fn is not None
+            or len(run.buffers_at)
+        ):
+            return None
+        return grid if grid.can_work(self._work_request(run.aggregations, self._sent)) else None
+
+    # ---- Going on where an earlier run was ------------------------------------------------------------------
+
+    def resume(self, *, more: bool) -> None:
+        """Fill the ledger from the state of an earlier run, and send again what was under way.
+
+        ``more``: whether there are aggregations to come, so that whoever is free is sent the model.
+        """
+        run, ledger = self._run, self._ledger
+        present = {client.index: client for client in run.clients}
+        state = ledger.resume(present, run.aggregations)
+        run.clock.resume(state["time"])  # waiting for the clients didn't count
+        members = ledger.members
+        for index in present.keys() & members.keys():
+            self._watch(members[index])
+        companions = {key.removeprefix(COMPANION): state[key] for key in state if key.startswith(COMPANION)}
+        again: dict[int, dict[int, tuple[float, Beside]]] = {}
+        for place, (version, index, sent) in enumerate(state["tasks-under-way"]):
+            if index in present:
+                beside = {name: np.array(vectors[place]) for name, vectors in companions.items()}
+                again.setdefault(version, {})[index] = sent, beside
+        bases = dict(zip(state["versions"], state["bases"], strict=True))
+        for version, tasks in again.items():
+            self._send(tasks, version, np.array(bases[version]))
+        for due, index in state["retries"]:
+            if index in present:
+                ledger.queue.push(due, index, Retry(members[index]))
+        if more:
+            resting = {index for _, index in state["retries"] if members[index].dropped}
+            free = [m for index, m in members.items() if index in present and index not in resting]
+            for member in free:
+                ledger.ask_again(member)
+            self.dispatch(free)

@@ -1,0 +1,137 @@
+"""What happens in a run without rounds, one event after the other, in virtual and in real time.
+
+In virtual time the next event is the one that is due next in the queue; the clock jumps there, and the loop waits for
+the reply that is due, however long that takes in real seconds. In real time the loop polls for replies, and a task
+whose deadline has passed is given up.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from flwr.app import Message
+
+from strategies.clock import RESOLUTION
+from strategies.events.tasks import Retry, Task, TaskLedger, Turn
+from strategies.flower.direct import Work
+from strategies.flower.errors import RunError
+from strategies.flower.exchange import Mail
+from strategies.timing.availability import NEVER
+from strategies.timing.scheduler import Scheduler
+
+log = logging.getLogger("flwr.strategies")
+
+REFRESH_EVERY = 5.0  # real seconds between two looks at who is connected
+SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for replies
+
+
+class Arrival(NamedTuple):
+    """The reply to a task is there, or it is certain that none comes (None)."""
+
+    task: Task
+    reply: Message | Work | None
+
+
+class PatienceOver(NamedTuple):
+    """What is held back is to be taken in."""
+
+
+class Tick(NamedTuple):
+    """An interval is over."""
+
+
+class Look(NamedTuple):
+    """It is time to look who is connected."""
+
+
+Event = Arrival | Retry | Turn | PatienceOver | Tick | Look
+
+
+def events(scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None) -> Iterator[Event]:
+    """Yield what happens until the time budget is spent; each event is to be handled before the next is asked for.
+
+    Parameters
+    ----------
+    interval : float, optional
+        Seconds between two aggregations, where time says when there is one.
+
+    Raises
+    ------
+    RunError
+        In virtual time, if nothing can ever happen again.
+    """
+    stream = _in_real_time if scheduler.real_time else _in_virtual_time
+    return stream(scheduler, ledger, mail, interval)
+
+
+def _in_virtual_time(
+    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None
+) -> Iterator[Event]:
+    clock, queue = scheduler.clock, ledger.queue
+    while True:
+        due, tick = queue.next_due(), scheduler.tick(interval)
+        now = min(due, tick)
+        if now == NEVER or (due == NEVER and not ledger.buffer):
+            if not scheduler.comes_and_goes:
+                raise RunError("no client is left: each was lost or failed; the log names the reasons")
+            waiting = len(ledger.buffer) + len(ledger.held)
+            who = "nobody else comes any more" if waiting else "nobody will be there any more"
+            log.warning("%s, from %g s on: the run ends", who, scheduler.now())
+            return
+        if scheduler.over(now):
+            return
+        if interval is not None and due > tick + RESOLUTION:
+            clock.wait_until(tick)
+            scheduler.count_interval(interval)
+            yield Tick()
+            continue
+        due, item = queue.pop()
+        match item:
+            case Retry() | Turn():
+                clock.wait_until(due)
+                yield item
+            case PatienceOver():
+                if ledger.held:
+                    clock.wait_until(due)
+                    yield item
+            case str() if (task := ledger.tasks.get(item)) is not None:
+                reply = None if task.lost else mail.wait(task.message_id)
+                if mail.stopped():
+                    return
+                # In a resumed run, work that was held back was due before now.
+                clock.wait_until(max(due, scheduler.now()))
+                yield Arrival(task, reply)
+
+
+def _in_real_time(
+    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None
+) -> Iterator[Event]:
+    clock, queue, looked = scheduler.clock, ledger.queue, scheduler.now()
+    while not scheduler.over(clock.now()):
+        waiting = [message_id for message_id, task in ledger.tasks.items() if not task.lost]
+        came = [
+            (task, reply)
+            for reply in mail.poll(waiting)
+            if (task := ledger.tasks.get(reply.metadata.reply_to_message_id)) is not None
+        ]
+        for task, reply in sorted(came, key=lambda pair: pair[0].member.client.index):
+            if task.message_id in ledger.tasks:  # a reply may come twice
+                yield Arrival(task, reply)
+        now = clock.now()
+        while queue.next_due() <= now:
+            _, item = queue.pop()
+            if not isinstance(item, str):
+                yield item
+            elif (late := ledger.tasks.get(item)) is not None:
+                yield Arrival(late, None)
+        if interval is not None and scheduler.tick(interval) <= now:
+            scheduler.count_interval(interval)
+            yield Tick()
+        if clock.now() - looked > REFRESH_EVERY:
+            looked = clock.now()
+            yield Look()
+        if not came:
+            everybody = ledger.members.values()
+            fastest = float(scheduler.times(everybody, everybody).min())
+            pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
+            clock.wait_until(min(now + pause, scheduler.tick(interval), queue.next_due()))

@@ -1,0 +1,155 @@
+"""Participation schemes: who takes part in a round, and the weights d_i that go with it.
+
+A scheme draws who takes part in a round and the weight d_i of each, so that E[Σ d_i Δ_i] = Σ p_i Δ_i (Fraboni et al.
+2023, appendix C). Two schemes minimise another objective, by design, and ``expected_weights`` says which: ``paired``
+(Dhasade, Kremer & Renard, section 3.2) and ``fixed``. ``flower`` is what Flower's own strategies do: clients are
+drawn uniformly, and d_i = p_i / Σ_S p_j over those drawn, a ratio whose mean is only near p_i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategies.clients.weights import Weights
+
+SCHEMES = ("full", "uniform", "md", "paired", "fixed", "flower")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The participants of one round: client indices, ascending, and the weight d_i of each."""
+
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """A participation scheme.
+
+    Parameters
+    ----------
+    scheme : str
+        One of ``SCHEMES``.
+    fraction : float
+        L / C for ``uniform``, ``md`` and ``flower``; at least one client is drawn.
+    fixed : tuple of int
+        The clients of scheme ``fixed``.
+    least : int
+        With ``flower`` at least so many are drawn, if so many are there.
+    """
+
+    scheme: str = "full"
+    fraction: float = 1.0
+    fixed: tuple[int, ...] = ()
+    least: int = 1
+
+    @classmethod
+    def parse(cls, text: str, fraction: float = 1.0, least: int = 1) -> "Participation":
+        """Read a scheme from a config value such as ``"uniform"`` or ``"fixed:0,3,5"``.
+
+        Raises
+        ------
+        ValueError
+            If it names no scheme, or ``fixed`` no clients, or a fraction goes with a scheme that takes none.
+        """
+        scheme, colon, names = text.partition(":")
+        if scheme not in SCHEMES or bool(colon) != (scheme == "fixed"):
+            raise ValueError(
+                f"participation = {text!r}: allowed are full, uniform, md, paired, flower, fixed:I,J,…"
+            )
+        if fraction != 1.0 and scheme not in ("uniform", "md", "flower"):
+            raise ValueError(
+                f"fraction_train = {fraction}: goes with participation uniform, md or flower, not with {scheme!r}"
+            )
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
+        if scheme != "fixed":
+            return cls(scheme, fraction, least=least)
+        try:
+            fixed = tuple(sorted(int(name) for name in names.split(",")))
+        except ValueError:
+            fixed = ()
+        if not fixed or fixed[0] < 0 or len(set(fixed)) < len(fixed):
+            raise ValueError(
+                f"participation = {text!r}: after 'fixed:' distinct client indices, such as fixed:0,3"
+            )
+        return cls(scheme, fraction, fixed)
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if ``num_clients`` are too few for the scheme."""
+        if self.scheme == "fixed" and self.fixed[-1] >= num_clients:
+            raise ValueError(
+                f"participation names client {self.fixed[-1]}: there are {num_clients} clients, "
+                f"allowed are 0 to {num_clients - 1}"
+            )
+        if self.scheme == "paired" and num_clients < 2:
+            raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
+
+    def may_draw(self, client: int) -> bool:
+        """Tell whether a client can take part in any round, by its index."""
+        return self.scheme != "fixed" or client in self.fixed
+
+    def sample_size(self, num_clients: int) -> int:
+        """L, the number of draws of ``uniform``, ``md`` and ``flower``, which rounds down as Flower does."""
+        if self.scheme == "flower":
+            return min(max(int(self.fraction * num_clients), self.least, 1), num_clients)
+        return max(1, round(self.fraction * num_clients))
+
+    def draw(self, importances: Weights, rng: np.random.Generator, number: int | None = None) -> Draw:
+        """Draw the participants of one round.
+
+        Parameters
+        ----------
+        importances : Weights
+            p_i, shape (C,), summing to 1.
+        rng : np.random.Generator
+            The round's own random stream.
+        number : int, optional
+            How many ``uniform``, ``md`` and ``flower`` draw, by default ``sample_size``; all but ``md`` draw no
+            client twice, and so C at most.
+        """
+        num_clients = len(importances)
+        self.check(num_clients)
+        number = self.sample_size(num_clients) if number is None else number
+        if self.scheme in ("uniform", "flower"):
+            drawn = rng.choice(num_clients, min(number, num_clients), replace=False)
+        elif self.scheme == "md":
+            drawn = rng.choice(num_clients, number, p=importances)
+        elif self.scheme == "paired":
+            drawn = np.array([rng.integers(num_clients - 1), num_clients - 1])
+        elif self.scheme == "fixed":
+            drawn = np.array(self.fixed)
+        else:
+            drawn = np.arange(num_clients)
+        return self.weigh(drawn.tolist(), importances)
+
+    def weigh(self, drawn: Sequence[int], importances: Weights) -> Draw:
+        """Give the drawn clients their weights; a client drawn twice trains once and counts twice."""
+        num_clients = len(importances)
+        clients, counts = np.unique(np.asarray(drawn, dtype=np.int64), return_counts=True)
+        if self.scheme == "md":
+            weights = counts / len(drawn)
+        elif self.scheme == "paired":
+            weights = np.full(len(clients), 0.5)
+        elif self.scheme in ("fixed", "flower"):
+            weights = importances[clients] / importances[clients].sum()
+        elif self.scheme == "uniform":
+            weights = importances[clients] * (num_clients / len(drawn))
+        else:
+            weights = importances[clients]
+        return Draw(tuple(clients.tolist()), tuple(weights.tolist()))
+
+    def expected_weights(self, importances: Weights) -> Weights:
+        """E[d_i], shape (C,): the importances of the objective that is really minimised."""
+        num_clients = len(importances)
+        expected = np.zeros(num_clients)
+        if self.scheme == "paired":
+            expected[:-1] = 0.5 / (num_clients - 1)
+            expected[-1] = 0.5
+        elif self.scheme == "fixed":
+            expected[list(self.fixed)] = importances[list(self.fixed)] / importances[list(self.fixed)].sum()
+        else:
+            expected = np.asarray(importances, dtype=np.float64)
+        return expected

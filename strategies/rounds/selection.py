@@ -1,0 +1,200 @@
+"""Who takes part in a round, with which weights d_i, and which weights are expected: by the participation scheme."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import Message
+
+from strategies import streams
+from strategies.clients.roster import Client, sized_by_replies
+from strategies.clients.weights import Weights
+from strategies.core.capabilities import Capabilities
+from strategies.core.config import SynchronousConfig
+from strategies.core.population import Population
+from strategies.core.run_state import RunState
+from strategies.flower.errors import RunError
+from strategies.flower.exchange import in_order
+from strategies.rounds.participation import Participation
+from strategies.rounds.round import Round
+from strategies.rounds.stragglers import Stragglers
+from strategies.updates.aggregation import MEAN, RULES, least_updates
+
+log = logging.getLogger("flwr.strategies")
+
+Chosen = tuple[Sequence[Client], Sequence[float] | None]
+
+
+class Selection:
+    """Draws a round's participants.
+
+    Attributes
+    ----------
+    text : str
+        The participation scheme as the config names it.
+    scheme : Participation
+        The participation scheme.
+    stragglers : Stragglers, optional
+        Participants that get only a part of their work done.
+    """
+
+    def __init__(
+        self,
+        config: SynchronousConfig,
+        run: RunState,
+        population: Population,
+        capabilities: Capabilities,
+    ) -> None:
+        self._config, self._run, self._population = config, run, population
+        self._capabilities, self.text = capabilities, config.participation
+        self.stragglers = Stragglers(config) if config.stragglers else None
+        self.scheme = Participation.parse(
+            config.participation, config.fraction_train, run.flower.min_train_nodes
+        )
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if so many clients are too few for the participation scheme or the aggregation rule."""
+        config, scheme = self._config, self.scheme
+        scheme.check(num_clients)
+        if (rule := config.aggregation_rule) == MEAN:
+            return
+        there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
+        drawn = len(scheme.fixed) or there
+        if self.stragglers is not None:
+            drawn = self.stragglers.counting(drawn)
+        least = least_updates(rule, config.faulty_clients)
+        if drawn < least:
+            raise ValueError(
+                f"aggregation_rule = {rule!r}, faulty_clients = {config.faulty_clients}: needs {least} "
+                f"clients a round or more, {drawn} take part"
+            )
+
+    def lots(self, server_round: int) -> np.random.Generator:
+        """Return the stream that a round's participants are drawn from."""
+        return streams.generator(self._config.seed, "participants", server_round)
+
+    def draw(self, clients: Sequence[Client], rng: np.random.Generator, number: int | None = None) -> Chosen:
+        """Return who takes part in a round and their weights d_i; None: by the sizes that their replies tell.
+
+        ``number``: how many ``uniform``, ``md`` and ``flower`` draw; None: as the scheme says.
+        """
+        sized = self._config.client_weights != "samples" or all(client.described for client in clients)
+        scheme = self.among(clients)
+        if not sized and scheme.scheme in ("md", "uniform"):
+            raise RunError(
+                f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
+                "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
+            )
+        draw = scheme.draw(self._population.importances(clients), rng, number)
+        by_replies = not sized and scheme.scheme != "paired"
+        return [clients[place] for place in draw.clients], None if by_replies else draw.weights
+
+    def without_stragglers(self, chosen: Chosen, server_round: int) -> Chosen:
+        """Return who is sent the model, and their weights: stragglers that are dropped aren't asked."""
+        return chosen if self.stragglers is None else self.stragglers.among(*chosen, server_round)
+
+    def asks(self, client: Client) -> Mapping[str, float]:
+        """Return the fields of a participant's request that ask for a part of its usual work."""
+        return {} if self.stragglers is None else self.stragglers.asks(client)
+
+    def among(self, clients: Sequence[Client]) -> Participation:
+        """Return the scheme with client indices of ``fixed`` translated to places among those that are there."""
+        if self.scheme.scheme != "fixed":
+            return self.scheme
+        places = tuple(i for i, client in enumerate(clients) if client.index in self.scheme.fixed)
+        # Some may be at work, and can't be drawn.
+        there = {client.index for client in [*clients, *self._run.clients]}
+        if missing := set(self.scheme.fixed) - there:
+            log.warning("participation names clients that aren't there: %s", sorted(missing))
+        if not places:
+            raise RunError(f"participation = {self.text!r}: none of these clients is there")
+        return replace(self.scheme, fixed=places)
+
+    def weights_of(self, current: Round, replies: Iterable[Message]) -> Sequence[float]:
+        """Return a round's weights d_i; by the sizes in its replies where none were known before."""
+        if current.weights is not None:
+            return current.weights
+        pairs = zip(current.clients, in_order(current.requests, replies), strict=True)
+        by_node = {client.node_id: reply for client, reply in pairs if reply is not None}
+        sized = sized_by_replies(current.clients, by_node, self._run.flower.weighted_by_key)
+        told = {client.index: client for client in sized}
+        self._population.roster.keep_sizes(sized)  # for those that are away in later rounds
+        self._run.clients = [told.get(client.index, client) for client in self._run.clients]
+        sizes, number = [client.num_examples or 0 for client in sized], len(sized)
+        if not any(sizes):
+            return [1 / max(number, 1)] * number
+        return self._population.by_size(current.clients, sizes).tolist()  # type: ignore[no-any-return]
+
+    @property
+    def weights_say_shares(self) -> bool:
+        """Whether d_i says how much a client counts: not where a method or a robust rule puts updates together."""
+        able = self._capabilities
+        weighed = self._config.aggregation_rule == MEAN and not able.records_shares
+        return weighed and (able.by_weights or not able.needs_all_updates)
+
+    # ---- What is minimised -------------------------------------------------------------------------------------
+
+    def minimised(self) -> dict[int, float]:
+        """Return E[d_i] of the clients that count now, by index, if all were there and in time."""
+        p = self._population.importance()
+        if not p or self._capabilities.chooses_clients:
+            return p
+        shares = self._shares_among(range(len(p)), np.array(list(p.values())))
+        return dict(zip(p, shares.tolist(), strict=True)) if shares.any() else p
+
+    def expected(self, p: Weights) -> Weights | None:
+        """Return E[d_i] (n,) by the scheme and by who is there; None if nobody can know."""
+        able = self._capabilities
+        if (able.needs_all_updates and not able.by_weights) or able.chooses_clients:
+            return None
+        if self.stragglers is not None and self.stragglers.drops:
+            return None
+        if not self._shares_among(range(len(p)), p).any():
+            return None
+        return self._run.pace.expected(
+            self._population.counting, lambda places: self._shares_among(places, p)
+        )
+
+    def corrected(self, p: Weights) -> Weights | None:
+        """Return E[d_i] (n,) over all that are ever done: where a method corrects who takes part more often."""
+        expected = self.expected(p)
+        if expected is None or self._run.pace.always:
+            return expected
+        shares = np.where(expected > 0, list(self.minimised().values()), 0.0)
+        return np.asarray(shares / (shares.sum() or 1.0))
+
+    def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
+        """Return E[d_i] (m,) by the scheme, of the clients at some places; zeros if it wants none of them."""
+        fixed, counting = self.scheme.fixed, self._population.counting
+        here = tuple(at for at, place in enumerate(places) if counting[place].index in fixed)
+        if self.scheme.scheme == "fixed" and not here:
+            return np.zeros(len(places))
+        some = p[list(places)] / p[list(places)].sum() if len(places) < len(p) else p
+        return replace(self.scheme, fixed=here).expected_weights(some)
+
+
+def check_equality(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
+    """Raise ValueError for what rests on all clients counting alike where they don't."""
+    if config.aggregation_rule not in RULES:
+        raise ValueError(f"aggregation_rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}")
+    asked = {
+        f"aggregation_rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
+        f"dp = {config.dp!r}": config.dp == "central",
+    }
+    given = [text for text, there in asked.items() if there]
+    if given and capabilities.needs_all_updates:
+        raise ValueError(f"{given[0]}: {name} puts updates together by itself (weigh, aggregate)")
+    for text in given:
+        if all(asked.values()):
+            raise ValueError(
+                f"{text} with dp = 'central': its noise is that of a mean; allowed is one of the two"
+            )
+        if config.client_weights != "uniform":
+            raise ValueError(
+                f"{text}: takes clients as equals; client_weights = {config.client_weights!r}, allowed is uniform"
+            )
+        if scheme in ("md", "paired"):
+            raise ValueError(
+                f"{text}: takes clients as equals; participation = {scheme!r}, allowed are full, uniform, fixed:…"
+            )
