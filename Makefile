@@ -1,5 +1,6 @@
 # make run      set up .venv and run the main job on the embedded data; ENGINE=ray: as flwr run does, on Ray
 # make test     set up .venv and run the tests, some 20 minutes on two cores
+# make test-studies set up .venv and run the tests of the studies: theory, reproduced papers, maps, benchmarks
 # make test-all set up .venv and run every test: those of real deployments' faults, too, minutes each
 # make docs     set up .venv and make the documentation, site/; python3 -m http.server -d site shows it, search and all
 # make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
@@ -11,7 +12,7 @@ INSTALLED := .venv/.installed
 
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: run compare test test-all docs bench lint constraints clean
+.PHONY: run compare test test-studies test-all docs bench lint constraints clean
 
 run: $(INSTALLED)
 	$(BIN)/fedapp run --engine $(ENGINE)
@@ -25,15 +26,18 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED)
 	$(PYTEST) $(SELECT)
 
+test-studies: $(INSTALLED)
+	$(PYTEST) studies/tests $(SELECT)
+
 test-all:
-	$(MAKE) test SELECT="-m ''"
+	$(MAKE) test test-studies SELECT="-m ''"
 
 # A link that leads nowhere is an error. (Its authors tell of a successor at every start.)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m studies.benchmarks
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -46,9 +50,9 @@ constraints: $(INSTALLED)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-annotate --no-header \
 		--upgrade --output-file constraints.txt
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]' --editable ./studies
 	touch $@
 
 clean:

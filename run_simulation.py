@@ -17,7 +17,7 @@ from fedapp import simulation
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.server import USER_ERRORS, Observer
 
-# What --compare has no use for: its runs' keys stand in experiments/compare.toml.
+# What --compare has no use for: its runs' keys stand in studies/experiments/compare.toml.
 NOT_COMPARED = ("run_config", "federation_config", "way")
 
 
@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
     for name in NOT_COMPARED:
         if getattr(options, name):
             option = "--" + name.replace("_", "-")
-            why = "--compare has settings of its own, in experiments/compare.toml"
+            why = "--compare has settings of its own, in studies/experiments/compare.toml"
             print(f"error: {option}: {why}", file=sys.stderr)
             return 1
-    from research.reproduce.command import compare
+    from studies.reproduce.command import compare
 
     try:
         print(compare(Path("results"), options.engine or IN_PROCESS[-1]).absolute())

@@ -19,7 +19,6 @@ from fedapp.config.options import read_options
 from fedapp.data import DataError
 from fedapp.deploy.cli import app as deploy_app
 from fedapp.federation.graph import graph_arrays
-from fedapp.maps.command import map_command
 from fedapp.sweeps.command import sweep
 from fedapp.sweeps.looking import compare_command, list_command
 from strategies.clients import graph
@@ -33,7 +32,6 @@ app.command("sweep")(sweep)
 app.command("list")(list_command)
 app.command("runs", hidden=True)(list_command)  # what it was called
 app.command("compare")(compare_command)
-app.command("map")(map_command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -68,10 +66,7 @@ def run_command(context: typer.Context) -> None:
 
 
 def _add_commands(entries: Iterable[EntryPoint]) -> None:
-    """Add what other packages bring, such as the research that comes with the app's source.
-
-    Where such a package isn't, as in a container of compose.yaml, there is no such command either.
-    """
+    """Add the commands that other distributions bring, such as the studies that come with the app's source."""
     for entry in sorted(entries, key=lambda each: each.name):
         try:
             command = entry.load()

@@ -6,25 +6,27 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("strategies", "custom", "fedapp", "research", "benchmarks")
+PACKAGES = ("strategies", "custom", "fedapp", "studies")
 
 
 def room_of(module: str) -> str | None:
-    """Name a module's room: a package, or a folder or a file directly in the app or the research."""
+    """Name a module's room: a package, or a folder or a file directly in the app or the studies."""
     first, *rest = module.split(".")
     if first == "run_simulation":
         return first
     if first not in PACKAGES:
         return None
     inside = ROOT / first / rest[0] if rest else ROOT
-    if first in ("fedapp", "research") and rest and (inside.is_dir() or inside.with_suffix(".py").is_file()):
+    if first in ("fedapp", "studies") and rest and (inside.is_dir() or inside.with_suffix(".py").is_file()):
         return f"{first}.{rest[0]}"
     return first
 
 
 def imported() -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = defaultdict(set)
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    files = [
+        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "tests" not in path.parts
+    ]
     for path in [*files, ROOT / "run_simulation.py"]:
         room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
         assert room
@@ -51,7 +53,7 @@ def test_every_arrow_is_drawn_and_every_drawn_one_is_there() -> None:
 
 
 def test_no_arrow_leads_back_up() -> None:
-    up = {"strategies": PACKAGES[1:], "fedapp": ("research", "benchmarks"), "custom": PACKAGES[2:]}
+    up = {"strategies": PACKAGES[1:], "fedapp": ("studies",), "custom": PACKAGES[2:]}
     arrows = imported()
     for room, names in arrows.items():
         assert not {name.split(".")[0] for name in names} & set(up.get(room.split(".")[0], ()))

@@ -42,19 +42,22 @@ NOT_RUN = {
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     ("docs/deploy.md", "needs the server"): 2,  # (tests/deploy/test_registration.py, test_through_proxy.py)
     ("docs/deploy.md", "needs minutes for each"): 1,  # (make test-all)
-    ("docs/map.md", "needs hours, and data"): 1,  # (tests/maps, in little)
+    ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
     (
         "docs/personal.md",
         "needs a client of your own",
     ): 1,  # (tests/strategies/test_personal.py does the same)
-    ("docs/references.md", "needs minutes, and data"): 1,  # (tests/reproduce)
+    ("docs/references.md", "needs minutes, and data"): 1,  # (studies/tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
     ("docs/report.md", "needs minutes"): 1,  # (tests/report/test_gantt.py, in little)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)
     ("docs/scale.md", "needs a GPU"): 1,
     ("docs/scale.md", "needs several machines"): 1,  # (tests/end_to_end/test_ray.py, on one)
-    ("docs/scale.md", "needs an hour of an idle machine"): 2,  # (tests/benchmarks, in little)
-    ("docs/scale.md", "needs appfl 1.12, flgo 0.4.4 and pfl 0.6.0"): 1,  # (tests/benchmarks, where they are)
+    ("docs/scale.md", "needs an hour of an idle machine"): 2,  # (studies/tests/benchmarks, in little)
+    (
+        "docs/scale.md",
+        "needs appfl 1.12, flgo 0.4.4 and pfl 0.6.0",
+    ): 1,  # (studies/tests/benchmarks, where they are)
     ("docs/scale.md", "needs an AMD processor"): 1,
 }
 

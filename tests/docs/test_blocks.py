@@ -21,10 +21,8 @@ FIRST_RUN = "results/fedavg-digits-mlp-001"  # what `make run` leaves, and guide
 LINKED = (
     "fedapp",
     "strategies",
-    "research",
-    "experiments",
     "examples",
-    "benchmarks",
+    "studies",
     "run_simulation.py",
     "Makefile",
 )

@@ -103,7 +103,7 @@ def calls(
     names: tuple[str, ...] = ("streams.generator", "streams.whole_number"),
 ) -> Iterator[tuple[str, str]]:
     """Every purpose that the project draws for, and where."""
-    for folder in ("strategies", "fedapp", "custom", "research", "benchmarks"):
+    for folder in ("strategies", "fedapp", "custom", "studies"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)

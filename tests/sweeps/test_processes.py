@@ -76,6 +76,6 @@ def test_an_experiment_says_so_in_one_line_too(tmp_path: Path, monkeypatch):
     def killed(*_, **__):
         raise RunError("a worker process was killed")
 
-    monkeypatch.setattr("research.reproduce.command.run_missing", killed)
+    monkeypatch.setattr("studies.reproduce.command.run_missing", killed)
     done = CliRunner().invoke(app, ["reproduce", "compare", "--quick", "--out", str(tmp_path)])
     assert (done.exit_code, done.output) == (1, "error: a worker process was killed\n")

@@ -12,7 +12,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from benchmarks.training import all_of
 from fedapp.models import build_model
 from fedapp.training import trainer as training
 from fedapp.training.batches import Batches, plan_batches, task_rng
@@ -21,6 +20,7 @@ from fedapp.training.optimizer import optimizer_of
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer, train_one
+from studies.benchmarks.training import all_of
 from tests.training.cases import reference
 
 SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch

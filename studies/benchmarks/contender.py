@@ -1,0 +1,47 @@
+"""The process of one contender: ``python -m studies.benchmarks.contender KIND JOB.json LOG.json``."""
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from studies.benchmarks.job import Job
+
+# What each kind runs; any other is an engine of this app, or ``WORKERS``.
+MODULES = {
+    "bare": "bare_loop",
+    "stock": "stock_flower",
+    "vmap": "vmap_loop",
+    "batched": "batched_loop",
+    "jax": "jax_loop",
+    "appfl": "appfl_driver",
+    "flgo": "flgo_server",
+    "pfl": "pfl_backend",
+}
+
+
+# The vectorized engine in two processes on Ray.
+WORKERS = "workers"
+
+
+def main(kind: str, job_path: str, log_path: str) -> None:
+    """Run a job the way ``kind`` says, one of those above; write its log."""
+    job = Job.read(Path(job_path))
+    # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
+    if kind in MODULES:
+        log = importlib.import_module(f"benchmarks.{MODULES[kind]}").run(job)
+    else:
+        from studies.benchmarks import fedapp_run
+
+        log = fedapp_run.run(job, *(("vectorized", 2) if kind == WORKERS else (kind,)))
+    log.write(Path(log_path))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a simulation that failed can leave threads of Ray's that keep the process alive

@@ -1,0 +1,186 @@
+"""What a map leaves behind beside its curves: map.png, map.csv, report.md."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedapp.report.series import mean_and_spread
+from studies.maps.curves import FILE
+from studies.maps.plan import NOT_KEYS, WHY, MapPlan, Spot
+from studies.maps.rule import MEASURES, WON, Measure, Win, win
+from studies.maps.scores import Curves, MapScore, scores_of
+
+PICTURE, TABLE, REPORT = "map.png", "map.csv", "report.md"
+
+Scores = Mapping[Spot, Sequence[MapScore]]
+
+
+def write_report(plan: MapPlan, curves: Curves, versions: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write the picture, the table and the report from a map's curves; return their paths."""
+    from studies.maps.picture import draw_map  # matplotlib is slow to import
+
+    scores = scores_of(plan, curves)
+    picture = draw_map(folder / PICTURE, plan, scores)
+    frame(plan, scores).to_csv(folder / TABLE, index=False)
+    text = "\n".join(_lines(plan, scores, curves, versions)) + "\n"
+    (folder / REPORT).write_text(text, "utf-8")
+    return [picture, folder / TABLE, folder / REPORT]
+
+
+def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
+    """Return a row for each cell and method.
+
+    Columns: the cell, the method, what is tuned, its value and whether that is the last that was tried, judged runs
+    that ended and that diverged, on how many the target was ``reached``, ``time`` and ``time-spread`` (only where all
+    reached it), ``mean`` and ``mean-spread``, and what came of the cell for it by each measure: ``won``, ``close`` or
+    nothing.
+    """
+    rows: list[dict[str, Any]] = []
+    for spot, methods in scores.items():
+        wins = {measure: win(plan, methods, measure) for measure in MEASURES}
+        for each in methods:
+            time, time_spread = (
+                mean_and_spread(each.times) if each.reached == len(each.times) else (math.nan,) * 2
+            )
+            mean, mean_spread = mean_and_spread(each.means)
+            rows.append(
+                {
+                    **spot._asdict(),
+                    "method": each.method,
+                    "tuned": plan.tuned(each.method),
+                    "value": each.value,
+                    "at-edge": each.at_edge,
+                    "runs": len(each.means),
+                    "diverged": each.diverged,
+                    "reached": each.reached,
+                    "time": time,
+                    "time-spread": time_spread,
+                    "mean": mean,
+                    "mean-spread": mean_spread,
+                    **{f"by-{measure}": _came(wins[measure], each.method) for measure in MEASURES},
+                }
+            )
+    return pd.DataFrame(rows).round(6)
+
+
+def _came(found: Win, method: str) -> str:
+    if method not in found.best:
+        return ""
+    return "won" if found.outcome == WON else "close"
+
+
+def win_text(found: Win, measure: Measure) -> str:
+    """Say what came of a cell in words."""
+    who = " = ".join(found.best) if found.outcome == WON else ", ".join(found.best)
+    if found.outcome != WON:
+        return f"{found.outcome}: {who}" if who else found.outcome
+    if not found.runner_up:
+        return f"**{who}**; all others diverged"
+    bound = "at least " * found.at_least
+    by = f"{bound}{found.by:.2f} times as fast as" if measure == "time" else f"by {abs(found.by):.4f} over"
+    return f"**{who}**, {by} {found.runner_up}"
+
+
+def _lines(plan: MapPlan, scores: Scores, curves: Curves, versions: Mapping[str, str]) -> Iterator[str]:
+    """Yield the report's lines."""
+    yield f"# {plan.title}"
+    yield ""
+    yield f"![which method wins where]({PICTURE})"
+    yield ""
+    yield f"By {len(curves)} runs, in [{FILE}]({FILE}); the table of all cells and methods is [{TABLE}]({TABLE})."
+    ended = sum(each.is_complete for methods in scores.values() for each in methods)
+    total = sum(map(len, scores.values()))
+    if ended < total:
+        yield f"It goes on: {ended} of {total} cells × methods have all their runs."
+    yield ""
+    yield f"**Rule**, fixed before the runs. {plan.rule.text}"
+    yield ""
+    yield (
+        f"Each method has in each cell the step size that did best on seeds {_listed(plan.tuning.seeds)}, by "
+        f"{plan.metric} averaged over the time budget of {plan.budget:g} virtual seconds. Judged on seeds "
+        f"{_listed(plan.seeds)}."
+    )
+    if versions:
+        yield ""
+        yield "Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()) + "."
+    for problem in plan.problems:
+        yield from ("", f"## {problem}", "", *_winners(plan, scores, problem))
+    yield from ("", "## Methods", "", *_methods(plan))
+    if notes := list(_notes(plan, scores)):
+        yield from ("", "## Remarks", "", *(f"- {note}" for note in notes))
+    for spot, methods in scores.items():
+        yield from ("", f"## {spot.problem}, {_where(plan, spot)}", "", *_table(plan, methods))
+
+
+def _where(plan: MapPlan, spot: Spot) -> str:
+    return f"{plan.across.name} {spot.across}, {plan.upwards.name} {spot.upwards}"
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+def _winners(plan: MapPlan, scores: Scores, problem: str) -> Iterator[str]:
+    target = plan.problems[problem].target
+    yield (
+        f"| {plan.across.name} | {plan.upwards.name} | time to {plan.metric} {target:g} | mean {plan.metric} |"
+    )
+    yield "|---|---|---|---|"
+    for spot, methods in scores.items():
+        if spot.problem == problem:
+            cells = [win_text(win(plan, methods, measure), measure) for measure in MEASURES]
+            yield f"| {spot.across} | {spot.upwards} | {cells[0]} | {cells[1]} |"
+
+
+def _methods(plan: MapPlan) -> Iterator[str]:
+    yield "| method | keys | tried | why these |"
+    yield "|---|---|---|---|"
+    for name, own in plan.methods.items():
+        keys = ", ".join(f"`{key} = {_values(value)}`" for key, value in own.items() if key not in NOT_KEYS)
+        tried = {problem: _listed(plan.tried(problem, name)) for problem in plan.problems}
+        texts = set(tried.values())
+        values = (
+            texts.pop() if len(texts) == 1 else "; ".join(f"{key}: {each}" for key, each in tried.items())
+        )
+        yield f"| {name} | {keys} | `{plan.tuned(name)}` {values} | {own.get(WHY, '')} |"
+
+
+def _values(value: object) -> str:
+    return " / ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _notes(plan: MapPlan, scores: Scores) -> Iterator[str]:
+    """Say where the best value was the last that was tried, and what diverged."""
+    edges: dict[tuple[str, str, float], list[Spot]] = {}
+    for spot, methods in scores.items():
+        for each in methods:
+            if each.at_edge and each.value is not None:
+                edges.setdefault((spot.problem, each.method, each.value), []).append(spot)
+            where = f"{spot.problem}, {_where(plan, spot)}: {each.method}"
+            if each.diverged:
+                yield f"{where} diverged in {each.diverged} of {len(plan.seeds)}"
+            elif each.is_complete and each.value is None:
+                yield f"{where} diverged in tuning, with every value"
+    for (problem, method, value), spots in edges.items():
+        end = "lowest" if value == plan.tried(problem, method)[0] else "highest"
+        yield (
+            f"{problem}, {method}: the {end} {plan.tuned(method)} that was tried, {value:g}, is the best in "
+            f"{len(spots)} of {len(scores) // len(plan.problems)} cells; one beyond may be better"
+        )
+
+
+def _table(plan: MapPlan, methods: Sequence[MapScore]) -> Iterator[str]:
+    wins = [win(plan, methods, measure) for measure in MEASURES]
+    yield f"| method | step size | time to the target | mean {plan.metric} |"
+    yield "|---|---|---|---|"
+    for each in methods:
+        texts = (each.time_text(), each.mean_text())
+        cells = [
+            f"**{text}**" if found.outcome == WON and each.method in found.best else text
+            for found, text in zip(wins, texts, strict=True)
+        ]
+        value = "-" if each.value is None else f"{each.value:g}" + " (edge)" * each.at_edge
+        yield f"| {each.method} | {value} | {cells[0]} | {cells[1]} |"

@@ -1,0 +1,240 @@
+"""FedBuff against rounds, to the same accuracy with as many clients at work: Nguyen et al. 2022."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedapp.report.figures import new_figure, save, style_axes
+from fedapp.report.overlay import COLORS
+from strategies.rounds.participation import Participation
+from studies.reproduce.experiment import Results
+from studies.reproduce.plan import Plan
+from studies.reproduce.report import Report, Row, Verdict, judge, not_run
+from studies.reproduce.runs import Run, Runs, decide, geometric_mean
+
+BUFFERED = "FedBuff"
+
+METHODS = ("FedAvg", "FedProx", BUFFERED)
+
+Cost = Callable[[Run], np.ndarray]
+
+
+def updates(run: Run) -> np.ndarray:
+    """Return the client updates that went into the model, by evaluation."""
+    return run.column("aggregation") * _each(run)
+
+
+def _each(run: Run) -> int:
+    """Return how many client updates make a new model."""
+    config = run.config
+    if config.strategy == "fedbuff":
+        return config.buffer_size
+    scheme = Participation.parse(config.participation, config.fraction_train)
+    return scheme.sample_size(run.planned.num_clients)
+
+
+def seconds(run: Run) -> np.ndarray:
+    """Return virtual time, by evaluation."""
+    return run.column("time")
+
+
+def cost_to(run: Run, target: float, cost: Cost) -> float:
+    """Return what a run had spent when its accuracy first exceeded the target; NaN if it never did."""
+    reached = np.flatnonzero(run.column("accuracy") > target)
+    return float(cost(run)[reached[0]]) if reached.size else math.nan
+
+
+def case_of(concurrency: str, method: str) -> str:
+    """Return the label of a case: how many clients are at work, and the method."""
+    return f"{concurrency} at work, {method}"
+
+
+def speed_up(results: Results, plan: Plan, folder: Path) -> Report:
+    """Client updates and time to the target by method and concurrency, and how many times fewer FedBuff takes."""
+    report = Report()
+    target = plan.threshold("fedbuff-1-updates", "target")
+    rates = _rates(results.runs, plan)
+    judged = {case: _judged(results.runs, plan, case, rate) for case, rate in rates.items()}
+    if any(judged.values()):
+        report.figures.append(_draw(folder / "speed-up.png", judged))
+    for case, cell in judged.items():
+        for name, cost in (("client updates", updates), ("virtual time", seconds)):
+            spent = [cost_to(run, target, cost) for run in cell]
+            report.rows.append(Row(f"{case}, γ = {rates[case]:g}: {name} to {target:.0%}", spent))
+    found = _Found(results, plan, rates, judged)
+    report.verdicts = [
+        _cheaper("fedbuff-1-updates", updates, found),
+        _magnitude(found),
+        _grows(found),
+        _cheaper("fedbuff-1-time", seconds, found),
+    ]
+    report.extra.append(_tuning(results.runs, plan))
+    return report
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What verdicts rest on: each case's step size, and its runs with that on the seeds that are judged."""
+
+    results: Results
+    plan: Plan
+    rates: dict[str, float]
+    judged: dict[str, Runs]
+
+    def missing(self, cases: list[str]) -> str:
+        """Say what isn't there for some cases; empty: nothing."""
+        for case in cases:
+            tuned = self.results.missing(case=case, seed=self.plan.setting("tuning-seed"))
+            if missing := tuned or self.results.missing(case=case, lr=self.rates[case]):
+                return f"{case}: {missing}"
+        return ""
+
+    def at_end(self, case: str) -> bool:
+        """Tell whether a case's step size is the first or the last that was tried."""
+        tried = self.results.runs.where(seed=self.plan.setting("tuning-seed"), case=case).labels("lr")
+        return self.rates[case] in (min(tried), max(tried))
+
+
+def _score(run: Run) -> float:
+    """Test accuracy, mean over a run's evaluations; one that isn't finite is no use."""
+    score = float(run.column("accuracy").mean())
+    return score if math.isfinite(score) else -math.inf
+
+
+def _rates(runs: Runs, plan: Plan) -> dict[str, float]:
+    """Return the step size that each case did best with on the seed that isn't judged."""
+    tuned = runs.where(seed=plan.setting("tuning-seed"))
+    return {case: max(tuned.where(case=case), key=_score).config.lr for case in tuned.labels("case")}
+
+
+def _judged(runs: Runs, plan: Plan, case: str, rate: float) -> Runs:
+    own = runs.where(case=case, lr=rate)
+    return Runs(run for run in own if run["seed"] != plan.setting("tuning-seed"))
+
+
+def _tuning(runs: Runs, plan: Plan) -> str:
+    """Write what the step sizes were chosen from."""
+    tuned = runs.where(seed=plan.setting("tuning-seed"))
+    rates = sorted(tuned.labels("lr"))
+    lines = [
+        "## Test accuracy by step size, mean over the evaluations of the seed that isn't judged",
+        "",
+        f"| | {' | '.join(f'γ = {rate:g}' for rate in rates)} |",
+        "|---|" + "--:|" * len(rates),
+    ]
+    for case in tuned.labels("case"):
+        scores = [[_score(run) for run in tuned.where(case=case, lr=rate)] for rate in rates]
+        lines.append(f"| {case} | {' | '.join(f'{score[0]:.4f}' if score else '–' for score in scores)} |")
+    return "\n".join(lines)
+
+
+def _draw(path: Path, judged: dict[str, Runs]) -> Path:
+    """Draw accuracy against client updates, and against time, a column for each concurrency."""
+    figure = new_figure(5.4, "MNIST, 1000 clients unlike in data, half-normal task times")
+    columns = list(dict.fromkeys(case.partition(" ")[0] for case in judged))
+    grid = figure.subplots(2, len(columns), squeeze=False)
+    for row, (label, cost) in zip(
+        grid, (("client updates", updates), ("virtual time", seconds)), strict=True
+    ):
+        for axes, concurrency in zip(row, columns, strict=True):
+            style_axes(axes)
+            for method, color in zip(METHODS, COLORS, strict=False):
+                for number, run in enumerate(judged.get(case_of(concurrency, method), Runs([]))):
+                    name = "_" if number else method
+                    axes.plot(cost(run), run.column("accuracy"), color=color, lw=1, alpha=0.8, label=name)
+            axes.set(xlabel=label, ylabel="test accuracy", ylim=(0, 1), title=f"{concurrency} at work")
+            axes.title.set_fontsize(9)
+    handles, names = grid[0][0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=len(names) or 1, frameon=False, fontsize=9
+    )
+    return save(figure, path)
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """How many times more another method spends, by seed; ``at_least``: on some seed it never gets there.
+
+    It counts with all that it had then. NaN where FedBuff itself doesn't get there.
+    """
+
+    values: list[float]
+    at_least: bool = False
+    remark: str = ""
+
+    def __str__(self) -> str:
+        by_seed = ", ".join(f"{ratio:.2f}" for ratio in self.values)
+        return f"{'≥ ' if self.at_least else ''}{geometric_mean(self.values):.2f} ({by_seed}){self.remark}"
+
+
+def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found) -> _Ratios:
+    """Return what the other method spends over what FedBuff does."""
+    target = found.plan.threshold(claim, "target")
+    ours, theirs = (found.judged[case_of(concurrency, method)] for method in (BUFFERED, other))
+    spent = [(cost_to(run, target, cost), _whole(run, cost)) for run in theirs]
+    least = [reached if math.isfinite(reached) else whole for reached, whole in spent]
+    case = case_of(concurrency, other)
+    return _Ratios(
+        [a / cost_to(run, target, cost) for a, run in zip(least, ours, strict=True)],
+        not all(math.isfinite(reached) for reached, _ in spent),
+        f" [γ = {found.rates[case]:g}, an end of those tried]" if found.at_end(case) else "",
+    )
+
+
+def _whole(run: Run, cost: Cost) -> float:
+    """Return what a run had spent in the end; of one that exploded, which ended early, what it was to spend."""
+    if not run.exploded:
+        return float(cost(run)[-1])
+    return float(_each(run) * run.config.num_server_rounds) if cost is updates else math.inf
+
+
+def _cases(concurrency: list[str], others: list[str]) -> list[str]:
+    return [case_of(at, method) for at in concurrency for method in (*others, BUFFERED)]
+
+
+def _shown(cells: dict[str, _Ratios]) -> str:
+    return "; ".join(f"{name}: {cell}" for name, cell in cells.items())
+
+
+def _cheaper(claim: str, cost: Cost, found: _Found) -> Verdict:
+    """Judge whether FedBuff spends less than each other method, at each concurrency."""
+    concurrency, others = (found.plan.threshold(claim, name) for name in ("concurrency", "methods"))
+    if missing := found.missing(_cases(concurrency, others)):
+        return not_run(claim, missing)
+    cells = {
+        f"{at}, {other}": _ratios(claim, at, cost, other, found) for at in concurrency for other in others
+    }
+    by_seed = [cell.values for cell in cells.values()]
+    holds = decide(by_seed, lambda ratio: ratio > 1, lambda ratio: not ratio >= 1)
+    return judge(claim, holds, f"the other's over FedBuff's, by seed in brackets, {_shown(cells)}")
+
+
+def _magnitude(found: _Found) -> Verdict:
+    """fedbuff-1-magnitude: how many times fewer updates than FedAvg."""
+    claim = "fedbuff-1-magnitude"
+    (at,), (other,) = (found.plan.threshold(claim, name) for name in ("concurrency", "methods"))
+    low, high = found.plan.threshold(claim, "low"), found.plan.threshold(claim, "high")
+    if missing := found.missing(_cases([at], [other])):
+        return not_run(claim, missing)
+    ratios = _ratios(claim, at, updates, other, found)
+    if low <= geometric_mean(ratios.values) <= high:
+        holds: bool | None = True
+    else:
+        holds = None if any(low <= ratio <= high for ratio in ratios.values) else False
+    return judge(claim, holds, _shown({f"{at}, {other}": ratios}))
+
+
+def _grows(found: _Found) -> Verdict:
+    """fedbuff-1-scales: the speed-up with many at work over that with few."""
+    claim = "fedbuff-1-scales"
+    few, many = found.plan.threshold(claim, "concurrency")
+    (other,) = found.plan.threshold(claim, "methods")
+    if missing := found.missing(_cases([few, many], [other])):
+        return not_run(claim, missing)
+    least, most = (_ratios(claim, at, updates, other, found) for at in (few, many))
+    growth = [b / a for a, b in zip(least.values, most.values, strict=True)]
+    holds = decide([growth], lambda ratio: ratio > 1, lambda ratio: ratio < 1)
+    return judge(claim, holds, _shown({few: least, many: most, "growth": _Ratios(growth)}))

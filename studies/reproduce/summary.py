@@ -1,0 +1,91 @@
+"""The tables of all verdicts: README.md beside the experiments' folders, and paper by paper in docs/papers.md."""
+
+import csv
+import re
+from pathlib import Path
+
+from studies.reproduce.plan import folder_of_plans, plan_names, read_plan
+from studies.reproduce.report import cell
+
+NAME = "README.md"
+
+# What stands below is written by hand and stays.
+MARKER = "<!-- above: fedapp reproduce --summary -->"
+
+_INTRODUCTION = """# Results
+
+What `fedapp reproduce` made here, a folder each: `report.md`, figures, `table.csv`, `claims.csv`, `curves.parquet`.
+From the last one `fedapp reproduce NAME --from-results --out studies/experiments/results` makes all the others again.
+
+Names begin with the source: 000 Dhasade, Kremer & Renard; 001 an appendix on FedAvg under a Łojasiewicz condition;
+002 [Fraboni et al. 2023](https://www.jmlr.org/papers/v24/22-0689.html);
+003 [Buttaci 2024](https://arxiv.org/abs/2410.05545); 004 a chapter on federated learning; fedprox, scaffold
+and fedbuff the papers with these methods. Titles: [docs/references.md](../../docs/references.md)."""
+
+
+def write_summary(folder: Path) -> Path:
+    """Write the table of the verdicts in every ``claims.csv`` below a folder; keep what stands below the marker.
+
+    Of studies/experiments/results those in docs/papers.md, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / NAME
+    below = path.read_text("utf-8").partition(MARKER)[2] if path.exists() else ""
+    path.write_text(f"{_INTRODUCTION}\n\n{table(folder)}\n\n{MARKER}{below or chr(10)}", encoding="utf-8")
+    if folder.resolve() == RESULTS.resolve() and PAPERS.exists():
+        PAPERS.write_text(papers(PAPERS.read_text("utf-8")), "utf-8")
+    return path
+
+
+RESULTS, PAPERS = folder_of_plans() / "results", folder_of_plans().parents[1] / "docs" / "papers.md"
+
+# A paper's table on the page: between these, of the experiments whose names begin so.
+_TABLE = re.compile(r"(<!-- verdicts: (\S+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def papers(text: str) -> str:
+    """Return the text of the page of the papers with its tables made anew from the committed results."""
+    return _TABLE.sub(lambda found: f"{found[1]}\n{_of_paper(found[2])}\n\n{found[3]}", text)
+
+
+def _of_paper(prefix: str) -> str:
+    """Return every registered claim of a paper with its verdict, and the command of each experiment."""
+    lines, commands = [], []
+    for name in (name for name in plan_names() if name.startswith(prefix)):
+        path = RESULTS / name / "claims.csv"
+        found = {row["claim"]: row for row in _rows(path)} if path.exists() else {}
+        shown = (
+            f"[{name}](../studies/experiments/results/{name}/report.md)"
+            if found
+            else f"[{name}](../studies/experiments/{name}.toml)"
+        )
+        for claim, registered in read_plan(name).claims.items():
+            row = found.get(claim, {"verdict": "not run", "evidence": ""})
+            texts = (shown, cell(registered.text), row["verdict"], cell(row["evidence"]))
+            lines.append(f"| {' | '.join(texts)} |")
+        commands.append(f"`fedapp reproduce {name}`")
+    header = ["| experiment | the paper says | here | numbers |", "|---|---|---|---|"]
+    return "\n".join([*header, *lines, "", f"Made by {', '.join(commands)}."])
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(folder: Path) -> str:
+    """Return the verdicts as Markdown; an experiment without claims has a line too."""
+    lines = []
+    for path in sorted(folder.glob("*/claims.csv")):
+        name = path.parent.name
+        claims = _rows(path)
+        link = f"[{name}]({name}/report.md)"
+        lines += [
+            f"| {link} | {claim['claim']} | {cell(claim['published'])} | {claim['verdict']} "
+            f"| {cell(claim['evidence'])} |"
+            for claim in claims
+        ] or [f"| {link} | | | see report | |"]
+    if not lines:
+        return "Nothing is there yet."
+    header = ["| experiment | claim | published | verdict | evidence |", "|---|---|---|---|---|"]
+    return "\n".join([*header, *lines])

@@ -1,0 +1,102 @@
+"""The optima behind asynchronous FedAvg's ends, for logistic regression (Fraboni et al. 2023, section 5.2.1).
+
+A scheme that gives client i's contributions the weight d_i and hears from it 1/τ_i times a second minimises the
+surrogate objective Σ q_i f_i, q_i ∝ d_i/τ_i, and not f = Σ p_i f_i unless q = p (Fraboni et al. 2023,
+eq. 10). How much worse f is at the surrogate's minimum is known without any run: the suboptimum that runs tend to.
+"""
+
+import numpy as np
+
+from fedapp import federation
+from fedapp.config import ConfigError, RunConfig
+from strategies.clients.weights import IMPORTANCES, importances
+from strategies.methods import async_fedavg
+from strategies.timing.time_scenario import TimeScenario
+from studies.theory.constants import Array
+from studies.theory.problems import Logistic
+from studies.theory.run_bounds import client_data
+
+# λ²/2 up to which a model counts as a minimiser.
+DECREMENT = 1e-6
+
+# What is read of a run's config beside its data and seed.
+READ = ("model", "strategy", "client_weights", "l2", "time_scenario")
+
+FEDERATED, IDENTICAL, TIME_BASED = "federated-least", "identical", "time-based"
+
+
+def optima(config: RunConfig, num_clients: int) -> dict[str, float]:
+    """Return the federated loss at the minimisers of what asynchronous FedAvg minimises.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Of a run of ``async-fedavg`` with model ``logistic``: its data, division, client weights, l2 and task times.
+    num_clients : int
+        C.
+
+    Returns
+    -------
+    dict of str to float
+        ``federated-least``: min f. ``identical`` and ``time-based``: f at the minimiser of the scheme's surrogate.
+        ``federated-decrement`` and ``identical-decrement``: λ²/2 of f and of the surrogate of ``identical`` at the
+        models found, an estimate of how far each is above its infimum.
+
+    Raises
+    ------
+    ConfigError
+        If the run is none of these.
+    DataError
+        If the data aren't there.
+    AssumptionError
+        If a decrement above 1e-6 is left.
+    """
+    _check(config)
+    problem = _problem(config, num_clients)
+    weights = surrogate_weights(
+        problem.weights, TimeScenario(config.time_scenario, num_clients, config.seed).means
+    )
+    best = problem.least(DECREMENT)
+    found = {FEDERATED: problem.value(best), "federated-decrement": problem.half_decrement(best)}
+    for scheme, q in weights.items():
+        if np.allclose(q, problem.weights, rtol=1e-12, atol=0):
+            found[scheme] = found[FEDERATED]
+            continue
+        surrogate = Logistic(problem.clients, problem.num_classes, problem.l2, q)
+        end = surrogate.least(DECREMENT)
+        found |= {scheme: problem.value(end), f"{scheme}-decrement": surrogate.half_decrement(end)}
+    return found
+
+
+def surrogate_weights(p: Array, times: Array) -> dict[str, Array]:
+    """Return q of both schemes, (C,), each with sum 1.
+
+    ``time-based`` has d_i = p_i P_i with the P_i of ``strategies.methods.async_fedavg``, which are proportional to
+    τ_i
+    (eq. 36): so its q is p.
+
+    Parameters
+    ----------
+    p, times : array (C,)
+        p_i, and the mean task times τ_i in seconds.
+    """
+    received = {IDENTICAL: 1 / times, TIME_BASED: p * async_fedavg.periods(times) / times}
+    return {scheme: share / share.sum() for scheme, share in received.items()}
+
+
+def _check(config: RunConfig) -> None:
+    for key, value, allowed in (
+        ("model", config.model, ("logistic",)),
+        ("strategy", config.strategy, ("async-fedavg",)),
+        ("client-weights", config.client_weights, IMPORTANCES),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{key} = {value!r}: its optima are known for {', '.join(allowed)}")
+
+
+def _problem(config: RunConfig, num_clients: int) -> Logistic:
+    dataset = federation.dataset_of(config, num_clients)
+    partition = federation.partition_of(config, num_clients)
+    p = importances(config.client_weights, partition.sizes.tolist())
+    clients = [client_data(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
+    return Logistic(clients, dataset.num_classes, config.l2, p)

@@ -1,0 +1,119 @@
+"""An axis of an experiment that is tuned: its best value is found on seeds that aren't judged, cell by cell.
+
+The runs to judge are then those at the best value alone; which these are is known once the others are there.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from pydantic import Field
+
+from fedapp.config import ConfigError, Value
+from fedapp.sweeps.plan import SEED, Strict
+from fedapp.sweeps.point import Axis, PlannedRun, labels_along
+from strategies.flower.higher_is_better import less_is_better
+from studies.reproduce.runs import KEPT, OBJECTIVE, Curves, Run, Runs, has_labels, mean
+
+Cell = tuple[Value, ...]
+
+
+class Tuning(Strict):
+    """The table ``[tuning]``.
+
+    Attributes
+    ----------
+    axis : str
+        Of the grid; all its values are tried.
+    seeds : list of int
+        On which they are; none of the grid's.
+    by : str
+        The metric whose mean over the last 5 % of a run, and then over these seeds, is lowest at the best value.
+    of : dict
+        Labels on other axes of the runs that are tried; all labels of those axes get the best value of these.
+    """
+
+    axis: str
+    seeds: list[int] = Field(min_length=1)
+    by: str
+    of: dict[str, Value] = Field(default_factory=dict)
+
+    def check(self, grid: Mapping[str, Axis]) -> None:
+        """Raise ValueError, unless the grid has these axes and labels, and judges other seeds."""
+        labels = {axis: labels_along(choices) for axis, choices in grid.items()}
+        for axis, label in {self.axis: None, **self.of}.items():
+            if axis not in labels:
+                raise ValueError(f"tuning: {axis!r} is no axis; there are {', '.join(grid)}")
+            if label is not None and label not in labels[axis]:
+                raise ValueError(f"tuning.of.{axis} = {label!r}: has {', '.join(map(str, labels[axis]))}")
+        if self.by != "objective" and not less_is_better(self.by):
+            raise ValueError(f"tuning.by = {self.by!r}: is no loss, of which the lowest is the best")
+        if both := [seed for seed in self.seeds if seed in labels.get(SEED, [])]:
+            raise ValueError(f"tuning.seeds: {both[0]} is judged")
+
+    def tried(self, grid: Mapping[str, Axis]) -> dict[str, Axis]:
+        """Return the grid of the runs that are tried."""
+        only: dict[str, Axis] = {
+            axis: [each for each in grid[axis] if labels_along([each]) == [label]]
+            for axis, label in self.of.items()
+        }
+        return {**grid, **only, SEED: list(self.seeds)}
+
+    def wanted(self, planned: Sequence[PlannedRun], curves: Mapping[str, Curves]) -> list[PlannedRun]:
+        """Return those of all runs that are tried, and those to judge of each cell whose tries are all there.
+
+        Of other cells what was judged before stays: it may be wanted when they are.
+        """
+        tries = [each for each in planned if self._is_tried(each)]
+        best = self._best(tries, curves)
+        return [
+            each
+            for each in planned
+            if self._is_tried(each)
+            or (
+                best[cell] == each.labels[self.axis]
+                if (cell := self._cell(each)) in best
+                else each.key in curves
+            )
+        ]
+
+    def tries(self, runs: Runs) -> Runs:
+        """Return the runs that were tried."""
+        return runs.where(seed=self.seeds)
+
+    def _best(self, tries: Sequence[PlannedRun], curves: Mapping[str, Curves]) -> dict[Cell, Value]:
+        """Return the best value of each cell whose tries are all there.
+
+        Raises
+        ------
+        ConfigError
+            If none of a cell's runs has the metric.
+        """
+        cells: dict[Cell, list[PlannedRun]] = {}
+        for each in tries:
+            cells.setdefault(self._cell(each), []).append(each)
+        found: dict[Cell, Value] = {}
+        for cell, own in cells.items():
+            if all(each.key in curves for each in own):
+                runs = Runs(Run(each, curves[each.key]) for each in own)
+                self._check_metric(runs)
+                found[cell] = min(runs.labels(self.axis), key=partial(self._score, runs))
+        return found
+
+    def _check_metric(self, runs: Runs) -> None:
+        there = {name for run in runs for name in run.curves.columns}
+        if there.isdisjoint(OBJECTIVE if self.by == "objective" else [self.by]):
+            raise ConfigError(f"tuning.by = {self.by!r}: the runs have {', '.join(sorted(there - {*KEPT}))}")
+
+    def _score(self, runs: Runs, label: Value) -> float:
+        score = mean(Runs(run for run in runs if run[self.axis] == label).tails(self.by))
+        return score if math.isfinite(score) else math.inf
+
+    def _is_tried(self, planned: PlannedRun) -> bool:
+        return has_labels(planned, {SEED: self.seeds})
+
+    def _cell(self, planned: PlannedRun) -> Cell:
+        """Return the labels on the axes that tell cells apart."""
+        return tuple(
+            label for axis, label in planned.labels.items() if axis not in (SEED, self.axis, *self.of)
+        )

@@ -1,0 +1,310 @@
+"""Who wins a cell: hand-made numbers beside what is expected of them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.sweeps.plan import checked
+from studies.maps.curves import MapCurve, read_curves, write_curves
+from studies.maps.picture import strength, text_of
+from studies.maps.plan import MapPlan, Spot
+from studies.maps.report import frame, win_text, write_report
+from studies.maps.rule import CLOSE, INCOMPLETE, NONE, UNREACHED, WON, Win, told_apart, win
+from studies.maps.scores import MapScore, mean_over, pick, score, scores_of, time_to
+
+CONTENT: dict[str, Any] = {
+    "title": "a map",
+    "seeds": [0, 1, 2],
+    "base": {"time-budget": 10.0, "num-clients": 2},
+    "across": {"name": "data", "values": [{"label": "even", "class-imbalance": 0.0}]},
+    "upwards": {
+        "name": "speed",
+        "values": [{"label": "1", "time-scenario": "F0"}, {"label": "5", "time-scenario": "F80"}],
+    },
+    "problems": {"small": {"target": 0.8, "tried": [0.1, 0.2, 0.4], "keys": {"model": "logistic"}}},
+    "methods": {
+        "avg": {"strategy": "fedavg", "same-upwards": True},
+        "buff": {"strategy": "fedbuff", "eval-every": [1, 2]},
+        "async": {"strategy": "async-fedavg", "tuned": "server-lr", "tried": [0.4, 0.1, 0.2]},
+    },
+    "tuning": {"seeds": [7, 8]},
+    "rule": {"text": "as is", "level": 0.05, "alike-mean": 0.001},
+}
+
+
+def plan(**changes: Any) -> MapPlan:
+    return checked("x", {**CONTENT, **changes}, MapPlan)
+
+
+def scored(
+    method: str, times: tuple[float, ...] = (), means: tuple[float, ...] = (), **others: Any
+) -> MapScore:
+    known: dict[str, Any] = {"value": 0.1, "is_complete": True, **others}
+    return MapScore(method, times=times or (1.0,) * len(means), means=means or (0.5,) * len(times), **known)
+
+
+def test_the_best_wins_where_every_other_is_told_apart():
+    scores = [
+        scored("avg", means=(0.80, 0.81, 0.82)),
+        scored("buff", means=(0.85, 0.86, 0.875)),
+        scored("async", means=(0.70, 0.90, 0.70)),  # worse on average, but with such a spread who knows
+    ]
+    assert win(plan(), scores[:2], "mean") == Win(WON, ("buff",), "avg", pytest.approx(0.155 / 3))
+    assert win(plan(), scores, "mean") == Win(CLOSE, ("buff", "async"), "avg", pytest.approx(0.155 / 3))
+
+
+def test_it_is_the_paired_test_of_the_books():
+    # 1, 2, 3: t = 2 / (1 / √3) = 3.46, p = 0.074 two-sided; 2, 3, 4: t = 5.196, p = 0.035.
+    assert not told_apart(np.array([1.0, 2.0, 3.0]), 0.05)
+    assert told_apart(np.array([1.0, 2.0, 3.0]), 0.08)
+    assert told_apart(np.array([2.0, 3.0, 4.0]), 0.05)
+    assert not told_apart(-np.array([2.0, 3.0, 4.0]), 0.05)
+    assert told_apart(np.array([1.0, 1.0, 1.0]), 0.05)  # without any spread
+    assert not told_apart(np.zeros(3), 0.05)
+    assert not told_apart(np.array([5.0]), 0.05)  # one seed tells nothing
+
+
+def test_times_are_compared_by_their_ratio():
+    scores = [
+        scored("avg", (4.0, 8.0, 2.0)),
+        scored("buff", (2.0, 4.0, 1.0)),
+        scored("async", (9.0, 9.9, 4.5)),
+    ]
+    found = win(plan(), scores, "time")
+    assert (found.outcome, found.best, found.runner_up, found.at_least) == (WON, ("buff",), "avg", False)
+    assert found.by == pytest.approx(2.0)
+    assert text_of(found, "time") == ["buff", "2.00×", "vs avg"]
+    assert win_text(found, "time") == "**buff**, 2.00 times as fast as avg"
+
+
+def test_who_does_not_reach_the_target_is_a_bound_and_never_wins():
+    never = math.inf
+    ahead = [scored("avg", (2.0, 2.5, 2.0)), scored("buff", (never, 8.0, never))]
+    found = win(plan(), ahead, "time")
+    assert (found.outcome, found.best, found.at_least) == (WON, ("avg",), True)
+    assert found.by == pytest.approx((10 / 2.0 * 8 / 2.5 * 10 / 2.0) ** (1 / 3))
+    assert text_of(found, "time")[1].startswith("≥ ")
+    assert "at least 4.31 times" in win_text(found, "time")
+    # Faster on two seeds, but not there on the third: the slower one that always gets there isn't told apart from it.
+    found = win(plan(), [scored("avg", (5.0, 5.0, 5.0)), scored("buff", (1.0, 1.0, never))], "time")
+    assert (found.outcome, found.best) == (CLOSE, ("avg", "buff"))
+    assert win(plan(), [scored("avg", (never, 1.0, 1.0)), scored("buff", (never,) * 3)], "time") == Win(
+        UNREACHED
+    )
+
+
+def test_methods_that_are_alike_win_together():
+    scores = [
+        scored("avg", means=(0.8000, 0.9000, 0.85)),
+        scored("buff", means=(0.8004, 0.8995, 0.85)),
+        scored("async", means=(0.7, 0.8, 0.75)),
+    ]
+    found = win(plan(), scores, "mean")
+    assert (found.outcome, found.best, found.runner_up) == (WON, ("avg", "buff"), "async")
+    assert text_of(found, "mean") == ["avg (+1)", "+0.100", "vs async"]
+    apart = [scores[0], replace(scores[1], means=(0.8020, 0.8995, 0.85)), scores[2]]
+    assert win(plan(), apart, "mean").outcome == CLOSE
+    assert win(plan(), scores[:2], "mean") == Win(CLOSE, ("avg", "buff"))  # there is nobody to win over
+
+
+def test_times_are_alike_by_a_share_of_themselves():
+    close = plan(rule={"text": "as is", "alike-time": 0.1})
+    by_a_tenth = [
+        scored("avg", (1.0, 2.0, 4.0)),
+        scored("buff", (1.1, 2.2, 4.4)),
+        scored("async", (3.0, 6.0, 9.0)),
+    ]
+    found = win(close, by_a_tenth, "time")
+    assert (found.outcome, found.best, found.runner_up) == (WON, ("avg", "buff"), "async")
+    assert win(plan(), by_a_tenth, "time").best == ("avg",)
+    by_more = [by_a_tenth[0], replace(by_a_tenth[1], times=(1.1, 2.2, 4.5)), by_a_tenth[2]]
+    assert win(close, by_more, "time").best == ("avg",)
+
+
+def test_of_a_loss_the_lowest_wins():
+    of_loss = plan(metric="loss")
+    scores = [scored("avg", means=(0.80, 0.81, 0.82)), scored("buff", means=(0.85, 0.86, 0.875))]
+    assert win(of_loss, scores, "mean") == Win(WON, ("avg",), "buff", pytest.approx(0.155 / 3))
+    heights = {("buff", 0.1): 0.9, ("buff", 0.2): 0.4, ("buff", 0.4): 0.8}
+    assert pick(of_loss, SPOT, "buff", early(of_loss, heights)) == 0.2
+
+
+def test_a_cell_that_lacks_runs_is_not_judged_and_who_diverges_can_not_win():
+    scores = [scored("avg", means=(0.8, 0.8, 0.8)), scored("buff", means=(0.9, 0.9), diverged=1)]
+    found = win(plan(), scores, "mean")
+    assert (found.outcome, found.best, found.runner_up) == (WON, ("avg",), "")
+    assert text_of(found, "mean") == ["avg", "all others", "diverged"]
+    assert win(plan(), [scores[0], replace(scores[1], is_complete=False)], "mean") == Win(INCOMPLETE)
+    assert win(plan(), [replace(each, diverged=1) for each in scores], "mean") == Win(NONE)
+
+
+def test_a_colour_says_by_how_much():
+    assert strength(Win(WON, ("a",), "b", 2.0), "time") == 1.0
+    assert strength(Win(WON, ("a",), "b", math.sqrt(2)), "time") == pytest.approx(0.5)
+    assert strength(Win(WON, ("a",), "b", 0.01), "mean") == pytest.approx(0.2)
+    assert strength(Win(WON, ("a",)), "mean") == 1.0
+    assert text_of(Win(CLOSE, ("a", "b", "c", "d", "e")), "mean") == ["a", "b", "c", "and 2 more"]
+
+
+def curve(labels: dict[str, Any], values: list[float], status: str = "finished") -> MapCurve:
+    times = np.linspace(0, 10, len(values)) if values else np.zeros(0)
+    return MapCurve(labels, status, 1.5, times, np.array(values))
+
+
+def test_the_measures_are_of_the_model_that_there_was():
+    # 0.1 for five seconds, then 0.8 for five; what comes after the budget doesn't count.
+    made = curve({}, [0.1, 0.8, 0.9])
+    assert mean_over(made, 10.0) == pytest.approx(0.45)
+    assert mean_over(made, 5.0) == pytest.approx(0.1)
+    assert mean_over(curve({}, [0.1, math.nan, 0.9]), 10.0) == pytest.approx(0.1)
+    assert time_to(made, 0.8, 10.0, 1.0) == 5.0
+    assert time_to(made, 0.85, 9.0, 1.0) == math.inf
+    assert time_to(curve({}, [2.0, 0.5, 0.4]), 0.5, 10.0, -1.0) == 5.0  # of which less is better
+    assert math.isnan(mean_over(curve({}, []), 10.0))
+
+
+SPOT = Spot("small", "even", "5")
+
+
+def made(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, MapCurve]:
+    """Every run of one map as a curve that steps to a height, a little more on each seed."""
+    curves = {}
+    for spot in one.spots:
+        for method in one.methods:
+            for value in one.tried(spot.problem, method):
+                for seed in (*one.tuning.seeds, *one.seeds):
+                    run = one.run(spot, method, value, seed)
+                    height = heights.get((method, value), 0.5) + 0.001 * seed
+                    bad = height > 1
+                    curves[run.key] = curve(
+                        dict(run.labels), [0.0, height], "diverged" if bad else "finished"
+                    )
+    return curves
+
+
+def early(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, MapCurve]:
+    """The same, with steps after 4 s of 10, so that what they step to counts in the means."""
+    return {
+        key: MapCurve(each.labels, each.status, 1.0, np.array([0.0, 4.0]), each.values)
+        for key, each in made(one, heights).items()
+    }
+
+
+HEIGHTS = {("avg", 0.1): 0.7, ("avg", 0.2): 0.6, ("buff", 0.2): 0.9, ("buff", 0.4): 2.0, ("async", 0.4): 0.6}
+
+
+def test_what_is_picked_is_the_best_on_tuning_seeds_and_an_edge_is_named():
+    one = plan()
+    curves = early(one, HEIGHTS)
+    assert pick(one, SPOT, "avg", curves) == 0.1
+    assert pick(one, SPOT, "buff", curves) == 0.2  # 0.4 is better, but diverges
+    low, middle, high = (score(one, SPOT, method, curves) for method in ("avg", "buff", "async"))
+    assert (low.at_edge, middle.at_edge, high.at_edge) == (True, False, True)
+    assert middle.times == (4.0, 4.0, 4.0)
+    assert middle.means == pytest.approx((0.54, 0.5406, 0.5412))
+    assert low.times == (math.inf,) * 3
+    assert low.time_text() == "not reached in 3 of 3"
+    curves.pop(one.run(SPOT, "buff", 0.1, 8).key)
+    assert pick(one, SPOT, "buff", curves) is None  # a run is missing
+    assert not score(one, SPOT, "buff", curves).is_complete
+
+
+def test_of_values_that_do_equally_well_the_lowest_is_picked_and_of_two_none_is_an_edge():
+    one = plan()
+    assert pick(one, SPOT, "buff", early(one, {})) == 0.1  # all of them step to 0.5
+    two = {"small": {**CONTENT["problems"]["small"], "tried": [0.1, 0.2]}}
+    few = plan(problems=two, methods={name: CONTENT["methods"][name] for name in ("avg", "buff")})
+    assert not score(few, SPOT, "buff", early(few, {})).at_edge
+
+
+def test_the_target_may_be_reached_at_the_end_of_the_budget_and_no_later():
+    assert time_to(curve({}, [0.1, 0.2, 0.8]), 0.8, 10.0, 1.0) == 10.0
+    assert time_to(curve({}, [0.1, 0.2, 0.8]), 0.8, 9.99, 1.0) == math.inf
+    assert mean_over(curve({}, [0.7]), 0.0) == 0.7  # it is there for no time, and all there is
+
+
+def test_a_method_that_only_diverges_is_said_to(tmp_path):
+    one = plan()
+    curves = made(one, {**HEIGHTS, **{("buff", value): 2.0 for value in (0.1, 0.2, 0.4)}})
+    found = score(one, SPOT, "buff", curves)
+    assert (found.value, found.is_complete, found.can_win) == (None, True, False)
+    write_report(one, curves, {}, tmp_path)
+    assert "buff diverged in tuning, with every value" in (tmp_path / "report.md").read_text()
+
+
+def test_curves_come_back_as_they_were_and_the_report_from_them_is_the_same(tmp_path: Path):
+    one = plan()
+    curves = made(one, HEIGHTS)
+    first = next(iter(curves))
+    curves[first] = MapCurve(curves[first].labels, "diverged", 0.5, np.zeros(0), np.zeros(0))
+    write_curves(tmp_path / "curves.parquet", curves, {"torch": "2"})
+    back, versions = read_curves(tmp_path / "curves.parquet")
+    assert versions == {"torch": "2"}
+    assert list(back) == list(curves)
+    for key, each in curves.items():
+        assert (dict(back[key].labels), back[key].status, back[key].seconds) == (
+            dict(each.labels),
+            each.status,
+            each.seconds,
+        )
+        np.testing.assert_array_equal(back[key].times, each.times)
+        np.testing.assert_array_equal(back[key].values, each.values)
+    table = frame(one, scores_of(one, back))
+    assert table.equals(frame(one, scores_of(one, curves)))
+    assert table[["across", "upwards", "method"]].to_numpy().tolist() == [
+        ["even", upwards, method] for upwards in ("1", "5") for method in ("avg", "buff", "async")
+    ]
+
+
+def test_runs_that_are_the_same_upwards_are_one():
+    one = plan()
+    rows = [Spot("small", "even", upwards) for upwards in ("1", "5")]
+    assert len({one.run(spot, "avg", 0.1, 0).key for spot in rows}) == 1
+    assert len({one.run(spot, "buff", 0.1, 0).key for spot in rows}) == 2
+    assert [one.run(spot, "buff", 0.1, 0).config.eval_every for spot in rows] == [1, 2]
+    assert one.run(rows[0], "async", 0.4, 0).config.server_lr == 0.4
+    # 1 × 1 across, 3 seeds: avg once, the others in both rows.
+    assert one.number_judged() == 3 * (1 + 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tuning": {"seeds": [2]}}, "tuning.seeds: 2 is judged, too"),
+        ({"base": {"num-clients": 2}}, "base.time-budget: must be above 0"),
+        (
+            {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "eval-every": [1]}}},
+            "methods.buff.eval-every: has 1 values, for 2 labels upwards",
+        ),
+        (
+            {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "same-upwards": True}}},
+            "methods.buff.same-upwards: fedbuff doesn't wait for the slowest",
+        ),
+        (
+            {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "tried": [0.1]}}},
+            "methods.buff.tried: every method tries as many, 3 values",
+        ),
+        ({"methods": {**CONTENT["methods"], "buff": {"buffer-size": 2}}}, "methods.buff: has no strategy"),
+        (
+            {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "class-imbalance": 2.0}}},
+            "methods.buff: class-imbalance is set by across, too",
+        ),
+        (
+            {"across": {"name": "data", "values": [{"class-imbalance": 1.0}]}},
+            "must be a table with a 'label'",
+        ),
+        (
+            {"across": {"name": "data", "values": [{"label": "a"}, {"label": "a", "class-imbalance": 1.0}]}},
+            "across: values: labels are there twice: a, a",
+        ),
+        ({"grid": {}}, "grid: Extra inputs are not permitted"),
+    ],
+)
+def test_a_plan_that_can_not_be_meant_is_refused(changes, said):
+    with pytest.raises(ValueError, match=r"^x: ") as error:
+        plan(**changes)
+    assert said in str(error.value)
