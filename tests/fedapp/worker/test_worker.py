@@ -134,7 +134,7 @@ PROCESS = """
 import pathlib, sys
 from flwr.supernode.cli import flwr_clientapp  # what Flower's process begins with
 from fedapp.client_app import app
-from strategies import flower_internals as flower
+from strategies.flower import internals as flower
 message, context, reply = (pathlib.Path(sys.argv[1], name) for name in ("message", "context", "reply"))
 answer = app(flower.message_from_bytes(message.read_bytes()), flower.context_from_bytes(context.read_bytes()))
 reply.write_bytes(flower.message_to_bytes(answer))

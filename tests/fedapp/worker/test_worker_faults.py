@@ -146,7 +146,7 @@ def process_that_asks(folder: Path, message: Message, path: Path) -> subprocess.
     (folder / "message").write_bytes(message_to_bytes(message))
     (folder / "context").write_bytes(context_to_bytes(context_of()))
     code = (
-        "from pathlib import Path; from fedapp.client_app import app; from strategies import flower_internals as f;"
+        "from pathlib import Path; from fedapp.client_app import app; from strategies.flower import internals as f;"
         "app(f.message_from_bytes(Path('message').read_bytes()), f.context_from_bytes(Path('context').read_bytes()))"
     )
     variables = {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(path)}
