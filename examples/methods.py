@@ -17,8 +17,8 @@ from strategies import (
     FedAvg,
     SynchronousConfig,
     Vector,
+    messages,
 )
-from strategies.flower import messages
 
 
 class FedNova(FedAvg):

@@ -109,8 +109,10 @@ from strategies.core.parameters import parameter
 from strategies.core.progress import Progress
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.strategy import AsynchronousStrategy
+from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
+from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
 from strategies.methods.async_fedavg import AsyncFedAvg
 from strategies.methods.ca2fl import CA2FL
@@ -131,7 +133,9 @@ from strategies.methods.ringmaster import Ringmaster
 from strategies.methods.scaffold import Scaffold
 from strategies.methods.spectral import Spectral
 from strategies.rounds.strategy import SynchronousStrategy
+from strategies.timing.availability import make_availability
 from strategies.updates.chain import Contribution
+from strategies.updates.compression import compresses, size_of
 
 __version__ = "0.1.0"
 
@@ -195,5 +199,10 @@ __all__ = [
     "Vector",
     "VirtualClock",
     "WallClock",
+    "compresses",
+    "make_availability",
+    "messages",
     "parameter",
+    "reads_packed",
+    "size_of",
 ]

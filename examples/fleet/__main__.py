@@ -16,7 +16,7 @@ import pandas as pd
 
 import fedapp
 from fedapp.report.figures import new_figure, save, style_axes
-from strategies.timing.availability import make_availability
+from strategies import make_availability
 
 CLIENTS, PERIOD, TARGET, BUDGET = (
     1000,

@@ -56,12 +56,19 @@ def _words(name: str, kind: type[FederatedStrategy], *, full: bool) -> str:
         "kept": about.kept and f"the model, and {about.kept}",
         "helps": about.helps,
         "own keys": ", ".join(_own_keys(kind)),
+        "capabilities": _capabilities(kind) if full else "",
     }
     lines = [about.source, *(f"{label}: {text}" for label, text in said.items() if text)]
     wrapped = [textwrap.wrap(line, 76, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
     paper = inspect.getdoc(inspect.getmodule(kind)) if full else None
     tail = ["", *(f"    {line}".rstrip() for line in paper.splitlines())] if paper else []
     return "\n".join([name, *(f"    {line}" for part in wrapped for line in part), *tail]) + "\n"
+
+
+def _capabilities(kind: type[FederatedStrategy]) -> str:
+    """Return what a method needs of its loop, by the names of ``strategies.core.capabilities.Capabilities``."""
+    described = kind.capabilities.described().items()
+    return ", ".join(name if value is True else f"{name} = {value!r}" for name, value in described)
 
 
 def _own_keys(kind: type[FederatedStrategy]) -> list[str]:

@@ -150,7 +150,7 @@ class Capabilities:
         return {
             item.name: value
             for item in fields(self)
-            if (value := getattr(self, item.name)) != plain.get(item.name, False)
+            if (value := getattr(self, item.name)) != plain.get(item.name, type(value)())
         }
 
 

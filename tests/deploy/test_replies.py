@@ -115,7 +115,7 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
         elif kind == messages.EVALUATE:
             own = (
                 {f"personal-{name}" for name in ("loss", "accuracy")}
-                if REGISTRY[strategy].personal
+                if REGISTRY[strategy].capabilities.personal
                 else set()
             )
             assert (arrays, metrics) == ({}, {"metrics": EVALUATED | own})

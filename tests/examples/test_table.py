@@ -31,7 +31,7 @@ SECOND_RECORD = (
     r"a mod of the app lets no client train \(\w+ expects exactly one ArrayRecord, but found 2 ArrayRecord\(s\)\.\): "
     "beside the model each is sent neighbours; allowed are mods that let it pass, or perturbation_beta = 1"
 )
-NEIGHBOURS = "each client is sent an average of its neighbours' models"
+NEIGHBOURS = "each client is sent a mean of its neighbours' models"
 CORRECTED = ("fednova", "scaffold", "feddyn", "mifa", "fedamp")
 PAST_THE_SUM = "which a wrapper around the strategy, such as one for privacy, knows nothing of"
 SECOND_CONSTANT = (

@@ -1,0 +1,84 @@
+"""The shape of the library: few classes above a method, no circle of files, no flag that nobody reads."""
+
+import ast
+import inspect
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import strategies
+from strategies import REGISTRY, AsynchronousStrategy, FedAvg, FederatedStrategy, SynchronousStrategy
+from strategies.core.capabilities import DECLARED, Capabilities
+
+ROOT = Path(strategies.__file__).parent
+MOST_CLASSES = 4  # of ours, with the method itself
+MOST_ATTRIBUTES = 80
+
+
+def ours(kind: type) -> list[type]:
+    return [each for each in kind.__mro__ if each.__module__.startswith("strategies")]
+
+
+@pytest.mark.parametrize("kind", REGISTRY.values())
+def test_a_method_stands_on_few_classes(kind: type[FederatedStrategy]) -> None:
+    above = ours(kind)
+    assert len(above) <= MOST_CLASSES
+    assert above[-1] is FederatedStrategy
+    assert above[-2] in (SynchronousStrategy, AsynchronousStrategy)
+
+
+def test_fedavg_has_few_attributes() -> None:
+    made = FedAvg()
+    own = {name for kind in ours(FedAvg) for name in vars(kind) if not re.fullmatch(r"__\w+__", name)}
+    assert len(own | vars(made).keys()) <= MOST_ATTRIBUTES
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(("strategies", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in ROOT.rglob("*.py")
+    }
+
+
+def test_no_circle_of_files() -> None:
+    """Imports inside functions and for type checkers count, too."""
+    known = modules()
+    arrows: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = {f"{node.module}.{each.name}" for each in node.names} & known.keys()
+                found |= inside or ({node.module} & known.keys())
+        arrows[name] = found - {name}
+    TopologicalSorter(arrows).prepare()  # raises CycleError
+
+
+def test_rooms_are_small() -> None:
+    assert len([path for path in ROOT.glob("*.py") if path.stem != "__init__"]) < 4
+    assert all(len(list(folder.glob("*.py"))) <= 30 for folder in ROOT.rglob("*") if folder.is_dir())
+
+
+def test_each_capability_is_read_somewhere() -> None:
+    """By a loop, a part or the app; declared ones also count where a class sets them."""
+    texts = [path.read_text("utf-8") for name, path in modules().items() if not name.endswith("capabilities")]
+    texts += [path.read_text("utf-8") for path in (ROOT.parent / "fedapp").rglob("*.py")]
+    for name in (*Capabilities.__dataclass_fields__, *DECLARED):
+        assert any(re.search(rf"\.{name}\b", text) for text in texts), name
+
+
+def test_hooks_are_looked_at_in_one_place() -> None:
+    looks = re.compile(r"type\(self\)\.\w+ is (not )?\w+\.\w+|getattr\(type\(self\)")
+    for name, path in modules().items():
+        assert name.endswith("capabilities") or not looks.search(path.read_text("utf-8")), name
+
+
+def test_parts_with_a_state_have_all_three() -> None:
+    for kind in REGISTRY.values():
+        for part in kind().parts():
+            for name in ("state", "restore", "reset"):
+                assert inspect.ismethod(getattr(part, name)), f"{type(part).__name__}.{name}"
