@@ -5,6 +5,8 @@ from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("strategies", "custom", "fedapp", "studies")
 
@@ -57,4 +59,25 @@ def test_no_arrow_leads_back_up() -> None:
     arrows = imported()
     for room, names in arrows.items():
         assert not {name.split(".")[0] for name in names} & set(up.get(room.split(".")[0], ()))
+    TopologicalSorter(arrows).prepare()  # raises on a cycle
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_circle_of_files(package: str) -> None:
+    """Imports inside functions and for type checkers count, too."""
+    paths = [path for path in (ROOT / package).rglob("*.py") if "tests" not in path.parts]
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
+    arrows: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = {f"{node.module}.{each.name}" for each in node.names} & names.keys()
+                found |= inside or ({node.module} & names.keys())
+            elif isinstance(node, ast.Import):
+                found |= {each.name for each in node.names} & names.keys()
+        arrows[name] = found - {name}
     TopologicalSorter(arrows).prepare()  # raises on a cycle

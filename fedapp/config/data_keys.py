@@ -6,7 +6,8 @@ from pydantic import Field
 
 from fedapp.config.key import Setting, if_, key, where
 from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text, UnitInterval, pattern
-from fedapp.data.loading import DATASETS, FORMS, FUNCTION, PREFIX, is_function
+from fedapp.data.loading import DATASETS, FORMS, FUNCTION, is_function
+from fedapp.data.places import PREFIX
 from fedapp.data.synthetic import PATTERN as SYNTHETIC
 
 

@@ -6,13 +6,12 @@ named (`fedapp.config.unread`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedapp.config.values import Value
 from strategies import REGISTRY, FederatedStrategy
 
 if TYPE_CHECKING:
-    from fedapp.config.run_config import RunConfig
     from fedapp.data import Dataset
 
 
@@ -23,7 +22,7 @@ class Setting:
     Attributes
     ----------
     config : RunConfig
-        As given.
+        As given. It is made of the keys that this file is for, so that its type can't be named here.
     strategy : FederatedStrategy
         Made from it.
     dataset : Dataset
@@ -31,7 +30,7 @@ class Setting:
         Whether a client, or the server, may have a GPU.
     """
 
-    config: "RunConfig"
+    config: Any
     strategy: FederatedStrategy
     dataset: "Dataset"
     gpus: bool

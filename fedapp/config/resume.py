@@ -8,7 +8,8 @@ from typing import Any
 from fedapp.config.run_keys import scaled
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.config.values import ConfigError, Value, path_of
-from fedapp.data.loading import PREFIX, folder_of
+from fedapp.data.loading import folder_of
+from fedapp.data.places import PREFIX
 
 log = logging.getLogger("flwr.fedapp")
 

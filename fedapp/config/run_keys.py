@@ -26,7 +26,7 @@ def _uses_gpus(setting: Setting) -> bool:
 
 
 def _exports(setting: Setting) -> bool:
-    return setting.config.metrics_port > 0
+    return bool(setting.config.metrics_port > 0)
 
 
 class RunKeys(Keys):

@@ -51,7 +51,7 @@ def _weights_count(setting: Setting) -> bool:
 
 
 def _optimizer_counts(setting: Setting) -> bool:
-    return setting.strategy.config.server_optimizer == setting.config.server_optimizer
+    return bool(setting.strategy.config.server_optimizer == setting.config.server_optimizer)
 
 
 _EARLY = if_(

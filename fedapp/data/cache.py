@@ -19,23 +19,12 @@ import numpy as np
 
 from fedapp.data.dataset import PUBLISHED, Dataset, RawData
 from fedapp.data.errors import DataError, one_line
+from fedapp.data.places import default_cache_dir
 
 FORMAT_VERSION = 4
 """Raise when the layout of a cache folder, or what a reader makes of a source, changes."""
 
 _ATTEMPTS = 3
-
-
-def default_cache_dir() -> Path:
-    """Return the cache folder: $FEDAPP_CACHE, else fedapp in the user's cache (XDG base directories)."""
-    if chosen := os.environ.get("FEDAPP_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedapp"
-
-
-def handed_over_dir() -> Path:
-    """Return the folder of arrays that were handed over in Python."""
-    return default_cache_dir() / "arrays"
 
 
 def cached_dataset(

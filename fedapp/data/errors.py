@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedapp.data.places import handed_over_dir
+
 
 class DataError(ValueError):
     """A dataset or a partition can't be had as configured.
@@ -18,8 +20,6 @@ def path_error(path: str | Path, problem: str) -> DataError:
 
 def data_at(path: str | Path) -> str:
     """Return what data at `data-path` are called in an error: arrays from Python, which are put there, `dataset`."""
-    from fedapp.data.cache import handed_over_dir
-
     return "dataset" if Path(path).parent == handed_over_dir() else f"data-path = {str(path)!r}"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from fedapp.data.cache import cached_dataset
 from fedapp.data.dataset import DataColumns, Dataset, RawData, Targets
 from fedapp.data.errors import DataError, data_at, expanded, path_error
+from fedapp.data.places import PREFIX
 from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import forced
 
@@ -37,7 +38,6 @@ FORMS = f"{ALLOWED}, hf:NAME or hf:PATH of Hugging Face data, or module:function
 
 ANY_COLUMNS = DataColumns()
 
-PREFIX = "hf:"
 """What names Hugging Face data: hf:NAME, hf:NAME:CONFIG, or hf:PATH of a folder."""
 
 FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"

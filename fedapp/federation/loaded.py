@@ -15,7 +15,8 @@ from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset, Partition, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns, Targets
 from fedapp.data.errors import expanded
-from fedapp.data.loading import PREFIX, folder_of, is_function, is_generated, state_of
+from fedapp.data.loading import folder_of, is_function, is_generated, state_of
+from fedapp.data.places import PREFIX
 from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
 from fedapp.training.losses import loss_of

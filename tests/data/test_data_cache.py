@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedapp.data import DataError, load_dataset
-from fedapp.data.cache import cached_dataset, default_cache_dir
+from fedapp.data.cache import cached_dataset
 from fedapp.data.dataset import RawData
+from fedapp.data.places import default_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,9 +1,7 @@
-"""The shape of the library: few classes above a method, no circle of files, no flag that nobody reads."""
+"""The shape of the library: few classes above a method, small rooms, no flag that nobody reads."""
 
-import ast
 import inspect
 import re
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -42,20 +40,6 @@ def modules() -> dict[str, Path]:
         ): path
         for path in ROOT.rglob("*.py")
     }
-
-
-def test_no_circle_of_files() -> None:
-    """Imports inside functions and for type checkers count, too."""
-    known = modules()
-    arrows: dict[str, set[str]] = {}
-    for name, path in known.items():
-        found = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                inside = {f"{node.module}.{each.name}" for each in node.names} & known.keys()
-                found |= inside or ({node.module} & known.keys())
-        arrows[name] = found - {name}
-    TopologicalSorter(arrows).prepare()  # raises CycleError
 
 
 def test_rooms_are_small() -> None:
