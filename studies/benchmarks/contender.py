@@ -30,7 +30,7 @@ def main(kind: str, job_path: str, log_path: str) -> None:
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
     if kind in MODULES:
-        log = importlib.import_module(f"benchmarks.{MODULES[kind]}").run(job)
+        log = importlib.import_module(f"studies.benchmarks.{MODULES[kind]}").run(job)
     else:
         from studies.benchmarks import fedapp_run
 
