@@ -1,25 +1,49 @@
 """The keys' declarations to read: `docs/config.md`, and a text for the terminal."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of, own_keys
-from fedapp.config.strategy_keys import strategy_class
+from fedapp.config.strategy_keys import OTHER_DEFAULTS, strategy_class
 from fedapp.config.values import ConfigError, Keys, unknown_key
+from strategies import REGISTRY, StrategyConfig
+from strategies.core.parameters import parameters_of
 
 _INTRODUCTION = """# Keys of the run config
 
-Made by `fedapp keys --markdown` from [fedapp/config](../fedapp/config); `fedapp keys NAME` tells of one. The defaults
-stand in `[tool.flwr.app.config]` of [pyproject.toml](../pyproject.toml). A key has one meaning with `flwr run`,
-`run_simulation.py`, `fedapp` and in an experiment's TOML file. A value other than the default that nothing in a run
-reads is named before the first round, and listed as `unread-keys` in summary.json. The first nine strategies have
-rounds ([methods.md](methods.md))."""
+`fedapp keys --markdown` makes this page of the keys' declarations; `fedapp keys NAME` prints one key. The defaults
+stand in `[tool.flwr.app.config]` of [pyproject.toml](../pyproject.toml), where Flower reads them. A key has one
+meaning with `flwr run`, `run_simulation.py`, `fedapp` and in an experiment's TOML file. A value that isn't the
+default and that nothing in a run reads is named before the first round, and listed as `unread-keys` in summary.json.
+[methods.md](methods.md) tells which strategies have rounds.
+
+A strategy's key and the keyword of its class have one name, `fedfix-interval` and `FedFix(fedfix_interval=…)`, one
+range and one default, apart from these:
+
+| key | default in the app | default in the library | reason |
+|---|---|---|---|
+{other_defaults}"""
 
 
 def document() -> str:
     """Return every key with its meaning, default, what it accepts and who reads it, as Markdown."""
-    return "\n\n".join([_INTRODUCTION, *(_section(section) for section in SECTIONS)]) + "\n"
+    introduction = _INTRODUCTION.format(other_defaults="\n".join(_other_defaults()))
+    return "\n\n".join([introduction, *(_section(section) for section in SECTIONS)]) + "\n"
+
+
+def _other_defaults() -> Iterator[str]:
+    """Yield a row for each default that is another one in the library, for all of its strategies or for one."""
+    usual = {name: parameter.default for name, parameter in parameters_of(StrategyConfig).items()}
+    for name, other in OTHER_DEFAULTS.items():
+        yield f"| `{name.replace('_', '-')}` | `{_toml(other.value)}` | `{_toml(usual[name])}` | {other.why} |"
+    for method, kind in REGISTRY.items():
+        for name, parameter in parameters_of(kind.Config).items():
+            if name in usual and parameter.default != usual[name]:
+                yield (
+                    f"| `{name.replace('_', '-')}` | `{_toml(usual[name])}` | `{_toml(parameter.default)}` "
+                    f"for {method} | the method demands it, and takes it in place of the app's default |"
+                )
 
 
 def in_words(names: Sequence[str] = ()) -> str:
@@ -51,7 +75,7 @@ def _words(key: str) -> str:
     declared = key_of(RunConfig, key)
     lines = (
         declared.meaning,
-        f"default: {_toml(defaults()[key])}",
+        f"default: {_toml(defaults()[key])} {declared.unit}".rstrip(),
         f"allowed: {RunConfig.allowed(key)}",
         f"read by: {declared.readers.text(key)}",
     )
@@ -87,7 +111,7 @@ def _section(section: type[Keys]) -> str:
         cells = (
             f"`{key}`",
             declared.meaning,
-            f"`{_toml(default)}`",
+            f"`{_toml(default)}` {declared.unit}".rstrip(),
             section.allowed(key),
             declared.readers.text(key),
         )

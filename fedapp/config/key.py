@@ -61,10 +61,11 @@ class Readers:
 
 @dataclass(frozen=True)
 class Key:
-    """Meaning and readers of a key."""
+    """Meaning and readers of a key, and the unit of its number."""
 
     meaning: str
     readers: Readers
+    unit: str = ""
 
 
 def _strategies_with(key: str) -> str:

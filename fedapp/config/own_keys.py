@@ -7,27 +7,19 @@ stand in pyproject.toml; others come in one text, everywhere alike: ``strategy-c
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any
 
-from pydantic import AfterValidator, Field
-
-from fedapp.config.key import OWN, Key, Readers
+from fedapp.config.key import OWN, Readers
 from fedapp.config.options import PAIR, repeated_key
-from fedapp.config.strategy_keys import StrategyKeys
+from fedapp.config.strategy_keys import StrategyKeys, declared
 from fedapp.config.values import ConfigError, Keys, Value, unknown_key
 from strategies import FederatedStrategy
-from strategies.core.parameters import KINDS, Parameter, parameters_of
+from strategies.core.parameters import KINDS, parameters_of
 from strategies.flower.internals import flatten_dict
 
 STRATEGY_CONFIG = "strategy-config"
-
-
-def declared(parameter: Parameter, key: Key) -> tuple[Any, Any]:
-    """Return a field of a schema, its type and default, that accepts what a parameter does."""
-    check = AfterValidator(_checking(parameter))
-    return Annotated[parameter.kind, Field(description=parameter.allowed), check, key], parameter.default
 
 
 def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dict[str, tuple[Any, Any]]:
@@ -56,7 +48,7 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
                 "default, to be a key of the run config"
             )
         meaning = parameters[name].meaning or f"of {strategy.__name__}"
-        added[name] = declared(parameters[name], Key(meaning, readers))
+        added[name] = declared(replace(parameters[name], meaning=meaning), readers)
     return added
 
 
@@ -170,11 +162,3 @@ def _pairs(text: str) -> dict[str, Value]:
             f"{STRATEGY_CONFIG} = {text!r}: {error}; allowed are pairs key=value with a number, true, false or a "
             "text in quotation marks"
         ) from None
-
-
-def _checking(parameter: Parameter) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        parameter.check(value)
-        return value
-
-    return check

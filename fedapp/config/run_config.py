@@ -16,10 +16,9 @@ from pydantic import create_model
 from fedapp.config import resume
 from fedapp.config.data_keys import DataKeys
 from fedapp.config.key import Key, if_
-from fedapp.config.own_keys import STRATEGY_CONFIG, declared, own_fields, unfolded
-from fedapp.config.protection_keys import ProtectionKeys
+from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, unfolded
 from fedapp.config.run_keys import RunKeys
-from fedapp.config.strategy_keys import StrategyKeys, strategy_class
+from fedapp.config.strategy_keys import ProtectionKeys, StrategyKeys, declared, strategy_class
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys, is_sensible
 from fedapp.config.values import ConfigError, Keys, Value
 from strategies import FederatedStrategy
@@ -138,7 +137,8 @@ def schema_with(strategy: type[FederatedStrategy]) -> type[RunConfig]:
     added = own_fields(strategy, known)
     for key, value in defaults().items():
         if (name := key.replace("-", "_")) not in known and name not in added:
-            added[name] = declared(Parameter(name, type(value), value, Range(), ""), _OF_ANOTHER)
+            unread = Parameter(name, type(value), value, Range(), "of a strategy of your own")
+            added[name] = declared(unread, _OF_ANOTHER)
     if not added:
         return RunConfig
     return create_model("RunConfig", __base__=RunConfig, **added)  # type: ignore[call-overload, no-any-return]
@@ -151,7 +151,7 @@ def _again(strategy: str, state: dict[Any, Any]) -> RunConfig:
     return config
 
 
-_OF_ANOTHER = Key("of a strategy of your own", if_("another strategy", lambda _: False))
+_OF_ANOTHER = if_("another strategy", lambda _: False)
 
 
 @cache

@@ -1,14 +1,13 @@
 """Keys of the run itself: how long, where it goes, and on what it computes."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedapp.config.key import Setting, if_, key
+from fedapp.config.strategy_keys import with_parameters
 from fedapp.config.values import (
     Count,
-    Counting,
     Flag,
     Keys,
-    NonNegative,
     Port,
     Positive,
     Text,
@@ -29,21 +28,27 @@ def _exports(setting: Setting) -> bool:
     return bool(setting.config.metrics_port > 0)
 
 
+@with_parameters("run")
 class RunKeys(Keys):
     """What is the same for every method, data and model."""
 
+    if TYPE_CHECKING:  # parameters of strategies that the app itself reads
+        eval_every: int
+        min_clients: int
+        seed: int
+        time_budget: float
+
     num_server_rounds: Annotated[
         Count,
-        key("rounds, or aggregations of an asynchronous strategy; 0: 40 rounds, or aggregations for as long"),
-    ]
-    time_budget: Annotated[
-        NonNegative, key("seconds of the run's clock after which the run ends; 0: no limit")
+        key(
+            "rounds, or aggregations of an asynchronous strategy; 0: 40 rounds, or as many aggregations as take as "
+            "long as 40 rounds of all clients, with eval-every counted in rounds"
+        ),
     ]
     round_timeout: Annotated[
         Positive,
         key("real seconds after which a reply isn't waited for; the engines in one process wait for all"),
     ]
-    min_clients: Annotated[Counting, key("clients to wait for before the first task")]
     client_evaluation: Annotated[Flag, key("evaluate the model on the clients, too")]
     client_records: Annotated[
         Literal["auto", "always", "last", "never"],
@@ -55,11 +60,6 @@ class RunKeys(Keys):
     ]
     figures: Annotated[
         Flag, key("draw the run's figures when it ends; without, `fedapp report` shows its curves as well")
-    ]
-    seed: Annotated[Count, key("fixes every random number of the run")]
-    eval_every: Annotated[
-        Counting,
-        key("aggregations between two evaluations; rounds' worth of them where num-server-rounds = 0"),
     ]
     checkpoint_every: Annotated[Count, key("aggregations between two checkpoints; 0: none")]
     resume: Annotated[Text, key("folder of a run to go on with")]

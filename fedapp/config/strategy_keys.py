@@ -1,44 +1,58 @@
-"""Keys of the strategies: the method, what it weighs clients by, its own parameters, and time."""
+"""Keys of the strategies.
 
-from typing import Annotated, Literal
+A key of a method is a field of its Config (`strategies.core.parameters`), which declares its type, default, range,
+meaning and unit. Here stands what the app adds: the keys that aren't a strategy's own, where the app's default is
+another one, and which runs read a key, where that is more than whether their strategy has it.
+"""
 
-from fedapp.config.key import OWN, WITH_GRAPH, Setting, if_, key
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import AfterValidator, Field, create_model
+
+from fedapp.config.key import EVERY_RUN, OWN, WITH_GRAPH, Key, Readers, Setting, if_, key, where
 from fedapp.config.values import (
-    BelowOne,
     ConfigError,
-    Count,
-    Counting,
-    Flag,
     Inside,
     Keys,
-    Moderate,
-    NonNegative,
-    Positive,
-    Share,
     Text,
-    UnitInterval,
-    UpToAHundred,
     UpToAMillion,
+    Value,
     ZeroOrModerate,
-    choice,
     pattern,
 )
 from fedapp.own import OwnPartError, imported, is_own
-from strategies import REGISTRY, FederatedStrategy
-from strategies.methods.shared.staleness import ALLOWED as DISCOUNTS
-from strategies.methods.shared.staleness import PATTERN as DISCOUNT_PATTERN
-from strategies.timing.availability import ALLOWED as AVAILABILITIES
-from strategies.timing.availability import PATTERN as AVAILABILITY
+from strategies import REGISTRY, FederatedStrategy, StrategyConfig
+from strategies.core.parameters import Parameter, Range, Topic, parameters_of
 from strategies.timing.device_profile import is_profile
-from strategies.timing.time_scenario import ALLOWED as TIME_SCENARIOS
-from strategies.timing.time_scenario import PATTERN as TIME_SCENARIO
-from strategies.updates.compressors import ALLOWED as CODES
-from strategies.updates.compressors import PATTERN as CODE_PATTERN
-from strategies.updates.server_optimizer import OPTIMIZERS
-
-IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock != "wall")
+from strategies.updates.aggregation import MEAN, RULES
 
 STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"
+
+
+@dataclass(frozen=True)
+class OtherDefault:
+    """A default of the app that isn't the library's, and what is allowed in the app."""
+
+    value: Value
+    range: Range
+    why: str
+
+
+OTHER_DEFAULTS = {
+    "eval_every": OtherDefault(
+        1,
+        Range(ge=1),
+        "the app's server evaluates the model itself, which costs clients nothing; in the library 0 stands for one "
+        "round, or as many contributions as there are clients",
+    ),
+    "min_clients": OtherDefault(
+        1,
+        Range(ge=1),
+        "a run of the app may have one client; 2 is what Flower's strategies wait for",
+    ),
+}
 
 
 def _weights_count(setting: Setting) -> bool:
@@ -50,23 +64,114 @@ def _weights_count(setting: Setting) -> bool:
     return config.participation != "paired" or strategy.graph is not None or evaluated
 
 
-def _optimizer_counts(setting: Setting) -> bool:
-    return bool(setting.strategy.config.server_optimizer == setting.config.server_optimizer)
-
-
-_EARLY = if_(
-    "round-deadline or over-select > 0",
-    lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
-)
-
-
 def _can_straggle(setting: Setting) -> bool:
-    """Tell whether there is work that some of may be missing."""
+    """Tell whether a task has work of which a part can be missing."""
     config = setting.config
     alone = max(config.local_epochs, config.local_steps) == 1 and config.step_heterogeneity == "none"
     return config.drop_stragglers or not alone
 
 
+PRIVATE = where("dp", "central", "local")
+GUARDED = if_(
+    "safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.safeguards.active
+)
+_BY_SIZE = if_(
+    "client-weights = samples", lambda setting: setting.strategy.config.client_weights == "samples"
+)
+_IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock != "wall")
+
+# Which runs read a key, of those whose strategy has it.
+READ_BY: dict[str, Readers] = {
+    "client_weights": if_(
+        "all but spectral, whose are adjacency; not where participation = paired", _weights_count
+    ),
+    "stragglers": if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
+    "drop_stragglers": if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
+    "late": if_(
+        "round-deadline or over-select > 0",
+        lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
+    ),
+    "server_optimizer": if_(
+        "all; for fadas sgd stands for amsgrad",
+        lambda setting: setting.strategy.config.server_optimizer == setting.config.server_optimizer,
+    ),
+    "neighbour_memory": if_("perturbation-beta < 1", lambda setting: setting.config.perturbation_beta < 1),
+    "message_floor": WITH_GRAPH,
+    "neighbours": WITH_GRAPH,
+    "time_scenario": if_(
+        "clock = virtual, or step-heterogeneity = speed",
+        lambda setting: setting.config.clock != "wall" or setting.config.step_heterogeneity == "speed",
+    ),
+    "availability": _IN_VIRTUAL_TIME,
+    "task_failure": _IN_VIRTUAL_TIME,
+    "size_ratio_bound": GUARDED & _BY_SIZE,
+    "examples_bound": GUARDED & _BY_SIZE,
+    "arrival_weight_bound": GUARDED,
+    "norm_ratio_bound": GUARDED & where("update-norm-bound", 0.0) & where("dp", "none", "local"),
+    "faulty_clients": where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
+    "dp_clipping_norm": PRIVATE,
+    "dp_noise_multiplier": PRIVATE,
+}
+# Parameters of synchronous strategies that clients read, whatever the strategy: with dp = local the noise is theirs.
+READ_BY_CLIENTS = ("dp", "dp_clipping_norm", "dp_noise_multiplier")
+
+
+def declared(parameter: Parameter, readers: Readers) -> tuple[Any, Any]:
+    """Return a field of a schema, its type and default, that accepts what a parameter does."""
+
+    def check(value: Any) -> Any:
+        parameter.check(value)
+        return value
+
+    said = Key(parameter.meaning, readers, parameter.unit)
+    described = Field(description=parameter.allowed)
+    return Annotated[parameter.kind, described, AfterValidator(check), said], parameter.default
+
+
+def parameters_of_strategies() -> Mapping[str, Parameter]:
+    """Return the parameters of all strategies of the registry by name, as they are in the app."""
+    found: dict[str, Parameter] = {}
+    for kind in REGISTRY.values():
+        for name, parameter in parameters_of(kind.Config).items():
+            inherited = parameters_of(StrategyConfig).get(name, parameter)
+            found.setdefault(name, inherited)
+    for name, other in OTHER_DEFAULTS.items():
+        found[name] = replace(found[name], default=other.value, range=other.range)
+    return found
+
+
+def _readers(name: str) -> Readers:
+    further = READ_BY.get(name, EVERY_RUN)
+    if name in READ_BY_CLIENTS or name in {field.name for field in fields(StrategyConfig)}:
+        return further
+    return OWN if further is EVERY_RUN else OWN & further
+
+
+K = TypeVar("K", bound=Keys)
+
+
+def with_parameters(topic: Topic) -> Callable[[type[K]], type[K]]:
+    """Return a decorator that adds a topic's parameters of the strategies to a section of the schema."""
+    found = {
+        name: declared(parameter, _readers(name))
+        for name, parameter in parameters_of_strategies().items()
+        if parameter.topic == topic
+    }
+
+    def add(section: type[K]) -> type[K]:
+        made = create_model(  # type: ignore[call-overload]
+            section.__name__,
+            __base__=section,
+            __doc__=section.__doc__,
+            __module__=section.__module__,
+            **found,
+        )
+        return cast(type[K], made)
+
+    return add
+
+
+@with_parameters("method")
 class StrategyKeys(Keys):
     """What a strategy is told."""
 
@@ -80,108 +185,6 @@ class StrategyKeys(Keys):
             if_("a strategy with keys of its own", lambda _: False),  # there each is in its own place by now
         ),
     ]
-    client_weights: Annotated[
-        Literal["samples", "uniform", "adjacency"],
-        key(
-            "importance of a client in the federated objective: by its samples, all alike, or by how alike its data "
-            "are to the others'",
-            if_("all but spectral, whose are adjacency; not where participation = paired", _weights_count),
-        ),
-    ]
-    participation: Annotated[
-        Text,
-        key(
-            "who takes part in a round (client sampling): full, uniform, md, paired, flower or fixed:I,J,…",
-            OWN,
-        ),
-    ]
-    fraction_train: Annotated[Share, key("share of the clients that uniform, md and flower draw", OWN)]
-    stragglers: Annotated[
-        UnitInterval,
-        key(
-            "share of a round's participants that get done only a part of their work, of E epochs 1 to E",
-            OWN & if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
-        ),
-    ]
-    drop_stragglers: Annotated[
-        Flag,
-        key(
-            "whether the round goes on without its stragglers",
-            OWN & if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
-        ),
-    ]
-    round_deadline: Annotated[
-        NonNegative,
-        key("seconds of the run's clock after which a round closes (docs/deadlines.md); 0: none", OWN),
-    ]
-    over_select: Annotated[
-        UpToAHundred,
-        key(
-            "o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it",
-            OWN,
-        ),
-    ]
-    late: Annotated[
-        Literal["drop", "next"],
-        key("what comes after its round has closed is dropped, or counts in the next", OWN & _EARLY),
-    ]
-    server_lr: Annotated[
-        ZeroOrModerate,
-        key(
-            "η_g, step size (learning rate) of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) "
-            "or yogi, else 1, but 1/C for async-fedavg, delay-adaptive, ringmaster and ace, which may diverge with 1"
-        ),
-    ]
-    server_optimizer: Annotated[
-        str,
-        choice(OPTIMIZERS),
-        key(
-            "what the server does with the aggregated update (Reddi et al. 2021; amsgrad: Wang et al. 2024; "
-            "fedexp, in rounds and of a sum: Jhunjhunwala et al. 2023)",
-            if_("all; for fadas sgd stands for amsgrad", _optimizer_counts),
-        ),
-    ]
-    compression: Annotated[
-        str,
-        pattern(CODES, CODE_PATTERN),
-        key("how clients compress their updates (quantization, sparsification); what they are sent is whole"),
-    ]
-    proximal_mu: Annotated[
-        NonNegative, key("α, the pull towards the model that a client was sent (Li et al. 2020)", OWN)
-    ]
-    perturbation_beta: Annotated[
-        UnitInterval, key("β: the gradient is taken at β w + (1 − β) u, u the neighbours' average", OWN)
-    ]
-    feddyn_alpha: Annotated[
-        Moderate,
-        key("α of FedDyn's regularizer, and of its pull to the global model (Acar et al. 2021)", OWN),
-    ]
-    ditto_lambda: Annotated[
-        ZeroOrModerate,
-        key("λ, the pull of a client's own model towards the global one (Li et al. 2021)", OWN),
-    ]
-    fedamp_sigma: Annotated[
-        Positive,
-        key("σ, in squared distances of models: clients further apart hardly count for each other", OWN),
-    ]
-    fedamp_alpha: Annotated[
-        UnitInterval,
-        key(
-            "how much a client takes of others' models, at most: the α_k of Huang et al. 2021 is this times σ / C",
-            OWN,
-        ),
-    ]
-    neighbour_memory: Annotated[
-        NonNegative,
-        key(
-            "GiB that the clients' last models may take in memory; beyond, they go to a file",
-            OWN & if_("perturbation-beta < 1", lambda setting: setting.config.perturbation_beta < 1),
-        ),
-    ]
-    message_floor: Annotated[Inside, key("least misalignment of two clients in the graph", WITH_GRAPH)]
-    neighbours: Annotated[
-        Count, key("edges that the graph keeps to each client's most similar ones; 0: all", WITH_GRAPH)
-    ]
     message_epsilon: Annotated[
         UpToAMillion,
         ZeroOrModerate,
@@ -194,50 +197,10 @@ class StrategyKeys(Keys):
             WITH_GRAPH & if_("message-epsilon > 0", lambda setting: setting.config.message_epsilon > 0),
         ),
     ]
-    aggregation_weights: Annotated[
-        Literal["time-based", "observed", "identical"],
-        key(
-            "weight of a contribution: unbiased whatever a client's speed, by what is known of its times or only by "
-            "what is observed, or the same for all",
-            OWN,
-        ),
-    ]
-    fedfix_interval: Annotated[Positive, key("Δt, seconds between two aggregations", OWN)]
-    concurrency: Annotated[
-        Count, key("clients at work at once; whenever a place is free, one of the idle is drawn; 0: all", OWN)
-    ]
-    buffer_size: Annotated[Counting, key("m, contributions that make an aggregation", OWN)]
-    staleness_discount: Annotated[
-        str,
-        pattern(DISCOUNTS, DISCOUNT_PATTERN),
-        key(
-            "s(δ), what work is worth that is δ aggregations old: 1, (δ + 1)^−A, or 1 up to B and beyond "
-            "1/(A (δ − B) + 1)",
-            OWN,
-        ),
-    ]
-    mixing_alpha: Annotated[Share, key("α, share of an arriving model in the next global one", OWN)]
-    delay_threshold: Annotated[
-        Count, key("R: work that is so many aggregations old, or older, is thrown away; 0: none is", OWN)
-    ]
     clock: Annotated[
         Literal["auto", "virtual", "wall"],
         key(
             "virtual: time follows from time-scenario; wall: the machine's; auto: wall on devices, else virtual"
-        ),
-    ]
-    time_scenario: Annotated[
-        str,
-        pattern(TIME_SCENARIOS, TIME_SCENARIO),
-        key(
-            "how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1), or what devices "
-            "can do: docs/fleet.md",
-            if_(
-                "clock = virtual, or step-heterogeneity = speed",
-                lambda setting: (
-                    setting.config.clock != "wall" or setting.config.step_heterogeneity == "speed"
-                ),
-            ),
         ),
     ]
     task_work: Annotated[
@@ -250,13 +213,32 @@ class StrategyKeys(Keys):
             ),
         ),
     ]
-    availability: Annotated[
-        str, pattern(AVAILABILITIES, AVAILABILITY), key("who is there when, in virtual time", IN_VIRTUAL_TIME)
-    ]
-    task_failure: Annotated[
-        BelowOne,
-        key("probability that a client drops a task while it works, in virtual time", IN_VIRTUAL_TIME),
-    ]
+    if TYPE_CHECKING:  # parameters of strategies that the app itself, or a study, reads
+        aggregation_weights: str
+        availability: str
+        buffer_size: int
+        client_weights: str
+        concurrency: int
+        fedfix_interval: float
+        fraction_train: float
+        message_floor: float
+        neighbours: int
+        participation: str
+        perturbation_beta: float
+        proximal_mu: float
+        server_lr: float
+        time_scenario: str
+
+
+@with_parameters("protection")
+class ProtectionKeys(Keys):
+    """Bounds, robust rules and differential privacy."""
+
+    dp_delta: Annotated[Inside, key("δ of the ε spent so far, dp-epsilon", PRIVATE)]
+    if TYPE_CHECKING:  # parameters of strategies that the app itself reads
+        aggregation_rule: str
+        dp: str
+        dp_noise_multiplier: float
 
 
 def strategy_class(name: str) -> type[FederatedStrategy]:

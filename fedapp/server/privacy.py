@@ -49,6 +49,11 @@ def check_privacy(config: RunConfig) -> None:
             "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
             "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0"
         )
+    if config.dp != "none" and config.dp_noise_multiplier == 0:
+        raise ConfigError(
+            f"dp-noise-multiplier = 0.0: dp = {config.dp!r} without noise keeps nothing private; allowed is a number "
+            "in [1e-06, 1e+06], or dp = none"
+        )
     if config.dp != "none" and config.client_evaluation:
         raise ConfigError(
             f"client-evaluation = true: with dp = {config.dp!r} clients' losses would be sent as they are; "

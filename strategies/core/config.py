@@ -3,82 +3,96 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
 from strategies.clients.graph import FLOOR
 from strategies.clients.metrics import MetricsAggregation
-from strategies.core.parameters import check_parameters, parameter
+from strategies.core.parameters import check_parameters, parameter, parameters_of
 from strategies.flower import messages
+from strategies.timing import availability, time_scenario
 from strategies.timing.availability import ALWAYS
+from strategies.updates import compressors
+from strategies.updates.aggregation import MEAN, RULES
 from strategies.updates.buffers import UNTRAINED
-from strategies.updates.compressors import code_of
+from strategies.updates.server_optimizer import OPTIMIZERS
 
-TIME_BASED, OBSERVED, IDENTICAL = "time-based", "observed", "identical"
-AGGREGATION_WEIGHTS = (TIME_BASED, OBSERVED, IDENTICAL)
+TIME_BASED: Final = "time-based"
+OBSERVED: Final = "observed"
+IDENTICAL: Final = "identical"
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
     """What every strategy can be told.
 
+    With ``eval_every = 0`` the model is evaluated after every round, or, without rounds, after as many contributions
+    as there are clients.
+
     Parameters
     ----------
-    safeguards : str
-        Bounds on what one device can do (``strategies.updates.safeguards``), of which 0 leaves one out. ``auto``: on
-        in real time; ``on``; ``off``.
-    size_ratio_bound, examples_bound : float, int
-        n_i counts as at most so many times the median of all n_j that are told, and as at most so many.
-    norm_ratio_bound : float
-        ‖Δ_i‖ is at most so many times the median of the clients' last norms, unless ``update_norm_bound`` is given or
-        ``dp`` is central.
     client_weights : str
-        Importances p_i: ``samples``, ``uniform``, or ``adjacency``: how alike a client's data are to the others'.
-    seed : int
-        Fixes the draws of participants and of task times.
-    eval_every : int
-        Aggregations between two evaluations; the first and the last model are always evaluated. 0: a round, or as
-        many contributions as there are clients.
-    time_budget : float
-        Stop before the clock passes this time (seconds); 0: no limit.
-    time_scenario : str
-        In virtual time, how long a client's task takes: see ``strategies.timing.time_scenario.TimeScenario``.
-    availability, task_failure : str, float
-        In virtual time, who is there when, and the probability that a client drops a task while it works: see
-        ``strategies.timing.availability``.
-    min_clients : int
-        Clients to wait for before the first task.
-    update_norm_bound : float
-        S: a longer update Δ_i = w_i − w̄ is shortened to ‖Δ_i‖ = S and counted, and none moves the model further
-        than S; 0: no bound.
-    server_optimizer, server_lr : str, float
-        How the global model moves by Σ d_i Δ_i, and η_g: see ``strategies.updates.server_optimizer``. 0: the
-        method's own,
-        which is 1; 1/C for asynchronous FedAvg, delay-adaptive SGD, Ringmaster and ACE; 0.01 where the optimizer is
-        adaptive (Adagrad, Adam, AMSGrad, Yogi).
+        p_i, a client's importance in the federated objective: by its number of examples, the same for all, or by how
+        alike its data are to the other clients'
+    server_lr : float
+        η_g, the learning rate of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) or yogi, else
+        1, but 1/C for async-fedavg, delay-adaptive, ringmaster and ace, which may diverge with 1
+    server_optimizer : str
+        what the server does with the aggregated update (Reddi et al. 2021; amsgrad: Wang et al. 2024; fedexp, in
+        rounds and of a sum: Jhunjhunwala et al. 2023)
     compression : str
-        How clients that can are to compress their updates: see ``strategies.updates.compressors``.
-    message_floor, neighbours : float, int
-        Of the graph behind ``adjacency``: see ``strategies.clients.client_graph.ClientGraph``.
+        how clients compress their updates (quantization, sparsification); the model that they are sent is whole
+    message_floor : float
+        the least misalignment of two clients in the client graph
+    neighbours : int
+        edges that the client graph keeps to each client's most similar clients; 0: all
+    time_scenario : str
+        how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1), or what devices can do:
+        docs/fleet.md
+    availability : str
+        which clients are available when, in virtual time
+    task_failure : float
+        probability that a client drops a task while it works, in virtual time
+    safeguards : str
+        bounds on what one device can do to the model; auto: in real time, where clients are devices
+    size_ratio_bound : float
+        a client's number of examples counts as at most so many times the median of all; 0: no bound
+    examples_bound : int
+        a client's number of examples counts as at most this; 0: no bound
+    norm_ratio_bound : float
+        an update is shortened to so many times the median of the clients' last norms; 0: no update is
+    update_norm_bound : float
+        an update with a larger norm is shortened to this norm, and no update moves the model further; 0: no bound
+    seed : int
+        fixes every random number of the run
+    eval_every : int
+        aggregations between two evaluations; the first and the last model are always evaluated
+    time_budget : float
+        time on the run's clock after which the run ends; 0: no limit
+    min_clients : int
+        clients to wait for before the first task
     """
 
-    safeguards: str = "auto"
-    size_ratio_bound: float = parameter(5.0, ge=0)
-    examples_bound: int = parameter(0, ge=0)
-    norm_ratio_bound: float = parameter(5.0, ge=0)
-    client_weights: str = "samples"
-    seed: int = 0
-    eval_every: int = 0
-    time_budget: float = parameter(0.0, ge=0)
-    time_scenario: str = "F80"
-    availability: str = ALWAYS
-    task_failure: float = 0.0
-    min_clients: int = parameter(2, ge=0)
-    update_norm_bound: float = parameter(0.0, ge=0)
-    server_optimizer: str = "sgd"
-    server_lr: float = 0.0
-    compression: str = "none"
+    client_weights: Literal["samples", "uniform", "adjacency"] = "samples"
+    server_lr: float = parameter(0.0, or_zero=True, ge=1e-6, le=1e6)
+    server_optimizer: str = parameter("sgd", choices=tuple(OPTIMIZERS))
+    compression: str = parameter("none", pattern=compressors.PATTERN, words=compressors.ALLOWED)
     message_floor: float = parameter(FLOOR, gt=0, lt=1)
     neighbours: int = parameter(0, ge=0)
+    time_scenario: str = parameter("F80", pattern=time_scenario.PATTERN, words=time_scenario.ALLOWED)
+    availability: str = parameter(ALWAYS, pattern=availability.PATTERN, words=availability.ALLOWED)
+    task_failure: float = parameter(0.0, ge=0, lt=1)
+    safeguards: Literal["auto", "on", "off"] = parameter("auto", topic="protection")
+    size_ratio_bound: float = parameter(5.0, ge=0, topic="protection")
+    examples_bound: int = parameter(0, ge=0, topic="protection")
+    norm_ratio_bound: float = parameter(5.0, ge=0, topic="protection")
+    update_norm_bound: float = parameter(0.0, ge=0, topic="protection")
+    seed: int = parameter(0, ge=0, topic="run")
+    eval_every: int = parameter(0, ge=0, topic="run")
+    time_budget: float = parameter(0.0, ge=0, unit="seconds", topic="run")
+    min_clients: int = parameter(2, ge=0, topic="run")
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
 
 
 @dataclass(frozen=True)
@@ -87,38 +101,44 @@ class SynchronousConfig(StrategyConfig):
 
     Parameters
     ----------
-    participation, fraction_train : str, float
-        Who takes part in a round: see ``strategies.clients.weights.Participation``.
-    stragglers, drop_stragglers : float, bool
-        Share of a round's participants that get only a part of their work done, and whether the round goes without
-        them: see ``strategies.rounds.stragglers``.
-    aggregation_rule, faulty_clients : str, int
-        How updates are put together: Σ d_i Δ_i (``mean``), or a robust rule that bears so many clients which send
-        anything: see ``strategies.updates.aggregation``.
-    dp, dp_clipping_norm, dp_noise_multiplier : str, float, float
-        ``central`` differential privacy: no update counts with a norm above S, and the sum gets Gaussian noise of
-        deviation z S max d_i, for a client's update or zero in its place. ``local`` is the clients' own affair.
+    participation : str
+        who takes part in a round (client sampling): full, uniform, md, paired, flower or fixed:I,J,…
+    fraction_train : float
+        share of the clients that uniform, md and flower draw
+    stragglers : float
+        share of a round's participants that get only a part of their work done: of E epochs 1 to E
+    drop_stragglers : bool
+        whether a round goes on without its stragglers
     round_deadline : float
-        Seconds of the run's clock after which a round closes: see ``strategies.rounds.deadline``. 0: none.
+        time on the run's clock after which a round closes (docs/deadlines.md); 0: no deadline
     over_select : float
-        o: where L clients are needed, ⌈(1 + o) L⌉ are asked, and the first L replies count. 0: L are asked.
+        o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it
     late : str
-        What becomes of work that comes after its round has closed: ``drop`` it, or let it count in the ``next`` round
-        that closes after it has come.
+        a reply that comes after its round has closed is dropped, or counts in the next round
+    aggregation_rule : str
+        how the updates of a round become one: the weighted mean, or a rule for faulty (Byzantine) clients
+    faulty_clients : int
+        f, clients in a round that the robust rule tolerates, whatever they send
+    dp : str
+        differential privacy, and who adds its noise: the server (central) or each client (local)
+    dp_clipping_norm : float
+        S, the norm to which updates are clipped
+    dp_noise_multiplier : float
+        z, the noise's standard deviation over its sensitivity S max d_i
     """
 
-    participation: str = "full"
-    fraction_train: float = 1.0
-    stragglers: float = 0.0
+    participation: str = parameter("full")
+    fraction_train: float = parameter(1.0, gt=0, le=1)
+    stragglers: float = parameter(0.0, ge=0, le=1)
     drop_stragglers: bool = False
-    aggregation_rule: str = "mean"
-    faulty_clients: int = parameter(0, ge=0)
-    dp: Literal["none", "central", "local"] = "none"
-    dp_clipping_norm: float = parameter(1.0, gt=0)
-    dp_noise_multiplier: float = parameter(1.0, ge=0)
-    round_deadline: float = parameter(0.0, ge=0)
+    round_deadline: float = parameter(0.0, ge=0, unit="seconds")
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
+    aggregation_rule: str = parameter(MEAN, choices=tuple(RULES), topic="protection")
+    faulty_clients: int = parameter(0, ge=0, topic="protection")
+    dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
+    dp_clipping_norm: float = parameter(1.0, gt=0, topic="protection")
+    dp_noise_multiplier: float = parameter(1.0, or_zero=True, ge=1e-6, le=1e6, topic="protection")
 
     def refuse_protection(self, sent: str) -> None:
         """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""
@@ -137,18 +157,16 @@ class SynchronousConfig(StrategyConfig):
 class EventsConfig(StrategyConfig):
     """What every asynchronous strategy can be told, also one whose paper says how contributions weigh.
 
+    Task times don't tell how often a client contributes where ``concurrency`` is above 0: time-based weights are then
+    by what is observed.
+
     Parameters
     ----------
     concurrency : int
-        M_c, clients at work at once: when one is free, whoever is idle is drawn for its place; 0: all of them.
-        Task times then don't tell how often a client contributes, so that time-based weights are by what is observed.
+        M_c, clients at work at once; whenever a place is free, one of the idle clients is drawn; 0: all of them
     """
 
-    concurrency: int = 0
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 0:
-            raise ValueError(f"concurrency = {self.concurrency}: must be 0 (all) or more")
+    concurrency: int = parameter(0, ge=0)
 
 
 @dataclass(frozen=True)
@@ -158,22 +176,15 @@ class AsynchronousConfig(EventsConfig):
     Parameters
     ----------
     aggregation_weights : str
-        ``time-based`` (unbiased): by the law of task times and availability where that is known, as in virtual time,
-        else by what is observed. ``observed``: by that in any case, as a server has to that knows no law.
-        ``identical``.
+        d_i, the weight of a contribution. time-based: unbiased whatever a client's speed, by the law of task times
+        and availability where that is known, else by what is observed; observed: unbiased, by what is observed in any
+        case, as a server must that knows no law; identical: the same for all
     arrival_weight_bound : float
-        A safeguard: d_i is at most this, where the d_i of a synchronous round sum to 1; 0: no bound.
+        the largest weight of one contribution, where the weights of a round sum to 1; 0: no bound
     """
 
-    aggregation_weights: str = TIME_BASED
-    arrival_weight_bound: float = parameter(2.0, ge=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.aggregation_weights not in AGGREGATION_WEIGHTS:
-            raise ValueError(
-                f"aggregation_weights = {self.aggregation_weights!r}: allowed are {', '.join(AGGREGATION_WEIGHTS)}"
-            )
+    aggregation_weights: Literal["time-based", "observed", "identical"] = TIME_BASED
+    arrival_weight_bound: float = parameter(2.0, ge=0, topic="protection")
 
 
 @dataclass(frozen=True)
@@ -262,7 +273,7 @@ def configured(
         raise TypeError(f"{name}(config = {config!r}): must be a {kind.__name__}")
     given = {ALIASES.get(key, key): value for key, value in options.items()}
     said = {ALIASES[key]: key for key in options if key in ALIASES}
-    own, flower = _types(kind), _types(FlowerOptions)
+    own, flower, declared = _types(kind), _types(FlowerOptions), parameters_of(kind)
     for key, value in given.items():
         if key in OF_ROUNDS and "fraction_train" not in own:
             raise TypeError(
@@ -270,13 +281,16 @@ def configured(
             )
         if key not in own | flower:
             raise TypeError(_unknown(name, key, [*own, *flower, *ALIASES]))
-        _check_type(name, said.get(key, key), value, (own | flower)[key])
+        by_user = said.get(key, key)
+        _check_type(name, by_user, value, (own | flower)[key])
+        if key in declared:
+            replace(declared[key], name=by_user).check(value)
     changes = {key: value for key, value in given.items() if key in own}
     if changes.get("fraction_train", 1.0) != 1 and config is None:
         changes.setdefault("participation", "flower")
     made = replace(config or kind(), **changes)
-    check_parameters(made, said)
-    code_of(made.compression)  # raises if there is none of this name
+    check_parameters(made)  # a Config with a __post_init__ of its own may have left it out
+    compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
     if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
         "full",
         "flower",

@@ -1,4 +1,4 @@
-"""What the fields of a strategy's Config accept and mean, said where they stand.
+"""The declaration of a strategy's parameters: each is a field of its Config, and is declared nowhere else.
 
     @dataclass(frozen=True)
     class HalfLifeConfig(AsynchronousConfig):
@@ -7,14 +7,15 @@
         Parameters
         ----------
         half_life : float
-            Seconds by which a contribution's weight halves.
+            Time by which a contribution's weight halves.
         '''
 
-        half_life: float = parameter(1.0, gt=0)
+        half_life: float = parameter(1.0, gt=0, unit="seconds")
         shape: Literal["exponential", "linear"] = "exponential"
 
-The constructor refuses other values, such as ``HalfLife(half_life=-1)``, and whoever makes keys or options of the
-fields, as the app ``fedapp`` does, finds here what to say of them.
+The field says the type, the default, the range and the unit; the section "Parameters" of the docstring says the
+meaning. The constructor refuses other values, such as ``HalfLife(half_life=-1)``. An app that makes keys out of
+them, as ``fedapp`` does, reads them with ``parameters_of``.
 """
 
 import inspect
@@ -24,42 +25,84 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from strategies.flower.messages import LARGEST
+
 Value = bool | int | float | str
 
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
-_DECLARED = "strategies.parameter"  # in the metadata of a field
+# The section of the run config's documentation that a parameter belongs to.
+Topic = Literal["method", "protection", "run"]
+
+_DECLARED = "strategies.parameter"  # the key of a declaration in the metadata of a field
 
 
 @dataclass(frozen=True)
 class Range:
-    """Values that are allowed: numbers within bounds, or one of some; nothing said allows all."""
+    """The values of a type that are allowed: all where nothing is said, finite numbers where there are bounds.
+
+    Attributes
+    ----------
+    gt, ge, lt, le : float, optional
+        Bounds of a number.
+    or_zero : bool
+        Whether 0 is allowed beside the numbers within the bounds.
+    choices : tuple
+        All that is allowed, if there are any.
+    pattern, words : str
+        A regular expression that a text matches, and the same in words.
+    """
 
     gt: float | None = None
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
+    or_zero: bool = False
     choices: tuple[Value, ...] = ()
+    pattern: str = ""
+    words: str = ""
 
     def __contains__(self, value: Any) -> bool:
         if self.choices:
             return value in self.choices
+        if isinstance(value, str):
+            return "\0" not in value and re.search(self.pattern, value) is not None
+        if not self.bounded or (self.or_zero and value == 0):
+            return True
         return (
-            (self.gt is None or value > self.gt)
+            abs(value) < math.inf
+            and (self.gt is None or value > self.gt)
             and (self.ge is None or value >= self.ge)
             and (self.lt is None or value < self.lt)
             and (self.le is None or value <= self.le)
         )
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it has bounds of numbers."""
+        return not (self.gt is self.ge is self.lt is self.le is None)
+
     def __str__(self) -> str:
         """Say the range in words, such as ``in (0, 1]``; "" if all is allowed."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
+        if self.words:
+            return self.words
         low, high = self.gt if self.ge is None else self.ge, self.lt if self.le is None else self.le
         if low is None or high is None:
             signs = {">": self.gt, ">=": self.ge, "<": self.lt, "<=": self.le}
             return next((f"{sign} {bound:g}" for sign, bound in signs.items() if bound is not None), "")
         return f"in {'(' if self.ge is None else '['}{low:g}, {high:g}{')' if self.le is None else ']'}"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What ``parameter`` says of a field beside its name, type and default."""
+
+    range: Range = Range()
+    meaning: str = ""
+    unit: str = ""
+    topic: Topic = "method"
 
 
 @dataclass(frozen=True)
@@ -77,21 +120,27 @@ class Parameter:
     range : Range
         What is allowed of that type.
     meaning : str
-        What the field says it means, or the section "Parameters" of its class; "" if neither does.
+        What ``parameter`` says, or else the section "Parameters" of the class's docstring; "" if neither does.
+    unit : str
+        Of a number, such as ``seconds``; "" if it has none.
+    topic : str
+        ``method``; ``protection`` (from faulty clients, and of their data); ``run``.
     """
 
     name: str
     kind: type
     default: Any
     range: Range
-    meaning: str
+    meaning: str = ""
+    unit: str = ""
+    topic: Topic = "method"
 
     @property
     def allowed(self) -> str:
         """What it accepts, in words."""
-        if self.range.choices:
+        if self.range.choices or self.range.words:
             return str(self.range)
-        return f"{KINDS[self.kind]} {self.range}".strip()
+        return f"{'0, or ' if self.range.or_zero else ''}{KINDS[self.kind]} {self.range}".strip()
 
     def check(self, value: Any) -> None:
         """Raise ValueError if it accepts another value than this: of another type, out of range, or no number."""
@@ -99,6 +148,8 @@ class Parameter:
         right = isinstance(value, fits) and (self.kind is bool or not isinstance(value, bool))
         if not right or (self.kind is float and math.isnan(value)) or value not in self.range:
             raise ValueError(f"{self.name} = {value!r}: must be {self.allowed}")
+        if self.kind is int and abs(value) > LARGEST:
+            raise ValueError(f"{self.name} = {value!r}: must be {self.allowed} and at most {LARGEST}")
 
 
 def parameter(
@@ -109,7 +160,12 @@ def parameter(
     ge: float | None = None,
     lt: float | None = None,
     le: float | None = None,
+    or_zero: bool = False,
     choices: Sequence[Value] = (),
+    pattern: str = "",
+    words: str = "",
+    unit: str = "",
+    topic: Topic = "method",
 ) -> Any:
     """Declare a field of a Config, with what it accepts.
 
@@ -121,16 +177,24 @@ def parameter(
         One sentence; by default what the class's docstring says of it in the section "Parameters".
     gt, ge, lt, le : float
         Bounds of a number: above, at least, below, at most.
+    or_zero : bool
+        Whether 0 is allowed beside the numbers within the bounds.
     choices : sequence
         All that is allowed; ``Literal["a", "b"]`` as the field's type says the same.
+    pattern, words : str
+        A regular expression that a text must match, and what an error says is allowed.
+    unit : str
+        Of a number, such as ``seconds``.
+    topic : str
+        The section of the run config's documentation: ``method``, ``protection`` or ``run``.
 
     Raises
     ------
     ValueError
         If bounds are said twice or of no number, or the default is not allowed.
     """
-    allowed = Range(gt, ge, lt, le, tuple(choices))
-    if type(default) not in KINDS or (not choices and str(allowed) and isinstance(default, bool | str)):
+    allowed = Range(gt, ge, lt, le, or_zero, tuple(choices), pattern, words)
+    if type(default) not in KINDS or (allowed.bounded and isinstance(default, bool | str)):
         raise ValueError(
             f"parameter({default!r}): must be a number, a text or a flag, and bounds are of numbers"
         )
@@ -139,13 +203,17 @@ def parameter(
         raise ValueError(
             f"parameter({default!r}): takes one of gt and ge, one of lt and le, or choices, which stand alone"
         )
+    if bool(pattern) != bool(words):
+        raise ValueError(f"parameter({default!r}): a pattern goes with words that say what it allows")
     if default not in allowed:
         raise ValueError(f"parameter({default!r}): the default must be {allowed}, as all values")
-    return field(default=default, metadata={_DECLARED: (allowed, meaning)})
+    return field(default=default, metadata={_DECLARED: Declaration(allowed, meaning, unit, topic)})
 
 
-def parameters_of(config: type) -> dict[str, Parameter]:
+def parameters_of(config: type) -> Mapping[str, Parameter]:
     """Return the fields of a Config that are numbers, texts or flags, by name.
+
+    A class that gives a field of its base another default, and says nothing else of it, keeps what the base declares.
 
     Raises
     ------
@@ -155,34 +223,40 @@ def parameters_of(config: type) -> dict[str, Parameter]:
     hints, meanings = get_type_hints(config), _documented(config)
     found = {}
     for item in fields(config):
-        allowed, meaning = item.metadata.get(_DECLARED, (Range(), ""))
+        said = _declaration(config, item)
+        declared = said or Declaration()
         kind, choices = _kind_of(hints[item.name])
         if kind is None:
             continue
         if choices:
-            allowed = Range(choices=choices)
-        made = Parameter(item.name, kind, item.default, allowed, meaning or meanings.get(item.name, ""))
-        if item.default is not MISSING and _is_declared(item, choices):
+            declared = replace(declared, range=Range(choices=choices))
+        meaning = declared.meaning or meanings.get(item.name, "")
+        made = Parameter(
+            item.name, kind, item.default, declared.range, meaning, declared.unit, declared.topic
+        )
+        if item.default is not MISSING and (said is not None or choices):
             made.check(item.default)
         found[item.name] = made
     return found
 
 
-def check_parameters(config: Any, given: Mapping[str, str] | None = None) -> None:
-    """Raise ValueError if a field of this Config isn't what ``parameter`` or a ``Literal`` allows.
-
-    ``given`` has other names by which fields were said.
-    """
-    kinds = parameters_of(type(config))
+def check_parameters(config: Any) -> None:
+    """Raise ValueError if a field of this Config isn't what ``parameter`` or a ``Literal`` allows."""
+    kind = type(config)
+    known = parameters_of(kind)
     for item in fields(config):
-        known = kinds.get(item.name)
-        if known is not None and _is_declared(item, known.range.choices):
-            name = (given or {}).get(item.name, item.name)
-            replace(known, name=name).check(getattr(config, item.name))
+        if item.name in known and (known[item.name].range.choices or _declaration(kind, item)):
+            known[item.name].check(getattr(config, item.name))
 
 
-def _is_declared(item: Field[Any], choices: tuple[Value, ...]) -> bool:
-    return bool(choices) or _DECLARED in item.metadata
+def _declaration(config: type, item: Field[Any]) -> Declaration | None:
+    """Return what a Config, or the nearest of its bases that says something, declares of a field."""
+    for kind in config.__mro__:
+        found = getattr(kind, "__dataclass_fields__", {}).get(item.name)
+        if found is not None and _DECLARED in found.metadata:
+            declared: Declaration = found.metadata[_DECLARED]
+            return declared
+    return None
 
 
 def _kind_of(hint: Any) -> tuple[type | None, tuple[Value, ...]]:

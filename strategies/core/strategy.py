@@ -17,7 +17,6 @@ from strategies.clients.accounts import Accounts
 from strategies.clients.client_graph import ClientGraph
 from strategies.clients.roster import Client, Roster
 from strategies.clients.timeline import Timeline
-from strategies.clients.weights import IMPORTANCES
 from strategies.clock import Clock
 from strategies.core.absentees import AbsentClients
 from strategies.core.capabilities import Capabilities, hook
@@ -456,15 +455,9 @@ def _pace(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
 
 def _check(name: str, own: StrategyConfig, config: StrategyConfig, *, given: bool) -> None:
     """Refuse values that no field can refuse by itself; warn of client weights that the method replaces."""
-    if config.eval_every < 0:
-        raise ValueError(f"eval_every = {config.eval_every}: must be 0 or more")
     if not config.time_scenario.startswith(("trace:", "profile:")):
         TimeScenario(config.time_scenario, 1)  # checks the name; a file needs the number of clients
     check_presence(config.availability, config.task_failure)
-    if own.client_weights not in (*IMPORTANCES, "adjacency"):
-        raise ValueError(
-            f"client_weights = {own.client_weights!r}: allowed are {', '.join(IMPORTANCES)}, adjacency"
-        )
     given = given or own.client_weights != StrategyConfig.client_weights
     if own.client_weights != config.client_weights and given:
         log.warning(

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from strategies import streams
 from strategies.clients.roster import Client
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.engine_name import DEPLOYMENT, engine_of
@@ -41,14 +42,10 @@ class DittoConfig(SynchronousConfig):
     Parameters
     ----------
     ditto_lambda : float
-        λ ≥ 0, the pull of a client's own model towards the global one; the paper tries 0.05 to 2.
+        λ, the pull of a client's own model towards the global one (Li et al. 2021, which tries 0.05 to 2)
     """
 
-    ditto_lambda: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ditto_lambda < float("inf"):
-            raise ValueError(f"ditto_lambda = {self.ditto_lambda}: must be a number >= 0")
+    ditto_lambda: float = parameter(0.1, or_zero=True, ge=1e-6, le=1e6)
 
 
 class Ditto(SynchronousStrategy):

@@ -31,6 +31,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.core.client_vectors import ClientVectors, pooled, squared_distances
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.rounds.strategy import SynchronousStrategy
@@ -46,24 +47,19 @@ class FedAMPConfig(SynchronousConfig):
     Parameters
     ----------
     proximal_mu : float
-        μ ≥ 0, the pull of a client's model towards the u_i that it was sent; the paper's λ/α_k.
+        μ, the pull of a client's model towards the u_i that it was sent; the paper's λ/α_k
     fedamp_sigma : float
-        σ > 0, in squared distances of models: those further apart hardly count for each other.
+        σ, in squared distances of models: clients whose models are further apart hardly count for each other
     fedamp_alpha : float
-        a in [0, 1]: the paper's α_k is a σ / C.
+        how much a client takes of others' models, at most: the α_k of Huang et al. 2021 is this times σ / C
     """
 
-    proximal_mu: float = 0.1
-    fedamp_sigma: float = 10.0
-    fedamp_alpha: float = 1.0
+    proximal_mu: float = parameter(0.1, ge=0)
+    fedamp_sigma: float = parameter(10.0, gt=0)
+    fedamp_alpha: float = parameter(1.0, ge=0, le=1)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.proximal_mu < float("inf"):
-            raise ValueError(f"proximal_mu = {self.proximal_mu}: must be 0 or more")
-        if not 0 < self.fedamp_sigma < float("inf"):
-            raise ValueError(f"fedamp_sigma = {self.fedamp_sigma}: must be a number > 0")
-        if not 0 <= self.fedamp_alpha <= 1:
-            raise ValueError(f"fedamp_alpha = {self.fedamp_alpha}: must be in [0, 1]")
+        super().__post_init__()
         self.refuse_protection("each client of FedAMP gets a mean of the others' models")
 
 

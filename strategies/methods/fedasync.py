@@ -20,7 +20,7 @@ from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import EveryArrival
-from strategies.methods.shared.staleness import discount_of
+from strategies.methods.shared.staleness import discount_of, discount_parameter
 from strategies.updates.chain import Contribution
 
 
@@ -31,17 +31,14 @@ class FedAsyncConfig(EventsConfig):
     Parameters
     ----------
     mixing_alpha : float
-        α, the share of a client's model in the next global one.
+        α, the share of an arriving model in the next global one
     staleness_discount : str
-        s, what late work is worth: see ``strategies.methods.shared.staleness``.
+        s(δ), the factor of a contribution that is δ aggregations old: 1, (δ + 1)^−A, or 1 up to B and beyond it
+        1/(A (δ − B) + 1)
     """
 
     mixing_alpha: float = parameter(0.6, gt=0, le=1)
-    staleness_discount: str = "constant"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        discount_of(self.staleness_discount)
+    staleness_discount: str = discount_parameter()
 
 
 class FedAsync(EveryArrival):

@@ -25,7 +25,7 @@ import numpy as np
 from strategies.core.config import AsynchronousConfig, StrategyConfig
 from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
-from strategies.methods.shared.staleness import discount_of
+from strategies.methods.shared.staleness import discount_of, discount_parameter
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Outlook, Schedule, Times
 
@@ -41,14 +41,11 @@ class FedBuffConfig(BufferedConfig, AsynchronousConfig):
     Parameters
     ----------
     staleness_discount : str
-        s, what late work is worth: see ``strategies.methods.shared.staleness``.
+        s(δ), the factor of a contribution that is δ aggregations old: 1, (δ + 1)^−A, or 1 up to B and beyond it
+        1/(A (δ − B) + 1)
     """
 
-    staleness_discount: str = "constant"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        discount_of(self.staleness_discount)
+    staleness_discount: str = discount_parameter()
 
 
 def participation_counts(

@@ -30,6 +30,7 @@ import numpy as np
 
 from strategies.clients.roster import Client
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.latest_updates import LatestUpdates
@@ -46,14 +47,11 @@ class FedDynConfig(SynchronousConfig):
     Parameters
     ----------
     feddyn_alpha : float
-        α > 0, the strength of the regularizer; the paper tries 0.1, 0.01 and 0.001.
+        α, the strength of FedDyn's regularizer, and of its pull to the global model (Acar et al. 2021, who try 0.1,
+        0.01 and 0.001)
     """
 
-    feddyn_alpha: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 < self.feddyn_alpha < float("inf"):
-            raise ValueError(f"feddyn_alpha = {self.feddyn_alpha}: must be a number > 0")
+    feddyn_alpha: float = parameter(0.01, ge=1e-6, le=1e6)
 
 
 class FedDyn(SynchronousStrategy):

@@ -17,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.core.config import OBSERVED, AsynchronousConfig, StrategyConfig
+from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
 
@@ -30,19 +31,17 @@ class FedFixConfig(AsynchronousConfig):
     Parameters
     ----------
     fedfix_interval : float
-        Δt > 0, seconds, not infinite: about as long as most tasks take, on devices, too.
+        Δt, time between two aggregations; about as long as most tasks take, on devices, too
     """
 
-    fedfix_interval: float = 0.5
+    fedfix_interval: float = parameter(0.5, gt=0, unit="seconds")
 
     def __post_init__(self) -> None:
-        if not 0 < self.fedfix_interval < float("inf"):
-            raise ValueError(f"fedfix_interval = {self.fedfix_interval}: must be a number > 0")
+        super().__post_init__()
         if self.aggregation_weights not in ("time-based", OBSERVED):
             raise ValueError(
                 f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights, or observed ones"
             )
-        super().__post_init__()
 
 
 def periods(times: Times, interval: float) -> Times:

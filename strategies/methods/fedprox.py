@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.rounds.strategy import SynchronousStrategy
 
@@ -24,15 +25,10 @@ class FedProxConfig(SynchronousConfig):
     Parameters
     ----------
     proximal_mu : float
-        α ≥ 0, the strength of the pull towards the global model (``μ`` of the former, ``α`` of the latter); Flower's
-        FedProx has 0 by default.
+        α, the pull towards the model that a client was sent (μ of Li et al. 2020); Flower's FedProx has 0 by default
     """
 
-    proximal_mu: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not self.proximal_mu >= 0:
-            raise ValueError(f"proximal_mu = {self.proximal_mu}: must be 0 or more")
+    proximal_mu: float = parameter(0.1, ge=0)
 
 
 class FedProx(SynchronousStrategy):

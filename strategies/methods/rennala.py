@@ -28,7 +28,7 @@ class RennalaConfig(BufferedConfig):
     Parameters
     ----------
     buffer_size : int
-        B ≥ 1, pieces of work that make a model; it may be more than there are clients.
+        B, contributions that make an aggregation; it may be more than there are clients
     """
 
 

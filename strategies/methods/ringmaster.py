@@ -28,7 +28,7 @@ class RingmasterConfig(EventsConfig):
     Parameters
     ----------
     delay_threshold : int
-        R: work that is so many aggregations old, or older, is thrown away; 0: none is.
+        R: a contribution that is so many aggregations old, or older, is thrown away; 0: none is
     """
 
     delay_threshold: int = parameter(10, ge=0)

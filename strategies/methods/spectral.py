@@ -13,7 +13,7 @@ part in a round keeps its last local model; before its first one, the initial gl
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from strategies.clients import graph
 from strategies.clients.roster import Client
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.parameters import parameter
 from strategies.core.run_state import State
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
@@ -42,21 +43,18 @@ class SpectralConfig(SynchronousConfig):
     Parameters
     ----------
     perturbation_beta : float
-        β in [0, 1]: how much of the gradient's point is the client's own model.
+        β: the gradient is taken at β w + (1 − β) u, where u is the weighted average of the neighbours' models
     neighbour_memory : float
-        GiB that the last local models may take in memory; beyond, they live in a memory-mapped file.
+        memory for the clients' last models; beyond it they are in a memory-mapped file
     """
 
-    client_weights: str = "adjacency"
-    perturbation_beta: float = 0.5
-    neighbour_memory: float = 4.0
+    client_weights: Literal["samples", "uniform", "adjacency"] = "adjacency"
+    perturbation_beta: float = parameter(0.5, ge=0, le=1)
+    neighbour_memory: float = parameter(4.0, ge=0, unit="GiB")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.perturbation_beta <= 1:
-            raise ValueError(f"perturbation_beta = {self.perturbation_beta}: must be in [0, 1]")
+        super().__post_init__()
         self.refuse_protection("each client of the spectral method gets an average of its neighbours' models")
-        if not self.neighbour_memory >= 0:
-            raise ValueError(f"neighbour_memory = {self.neighbour_memory}: must be 0 or more")
 
 
 def neighbour_average(

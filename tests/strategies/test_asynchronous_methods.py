@@ -139,24 +139,6 @@ def test_a_discount_that_is_none(name: str, text: str) -> None:
         REGISTRY[name](staleness_discount=text)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "text"),
-    [
-        ("fedasync", {"mixing_alpha": 0.0}, r"mixing_alpha = 0.0: must be a number in \(0, 1\]"),
-        ("fedasync", {"mixing_alpha": 1.5}, r"mixing_alpha = 1.5: must be a number in \(0, 1\]"),
-        ("ringmaster", {"delay_threshold": -1}, "delay_threshold = -1: must be a whole number >= 0"),
-        *(
-            (name, {"buffer_size": 0}, "buffer_size = 0: must be 1 or more")
-            for name in ("rennala", "ca2fl", "fadas")
-        ),
-        *((name, {"concurrency": -1}, "concurrency = -1: must be 0") for name in NEW),
-    ],
-)
-def test_parameters_that_are_none(name: str, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{text}"):
-        REGISTRY[name](**options)
-
-
 @pytest.mark.parametrize("name", ["ca2fl", "fadas"])
 def test_a_buffer_that_would_never_fill(go: Make, name: str) -> None:
     with pytest.raises(ValueError, match=r"^buffer_size = 5: there are 4 clients, must be at most that"):

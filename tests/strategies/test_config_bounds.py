@@ -6,20 +6,34 @@ from typing import Any
 import pytest
 
 from strategies import REGISTRY, FedAvg, Spectral
-from strategies.core.parameters import parameters_of
+from strategies.core.parameters import Parameter, parameters_of
+from strategies.flower.messages import LARGEST
 
-TRIED: dict[type, list[Any]] = {float: [-1.0, math.nan], int: [-1], str: ["bogus"], bool: []}
+
+def refused(parameter: Parameter) -> list[Any]:
+    """Return values of a parameter's type that are just not what it declares."""
+    allowed = parameter.range
+    if parameter.kind is bool:
+        return []
+    if parameter.kind is str:
+        return ["bogus", "a\0b"]
+    if parameter.kind is int:
+        return [int(allowed.ge or 0) - 1, LARGEST + 1]
+    over = [bound for bound in (allowed.gt, allowed.lt) if bound is not None]
+    over += [math.nextafter(allowed.ge, -math.inf)] if allowed.ge is not None else []
+    over += [math.nextafter(allowed.le, math.inf)] if allowed.le is not None else []
+    return [*(value for value in over if value not in allowed), math.nan, math.inf, -math.inf]
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_no_value_out_of_range_is_taken(name: str) -> None:
     kind = REGISTRY[name]
     for parameter in parameters_of(kind.Config).values():
-        for value in TRIED[parameter.kind]:
-            if parameter.name == "seed":  # any whole number is one
-                continue
-            with pytest.raises((ValueError, TypeError), match=parameter.name):
+        for value in refused(parameter):
+            with pytest.raises(ValueError, match=parameter.name):
                 kind(**{parameter.name: value})
+            with pytest.raises(ValueError, match=parameter.name):
+                kind(kind.Config(**{parameter.name: value}))
 
 
 def test_an_error_says_what_is_allowed() -> None:

@@ -315,12 +315,6 @@ def test_what_rests_on_a_plain_mean_is_refused(name: str, options: dict[str, Any
         REGISTRY[name](client_weights="uniform", **options)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
-def test_feddyn_needs_a_regularizer(alpha: float) -> None:
-    with pytest.raises(ValueError, match=rf"^feddyn_alpha = {alpha}: must be a number > 0$"):
-        FedDyn(feddyn_alpha=alpha)
-
-
 @pytest.mark.parametrize("name", ["fednova", "scaffold", "feddyn", "mifa"])
 def test_a_loop_around_them_is_refused(name: str, federation: Make, model: Make, train_config: Make) -> None:
     with pytest.raises(

@@ -202,9 +202,6 @@ def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes
         ),
         ({"dp": "central", "client_weights": "uniform"}, "dp = 'central': each client of FedAMP gets a mean"),
         ({"server_optimizer": "fedexp"}, "server_optimizer = 'fedexp': takes its step size"),
-        ({"fedamp_sigma": 0.0}, "fedamp_sigma = 0.0: must be a number > 0"),
-        ({"fedamp_alpha": 1.5}, "fedamp_alpha = 1.5: must be in"),
-        ({"proximal_mu": -1.0}, "proximal_mu = -1.0: must be 0 or more"),
     ],
 )
 def test_what_fedamp_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
@@ -227,8 +224,6 @@ def test_ditto_is_fedavg_to_the_server_and_its_clients_keep_their_own() -> None:
     assert ditto.evaluate_metrics_clientapp[3]["personal-loss"] == pytest.approx(v.mean(), abs=1e-6)
     assert not kept_by(plain)
     assert all(list(m.content.array_records) == ["arrays"] for m in on.requests())  # of one model's size
-    with pytest.raises(ValueError, match=r"ditto_lambda = -0\.1: must be a number >= 0"):
-        Ditto(ditto_lambda=-0.1)
 
 
 def test_a_simulation_that_goes_on_hands_back_what_its_clients_kept() -> None:

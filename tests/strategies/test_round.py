@@ -306,12 +306,6 @@ def test_fedprox_with_pull_is_another_method(
     assert not same_bytes(runs[0].arrays, runs[1].arrays)
 
 
-@pytest.mark.parametrize("mu", [-0.1, float("nan")])
-def test_fedprox_refuses_a_pull_that_pushes(mu: float) -> None:
-    with pytest.raises(ValueError, match=r"proximal_mu = .*must be 0 or more"):
-        FedProx.Config(proximal_mu=mu)
-
-
 def test_fedavg_adds_no_rule_to_a_request(
     federation: Make, model: Model, values_of: Values, train_config: Make
 ) -> None:

@@ -307,17 +307,6 @@ def test_fedfix_has_time_based_weights_only(weights: str) -> None:
         FedFix.Config(aggregation_weights=weights)
 
 
-@pytest.mark.parametrize("interval", [0.0, -0.5, float("nan"), float("inf")])
-def test_an_interval_must_be_above_zero(interval: float) -> None:
-    with pytest.raises(ValueError, match=rf"^fedfix_interval = {interval}: must be a number > 0$"):
-        FedFix.Config(fedfix_interval=interval)
-
-
-def test_a_buffer_of_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^buffer_size = 0: must be 1 or more$"):
-        FedBuff.Config(buffer_size=0)
-
-
 def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
     federation: Make, model: Make, train_config: Make
 ) -> None:

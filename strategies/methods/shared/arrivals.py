@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strategies.core.config import EventsConfig
+from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
 
@@ -40,15 +41,10 @@ class BufferedConfig(EventsConfig):
     Parameters
     ----------
     buffer_size : int
-        m ≥ 1, contributions per aggregation, at most the number of clients.
+        m, contributions that make an aggregation, at most as many as there are clients
     """
 
-    buffer_size: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size = {self.buffer_size}: must be 1 or more")
+    buffer_size: int = parameter(10, ge=1)
 
 
 class Buffered(AsynchronousStrategy):

@@ -9,9 +9,12 @@ C. Xie et al., "Asynchronous federated optimization", 2019, have three:
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from strategies.core.parameters import parameter
 
 ALLOWED = "constant, polynomial:A or hinge:A,B with numbers A, B >= 0"
-_NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+_NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
 PATTERN = rf"^(constant|polynomial:{_NUMBER}|hinge:{_NUMBER},{_NUMBER})$"
 
 
@@ -43,6 +46,11 @@ class Discount:
         if self.kind == "hinge":
             return 1 / (self.a * max(staleness - self.b, 0.0) + 1)
         return 1.0
+
+
+def discount_parameter() -> Any:
+    """Declare the field ``staleness_discount`` of a Config."""
+    return parameter("constant", pattern=PATTERN, words=ALLOWED)
 
 
 def discount_of(text: str) -> Discount:

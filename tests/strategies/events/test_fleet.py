@@ -489,8 +489,7 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"availability": "sometimes"}, "availability = 'sometimes': allowed are always, "),
-        ({"task_failure": 1.0}, "task_failure = 1.0: must be 0 or more, below 1"),
+        ({"availability": "sometimes"}, "availability = 'sometimes': must be always, "),
         (
             {"availability": "diurnal:0.5", "participation": "paired"},
             "participation = 'paired': the last client is in",
