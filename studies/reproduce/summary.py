@@ -49,7 +49,10 @@ def papers(text: str) -> str:
 
 
 def _of_paper(prefix: str) -> str:
-    """Return every registered claim of a paper with its verdict, and the command of each experiment."""
+    """Return every registered claim of a paper with its verdict, and the command of each experiment.
+
+    The numbers behind a verdict are in the experiment's report: here they would make the table unreadable.
+    """
     lines, commands = [], []
     for name in (name for name in plan_names() if name.startswith(prefix)):
         path = RESULTS / name / "claims.csv"
@@ -60,11 +63,11 @@ def _of_paper(prefix: str) -> str:
             else f"[{name}](../studies/experiments/{name}.toml)"
         )
         for claim, registered in read_plan(name).claims.items():
-            row = found.get(claim, {"verdict": "not run", "evidence": ""})
-            texts = (shown, cell(registered.text), row["verdict"], cell(row["evidence"]))
+            row = found.get(claim, {"verdict": "not run"})
+            texts = (shown, cell(registered.text), row["verdict"])
             lines.append(f"| {' | '.join(texts)} |")
         commands.append(f"`fedapp reproduce {name}`")
-    header = ["| experiment | the paper says | here | numbers |", "|---|---|---|---|"]
+    header = ["| experiment | the paper says | here |", "|---|---|---|"]
     return "\n".join([*header, *lines, "", f"Made by {', '.join(commands)}."])
 
 
