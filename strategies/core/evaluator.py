@@ -110,12 +110,15 @@ class Evaluator:
         """Wait for the replies; return what ``aggregate`` makes of them, and the metrics of each client."""
         if not requests:
             return None, {}
-        replies = dict(self._pending.awaited(grid, requests))
+        replies = list(self._pending.awaited(grid, requests))
         if not self._run.stopped():
-            missing = {request.metadata.dst_node_id for request in requests} - replies.keys()
-            self.name_missing(aggregation, missing, len(requests))
-        averages = aggregate(aggregation, list(replies.values()))
-        return averages, {} if averages is None else self.by_client(replies.values())
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            unanswered = [
+                request.metadata for request in requests if request.metadata.message_id not in answered
+            ]
+            self.name_missing(aggregation, {each.dst_node_id for each in unanswered}, len(requests))
+        averages = aggregate(aggregation, replies)
+        return averages, {} if averages is None else self.by_client(replies)
 
     def by_client(self, replies: Iterable[Message]) -> dict[str, fairness.ByClient]:
         """Return the metrics that replies tell, client by client."""

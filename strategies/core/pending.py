@@ -6,7 +6,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.core.run_state import RunState
-from strategies.flower.exchange import arriving
+from strategies.flower.exchange import looks, pushed
 
 
 class PendingReplies:
@@ -30,21 +30,22 @@ class PendingReplies:
 
     def awaited(
         self, grid: Grid, requests: Iterable[Message], arrived: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[int, Message]]:
-        """Push requests and yield node ids and replies as they come; ``arrived`` is told each client's index."""
+    ) -> Iterator[Message]:
+        """Push requests at once, and yield the replies as they come; ``arrived`` is told each client's index."""
         requests = list(requests)
         nodes = {request.metadata.dst_node_id for request in requests}
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
-        return self._crossing_off(arriving(grid, requests, self._run.timeout, self._run.stopped), arrived)
+        return self._replies(grid, pushed(grid, requests), arrived)
 
-    def _crossing_off(
-        self, replies: Iterable[tuple[int, Message]], arrived: Callable[[int], None] | None
-    ) -> Iterator[tuple[int, Message]]:
+    def _replies(
+        self, grid: Grid, waiting: dict[str, int], arrived: Callable[[int], None] | None
+    ) -> Iterator[Message]:
         try:
-            for node_id, reply in replies:
-                index = self.answered(node_id)
-                if arrived is not None and index is not None:
-                    arrived(index)
-                yield node_id, reply
+            for look in looks(grid, waiting, self._run.timeout, self._run.stopped):
+                for node_id, reply in look:
+                    index = self.answered(node_id)
+                    if arrived is not None and index is not None:
+                        arrived(index)
+                    yield reply
         finally:
             self.expect({})

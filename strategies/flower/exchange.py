@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from flwr.app import Message, Metadata
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.clock import WallClock
@@ -43,28 +43,17 @@ def arriving(
     grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
 ) -> Iterator[tuple[int, Message]]:
     """Push messages and yield node ids and replies as they come: what is done with them needn't be held."""
-    messages = list(messages)
-    pushed = set(grid.push_messages(messages))
-    # A message that the grid couldn't store has no id among those returned: its node counts as missing.
-    nodes = {
-        m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in pushed
-    }
+    nodes = pushed(grid, messages)
     return (pair for look in looks(grid, nodes, timeout, stopped) for pair in look)
 
 
-def in_order(requests: Sequence[Metadata], replies: Iterable[Message]) -> Iterator[Message | None]:
-    """Yield the reply to each request in their order, None for a missing one; a reply that is early waits."""
-    # Not by src_node_id: an error that the SuperLink reports carries its own.
-    positions = {request.message_id: position for position, request in enumerate(requests)}
-    waiting: dict[int, Message] = {}
-    due = 0
-    for reply in replies:
-        waiting[positions.get(reply.metadata.reply_to_message_id, -1)] = reply
-        while due in waiting:
-            yield waiting.pop(due)
-            due += 1
-    for position in range(due, len(requests)):
-        yield waiting.pop(position, None)
+def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
+    """Push messages; return the node id of each that the grid could store, by message id: the others are missing."""
+    messages = list(messages)
+    stored = set(grid.push_messages(messages))
+    return {
+        m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in stored
+    }
 
 
 def looks(

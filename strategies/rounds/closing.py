@@ -151,10 +151,9 @@ class WaitForAll:
         """Send the requests, and yield all replies as they come."""
         current.begin(requests, self._timeline, self._run.pace)
         requests = current.to_work_on(requests)
-        awaited = self._pending.awaited(
+        return self._pending.awaited(
             grid, requests, lambda index: self._timeline.arrived(index, self._run.pace.now())
         )
-        return (reply for _, reply in awaited)
 
     def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
         """Return all replies."""

@@ -299,10 +299,9 @@ class EarlyClosing:
     def _sent(self, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
         if not requests:
             return iter(())
-        awaited = self._pending.awaited(
+        return self._pending.awaited(
             grid, requests, lambda index: self._timeline.arrived(index, self._run.pace.now())
         )
-        return (reply for _, reply in awaited)
 
     def _requested_again(self, tasks: Iterable[LateTask]) -> list[Message]:
         """Return the requests of late tasks, which are worked on now."""

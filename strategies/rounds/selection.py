@@ -1,7 +1,7 @@
 """Who takes part in a round, with which weights d_i, and which weights are expected: by the participation scheme."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,6 @@ from strategies.core.config import SynchronousConfig
 from strategies.core.population import Population
 from strategies.core.run_state import RunState
 from strategies.flower.errors import RunError
-from strategies.flower.exchange import in_order
 from strategies.rounds.participation import Participation
 from strategies.rounds.round import Round
 from strategies.rounds.stragglers import Stragglers
@@ -111,11 +110,11 @@ class Selection:
             raise RunError(f"participation = {self.text!r}: none of these clients is there")
         return replace(self.scheme, fixed=places)
 
-    def weights_of(self, current: Round, replies: Iterable[Message]) -> Sequence[float]:
-        """Return a round's weights d_i; by the sizes in its replies where none were known before."""
+    def weights_of(self, current: Round, replies: Sequence[Message | None]) -> Sequence[float]:
+        """Return a round's weights d_i; by the sizes in its clients' replies where none were known before."""
         if current.weights is not None:
             return current.weights
-        pairs = zip(current.clients, in_order(current.requests, replies), strict=True)
+        pairs = zip(current.clients, replies, strict=True)
         by_node = {client.node_id: reply for client, reply in pairs if reply is not None}
         sized = sized_by_replies(current.clients, by_node, self._run.flower.weighted_by_key)
         told = {client.index: client for client in sized}

@@ -9,7 +9,7 @@ shared over the others. A round with no valid reply keeps the model, and the opt
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,20 +32,19 @@ from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
+from strategies.rounds.aggregator import Aggregator, RoundAggregation
 from strategies.rounds.call_up import CallUp
 from strategies.rounds.deadline import NEXT
 from strategies.rounds.early_closing import make_closing
-from strategies.rounds.gatherer import Gatherer
-from strategies.rounds.mods import RefusingMods
 from strategies.rounds.presence import check_loop
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Chosen, Selection, check_equality
 from strategies.rounds.stragglers import check_stragglers
 from strategies.rounds.summed import SummedRounds
-from strategies.updates.aggregation import MEAN, WeightedSum, gathering
+from strategies.updates.aggregation import MEAN, WeightedSum
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution, Noise
-from strategies.updates.sums import SummingGrid
+from strategies.updates.sums import SummingGrid, SumRequest
 
 log = logging.getLogger("flwr.strategies")
 
@@ -65,8 +64,8 @@ class SynchronousStrategy(FederatedStrategy):
         The participation scheme: who takes part, and which weights are expected.
     closing : WaitForAll or EarlyClosing
         When a round closes, and whose work counts in it.
-    wrapper : Wrapped
-        What is known of a loop around the strategy, such as that of Flower's wrappers for privacy.
+    aggregator : Aggregator
+        How a round's replies become one update.
 
     New model: when all participants have answered.
     """
@@ -92,21 +91,19 @@ class SynchronousStrategy(FederatedStrategy):
             self.timeline,
             able,
         )
-        self.wrapper = Wrapped(name)
         self._call_up = CallUp(
             self.run, self.population, self.selection, self.closing, self.select, self.check
         )
-        self._gatherer = Gatherer(
+        self.aggregator = Aggregator(
+            config,
             self.run,
             self.receiver,
             self.safeguards,
             self.server_step,
             self.selection,
-            self.wrapper,
-            RefusingMods(self.run, self.receiver, self.without_companions),
             able,
-            robust=config.aggregation_rule != MEAN,
-            counted=self.counted,
+            self.counted,
+            self.without_companions,
         )
         private = config.dp == "central"
         self._noise = Noise(config.dp_noise_multiplier, config.dp_clipping_norm) if private else None
@@ -192,12 +189,12 @@ class SynchronousStrategy(FederatedStrategy):
             closing.begin()
             result = run.result
             for server_round in range(run.aggregations + 1, num_rounds + 1):
-                work = self._dispatched(server_round, result.arrays, train_config, grid)
+                asked = self._configure(server_round, result.arrays, train_config, grid)
                 if run.stopped() or self._call_up.nobody_comes:
                     break
                 if pace.budget and pace.over(pace.now() + closing.duration(self._round, server_round)):
                     break
-                arrays, train_metrics = work()
+                arrays, train_metrics = self._train(server_round, grid, asked)
                 if arrays is None and closing.cut_off():  # cut off; a round that is complete counts
                     break
                 result.arrays = arrays or result.arrays
@@ -230,40 +227,56 @@ class SynchronousStrategy(FederatedStrategy):
 
     # ---- A round, and Flower's hooks ---------------------------------------------------------------------------
 
-    def _dispatched(
+    def _configure(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Callable[[], Outcome]:
-        """Call up a round's participants; return what has them work, and makes the next model of it."""
+    ) -> Sequence[Message] | SumRequest:
+        """Draw a round's participants; return the requests to them, or the one request for their sum."""
         if not isinstance(grid, SummingGrid) or not self._takes_sums():
-            requests = list(self.configure_train(server_round, arrays, config, grid))
-            return lambda: self._aggregate_replies(server_round, grid, requests)
+            return list(self.configure_train(server_round, arrays, config, grid))
         chosen = self._call_up.participants(server_round, grid, config)
         if chosen is None:
-            return lambda: (None, None)
+            return []
         current = self._open(server_round, arrays, chosen)
-        if (weights := current.weights) is not None:
-            bound = self.config.update_norm_bound
-            summed = SummedRounds(
-                self.run,
-                self.server_step,
-                self.pending,
-                self.timeline,
-                self.selection,
-                self.local_rule,
-                bound,
-            )
-            request = summed.request(current, arrays, config, weights)
+        if current.weights is not None:
+            request = self._summed().request(current, arrays, config, current.weights)
             if grid.can_sum(request):
+                return request
+        return self._requests(current, arrays, config)
 
-                def work() -> Outcome:
-                    total = summed.work(current, grid, request, self.closing.cut_off)
-                    if self.closing.cut_off():
-                        return None, None
-                    return self._conclude(current, weights, total, Untrained(self.run.buffers_at))
+    def _train(self, server_round: int, grid: Grid, asked: Sequence[Message] | SumRequest) -> Outcome:
+        """Have the clients of a round train, and make the next model of their updates.
 
-                return work
-        requests = self._requests(current, arrays, config)
-        return lambda: self._aggregate_replies(server_round, grid, requests)
+        A round that is cut off leaves no trace: None for the model and the metrics.
+        """
+        current = self._round
+        if isinstance(asked, SumRequest):
+            assert isinstance(grid, SummingGrid)
+            assert current is not None
+            total = self._summed().work(current, grid, asked, self.closing.cut_off)
+            if self.closing.cut_off():
+                return None, None
+            return self._conclude(current, asked.tasks.weights, total, Untrained(self.run.buffers_at))
+        if current is None:  # a ``configure_train`` of somebody else's has its own idea of a round
+            return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
+        replies = self.closing.replies(current, grid, asked)
+        if "aggregate_train" in self.capabilities.round_hooks:
+            return self.aggregate_train(server_round, list(replies))  # as Flower's own loop gives them
+        aggregation = RoundAggregation(self.aggregator, current)
+        for reply in replies:
+            aggregation.take(reply)
+        return self._aggregated(current, aggregation)
+
+    def _summed(self) -> SummedRounds:
+        """Return what asks an engine for a round's sum."""
+        return SummedRounds(
+            self.run,
+            self.server_step,
+            self.pending,
+            self.timeline,
+            self.selection,
+            self.local_rule,
+            self.config.update_norm_bound,
+        )
 
     @hook
     def configure_train(
@@ -276,7 +289,8 @@ class SynchronousStrategy(FederatedStrategy):
                 self._call_up.begin()
             check_loop(self.run.pace, self.config)
             self.closing.check_loop()
-            self.wrapper.asks(server_round, config)
+            self.aggregator.wrapper = self.aggregator.wrapper or Wrapped(self.run.name)
+            self.aggregator.wrapper.asks(server_round, config)
         chosen = self._call_up.participants(server_round, grid, config)
         if chosen is None:
             return []
@@ -311,49 +325,30 @@ class SynchronousStrategy(FederatedStrategy):
         current.bytes_down = sum(messages.total_bytes(request) for request in requests)
         return requests
 
-    def _aggregate_replies(self, server_round: int, grid: Grid, requests: Sequence[Message]) -> Outcome:
-        replies: Iterable[Message]
-        if self._round is None:  # a ``configure_train`` of somebody else's has its own idea of a round
-            replies = (reply for _, reply in self.pending.awaited(grid, requests))
-        else:
-            replies = self.closing.replies(self._round, grid, requests)
-        if "aggregate_train" in self.capabilities.round_hooks:
-            replies = list(replies)  # as Flower's own loop gives them
-        return self.aggregate_train(server_round, replies)
-
     @hook
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Outcome:
         """Put the valid replies of the round together; None for the arrays if there is none.
 
         A round that is cut off leaves no trace: None for both.
         """
-        current, closing, config = self._round, self.closing, self.config
+        current = self._round
         if current is None:
             raise RuntimeError("aggregate_train is called after configure_train")
-        self.wrapper.passes_on()
+        if self.aggregator.wrapper is not None:
+            self.aggregator.wrapper.passes_on()
         if not self.run.own_loop:
-            replies = closing.closed_by_others(current, replies)
-        looks_first = self._gatherer.looks_first
-        streaming = self.capabilities.streams and current.weights is not None and not looks_first
-        if not streaming:
-            replies = list(replies)
-            if closing.cut_off():
-                return None, None  # a round that was cut off would count only its fast clients
-        weights = self.selection.weights_of(current, replies)
-        current.worth = {client.index: d for client, d in zip(current.clients, weights, strict=True)}
-        total = gathering(
-            config.aggregation_rule,
-            config.faulty_clients,
-            len(current.model),
-            len(current.clients) - len(current.lost),
-            squares=self.optimizer.reads_squares,
-            bound=config.update_norm_bound,
-            private=self._noise is not None,
-        )
-        apart = self._gatherer.gather(current, weights, replies, total)
-        if streaming and closing.cut_off():
+            replies = self.closing.closed_by_others(current, replies)
+        aggregation = RoundAggregation(self.aggregator, current)
+        for reply in replies:
+            aggregation.take(reply)
+        return self._aggregated(current, aggregation)
+
+    def _aggregated(self, current: Round, aggregation: RoundAggregation) -> Outcome:
+        """Make the next model of a round's replies; none if the round is cut off: only fast clients would count."""
+        if self.closing.cut_off():
             return None, None
-        return self._conclude(current, weights, total, apart)
+        aggregation.end()
+        return self._conclude(current, aggregation.weights, aggregation.total, aggregation.buffers)
 
     def _conclude(
         self, current: Round, weights: Sequence[float], total: WeightedSum, apart: Untrained
@@ -419,7 +414,8 @@ class SynchronousStrategy(FederatedStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
-        self.wrapper.ends(server_round)
+        if self.aggregator.wrapper is not None:
+            self.aggregator.wrapper.ends(server_round)
         return self.evaluator.requests(server_round, arrays, config, self.closing.may_evaluate())
 
     def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
@@ -479,7 +475,7 @@ class SynchronousStrategy(FederatedStrategy):
 
     def parts(self) -> list[Any]:
         """Return the parts of every strategy, and those of a loop of rounds."""
-        return [*super().parts(), self.closing, self._gatherer]
+        return [*super().parts(), self.closing, self.aggregator]
 
 
 def _check(name: str, strategy: SynchronousStrategy) -> None:

@@ -1,0 +1,197 @@
+"""The aggregation of a round's replies, in the order of the clients: their weighted sum, or their contributions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from flwr.app import Message
+
+from strategies.core.capabilities import Capabilities
+from strategies.core.config import SynchronousConfig
+from strategies.core.receiver import Receiver
+from strategies.core.run_state import RunState
+from strategies.core.server_step import ServerStep
+from strategies.core.wrapper import Wrapped
+from strategies.flower.arrays import ArraysMismatchError, Vector
+from strategies.flower.errors import RunError
+from strategies.rounds.round import Round
+from strategies.rounds.selection import Selection
+from strategies.updates.aggregation import MEAN, WeightedSum, gathering
+from strategies.updates.buffers import Untrained
+from strategies.updates.chain import Contribution, UnweighedError
+from strategies.updates.safeguards import Safeguards
+
+
+class Aggregator:
+    """Opens the aggregation of each round.
+
+    Parameters
+    ----------
+    counted : callable
+        Hook of the method: what of a contribution is weighted and summed.
+    without_companions : callable
+        Hook of the method: with which parameter nothing goes beside the model.
+
+    Attributes
+    ----------
+    wrapper : Wrapped, optional
+        What is known of a wrapper around the strategy, where there is one.
+    """
+
+    def __init__(
+        self,
+        config: SynchronousConfig,
+        run: RunState,
+        receiver: Receiver,
+        safeguards: Safeguards,
+        server_step: ServerStep,
+        selection: Selection,
+        capabilities: Capabilities,
+        counted: Callable[[Contribution], Vector],
+        without_companions: Callable[[], str],
+    ) -> None:
+        self.config, self.run, self.receiver, self.safeguards = config, run, receiver, safeguards
+        self.server_step, self.selection, self.capabilities = server_step, selection, capabilities
+        self.counted, self._without_companions = counted, without_companions
+        self.wrapper: Wrapped | None = None
+        self._refused: set[int] = set()
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: a run that goes on begins anew with what is known of mods and wrappers."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Forget the mods and the wrapper of an earlier run."""
+        self.wrapper = None
+        self._refused = set()
+
+    def check_mods(self, current: Round) -> None:
+        """Raise RunError if mods of the app let no client train: such a run would never get anywhere."""
+        self._refused |= current.by_mods
+        self._refused -= current.outcomes.keys() - current.by_mods
+        clients = self.run.clients
+        if not clients or not {client.index for client in clients} <= self._refused:
+            return
+        text = f"a mod of the app lets no client train ({next(iter(current.failures.values()))})"
+        if beside := self.receiver.beside(current.companions):
+            other = self._without_companions()
+            text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
+            text += f", or {other}" if other else ""
+        raise RunError(text)
+
+
+class RoundAggregation:
+    """Aggregates the replies of one round, which come one by one in any order.
+
+    Where the weights are known, a reply is aggregated as soon as all clients before it have answered, and isn't kept.
+    Otherwise the replies wait until the round is over.
+
+    Attributes
+    ----------
+    weights : sequence of float
+        The weights d_i of the clients; known when the round is over.
+    total : WeightedSum
+        Σ d_i Δ_i over the valid replies.
+    buffers : Untrained
+        The values of the replies that aren't trained.
+    """
+
+    def __init__(self, aggregator: Aggregator, current: Round) -> None:
+        run, config, guards = aggregator.run, aggregator.config, aggregator.safeguards
+        self._aggregator, self._current = aggregator, current
+        self.buffers = Untrained(run.buffers_at, robust=config.aggregation_rule != MEAN)
+        self.total: WeightedSum = gathering(
+            config.aggregation_rule,
+            config.faulty_clients,
+            len(current.model),
+            len(current.clients) - len(current.lost),
+            squares=aggregator.server_step.optimizer.reads_squares,
+            bound=config.update_norm_bound,
+            private=config.dp == "central",
+        )
+        self._check, self._links = aggregator.receiver.check(self.buffers), aggregator.receiver.links()
+        self._unweighed = False
+        # Until enough norms are known, those of all replies are looked at before any reply counts.
+        self._looks_first = guards.learns_norms and not guards.norms.knows_enough(len(run.clients))
+        # An error that the SuperLink reports carries its own node id: replies go by the ids of their requests.
+        self._positions = {request.message_id: place for place, request in enumerate(current.requests)}
+        self._waiting: dict[int, Message] = {}  # by position
+        self._next = 0  # the position of the reply that is aggregated next
+        streams = aggregator.capabilities.streams and not self._looks_first
+        self.weights: Sequence[float] = []
+        self._known = streams and current.weights is not None
+        if self._known:
+            self._weigh()
+
+    def take(self, reply: Message) -> None:
+        """Take a reply; a reply to none of the round's requests is passed over."""
+        position = self._positions.get(reply.metadata.reply_to_message_id)
+        if position is None or position < self._next:
+            return
+        self._waiting[position] = reply
+        while self._known and self._next in self._waiting:
+            self._aggregate_next()
+
+    def end(self) -> None:
+        """Aggregate the replies that have waited, and note which clients' are missing.
+
+        Raises
+        ------
+        RunError
+            If no client says how much it counts, or mods of the app let no client train.
+        """
+        current, aggregator = self._current, self._aggregator
+        if not self._known:
+            self._weigh()
+        if self._looks_first:
+            for place, client in enumerate(current.clients):
+                with suppress(ArraysMismatchError):
+                    local = self._check(client, self._waiting.get(place), current.base_of(client)[0])
+                    aggregator.safeguards.norms.see(local)
+        while self._next < len(current.clients):
+            self._aggregate_next()
+        if self._unweighed and len(current.failures) == len(current.clients):
+            raise RunError(f"no client counts: {next(iter(current.failures.values()))}")
+        aggregator.check_mods(current)
+        if aggregator.wrapper is not None:
+            aggregator.wrapper.judge()
+
+    def _weigh(self) -> None:
+        current = self._current
+        replies = [self._waiting.get(place) for place in range(len(current.clients))]
+        self.weights = self._aggregator.selection.weights_of(current, replies)
+        current.worth = {client.index: d for client, d in zip(current.clients, self.weights, strict=True)}
+
+    def _aggregate_next(self) -> None:
+        """Add the next client's update to the sum, or note why its reply doesn't count."""
+        aggregator, current = self._aggregator, self._current
+        client, weight = current.clients[self._next], self.weights[self._next]
+        reply = self._waiting.pop(self._next, None)
+        self._next += 1
+        base, sent_in = current.base_of(client)
+        try:
+            local = self._check(client, reply, base)
+        except ArraysMismatchError as error:
+            aggregator.run.last_reason = str(error)
+            current.leave_out(client, str(error), reply)
+            self._unweighed = self._unweighed or isinstance(error, UnweighedError)
+            if client.index not in current.lost:
+                self.total.skip()
+            return
+        assert reply is not None
+        if aggregator.wrapper is not None:
+            aggregator.wrapper.look(local, self.buffers.positions, reply)
+        self._links(local)
+        asked = [*current.companions, *aggregator.selection.asks(client)]
+        contribution = aggregator.receiver.contribution(
+            local, reply, sent_in - 1, current.number - sent_in, asked
+        )
+        if aggregator.capabilities.needs_all_updates:
+            current.contributions.append(contribution)
+        else:
+            self.total.add(weight, aggregator.server_step.looked_at(aggregator.counted(contribution)))
+        self.buffers.add(weight, contribution.untrained)
+        current.take_in(contribution, weight, reply, bounded=local.bounded)
