@@ -25,7 +25,7 @@ from fedapp.config.values import (
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy, StrategyConfig
 from strategies.core.parameters import Parameter, Range, Topic, parameters_of
-from strategies.timing.device_profile import is_profile
+from strategies.timing.time_scenario import is_profile
 from strategies.updates.aggregation import MEAN, RULES
 
 STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"

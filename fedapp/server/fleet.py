@@ -12,10 +12,9 @@ from fedapp.training import work as local_work
 from fedapp.training.flop import flop_of
 from strategies.clients.roster import Client
 from strategies.flower import messages
-from strategies.timing.availability import make_availability
-from strategies.timing.device_profile import is_profile
+from strategies.timing.availability import ALWAYS, make_availability
 from strategies.timing.load import Load
-from strategies.timing.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario, is_profile
 
 
 def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
@@ -29,7 +28,8 @@ def check_fleet(config: RunConfig, num_clients: int) -> None:
     """Read the files that say who is there when, and what the devices can do; ValueError if they aren't right."""
     if config.clock == "wall":
         return
-    make_availability(config.availability, num_clients, config.seed)
+    if config.availability != ALWAYS:
+        make_availability(config.availability, num_clients, config.seed)
     devices = TimeScenario(config.time_scenario, num_clients, config.seed).devices
     if devices is not None and config.task_work == "flop" and not devices.says_speed:
         raise ConfigError(

@@ -21,8 +21,7 @@ from fedapp.config.run_keys import ROUNDS, scaled
 from strategies import AsynchronousStrategy, FederatedStrategy, streams
 from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered
-from strategies.timing.device_profile import is_profile
-from strategies.timing.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario, is_profile
 
 log = logging.getLogger("flwr.fedapp")
 

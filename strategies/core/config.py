@@ -290,7 +290,8 @@ def configured(
         changes.setdefault("participation", "flower")
     made = replace(config or kind(), **changes)
     check_parameters(made)  # a Config with a __post_init__ of its own may have left it out
-    compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
+    if made.compression != compressors.NONE:
+        compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
     if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
         "full",
         "flower",

@@ -36,7 +36,7 @@ from strategies.core.training_requests import TrainingRequests
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.exchange import never
-from strategies.timing.availability import check_presence
+from strategies.timing.availability import ALWAYS, check_presence
 from strategies.timing.load import Loads
 from strategies.timing.scheduler import Scheduler
 from strategies.timing.time_scenario import TimeScenario
@@ -457,7 +457,8 @@ def _check(name: str, own: StrategyConfig, config: StrategyConfig, *, given: boo
     """Refuse values that no field can refuse by itself; warn of client weights that the method replaces."""
     if not config.time_scenario.startswith(("trace:", "profile:")):
         TimeScenario(config.time_scenario, 1)  # checks the name; a file needs the number of clients
-    check_presence(config.availability, config.task_failure)
+    if (config.availability, config.task_failure) != (ALWAYS, 0.0):
+        check_presence(config.availability, config.task_failure)
     given = given or own.client_weights != StrategyConfig.client_weights
     if own.client_weights != config.client_weights and given:
         log.warning(

@@ -77,5 +77,6 @@ class TrainingRequests:
         )
 
     def note_sent(self, client: Client, request: Message, part: float = 1.0) -> None:
-        """Note what a client's task weighs, as its time may follow from that; ``part``: of its usual work."""
-        self._loads.note(client.index, messages.total_bytes(request), part)
+        """Note what a client's task weighs where its time follows from that; ``part``: of its usual work."""
+        if self._run.pace.weighs:
+            self._loads.note(client.index, messages.total_bytes(request), part)

@@ -192,7 +192,7 @@ class Dispatcher:
     ) -> None:
         """Send it without messages; ``sent`` are clock seconds by index."""
         loads = self._run.pace.loads
-        for member in members:
+        for member in members if self._run.pace.weighs else ():
             loads.note(member.client.index, loads.model)
         goes = [self._goes(member, sent[member.client.index]) for member in members]
         stay = [member for member, gone in zip(members, goes, strict=True) if not gone]

@@ -35,7 +35,6 @@ from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks
-from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import NEXT, ClosingTime, closing, shared
 from strategies.rounds.late_work import LateTask, LateWork
 from strategies.rounds.objective import EarlyObjective
@@ -563,7 +562,7 @@ class EarlyClosing:
         self._objective.reset()
 
 
-def make_closing(
+def make_early_closing(
     config: SynchronousConfig,
     run: RunState,
     population: Population,
@@ -574,16 +573,14 @@ def make_closing(
     accounts: Accounts,
     timeline: Timeline,
     capabilities: Capabilities,
-) -> Closing:
-    """Return what closes rounds by a config.
+) -> EarlyClosing:
+    """Return what closes rounds at a deadline, or with as many valid replies as they need.
 
     Raises
     ------
     ValueError
         If rounds that close early can't be, by the rest of the config or by the method.
     """
-    if not config.round_deadline and not config.over_select:
-        return WaitForAll(run, pending, timeline)
     check_early(run.name, config, selection.scheme.scheme, capabilities)
     size = RoundSize(run, selection.scheme, config.over_select)
     objective = EarlyObjective(config, run, population, selection, size, accounts, capabilities)

@@ -34,8 +34,9 @@ from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
 from strategies.rounds.aggregator import Aggregator, RoundAggregation
 from strategies.rounds.call_up import CallUp
+from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import NEXT
-from strategies.rounds.early_closing import make_closing
+from strategies.rounds.early_closing import make_early_closing
 from strategies.rounds.presence import check_loop
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Chosen, Selection, check_equality
@@ -77,20 +78,23 @@ class SynchronousStrategy(FederatedStrategy):
         super().__init__(config, **run)
         config, able, name = self.config, self.capabilities, self.run.name
         self.selection = Selection(config, self.run, self.population, able)
-        check_stragglers(config)
+        if config.stragglers:
+            check_stragglers(config)
         _check(name, self)
-        self.closing = make_closing(
-            config,
-            self.run,
-            self.population,
-            self.selection,
-            self.requests,
-            self.receiver,
-            self.pending,
-            self.accounts,
-            self.timeline,
-            able,
-        )
+        self.closing: Closing = WaitForAll(self.run, self.pending, self.timeline)
+        if config.round_deadline or config.over_select:
+            self.closing = make_early_closing(
+                config,
+                self.run,
+                self.population,
+                self.selection,
+                self.requests,
+                self.receiver,
+                self.pending,
+                self.accounts,
+                self.timeline,
+                able,
+            )
         self._call_up = CallUp(
             self.run, self.population, self.selection, self.closing, self.select, self.check
         )

@@ -51,7 +51,8 @@ class SummedRounds:
         stragglers = self._selection.stragglers
         parts = [1.0 if stragglers is None else stragglers.part(client) for client in clients]
         tasks = SumTasks(nodes, clients, current.number, weights, np.array(parts))
-        self._run.pace.loads.note_all(clients, size, parts)
+        if self._run.pace.weighs:
+            self._run.pace.loads.note_all(clients, size, parts)
         current.bytes_down = size * len(clients)
         fields = ConfigRecord({**config, messages.SERVER_ROUND: current.number, **rule})
         return SumRequest(arrays, fields, tasks, rule, self._bound, self._server_step.optimizer.reads_squares)

@@ -125,11 +125,6 @@ class DeviceProfile:
         )
 
 
-def is_profile(scenario: str) -> bool:
-    """Tell whether a time scenario says what devices can do, rather than how long tasks take."""
-    return scenario.partition(":")[0] in ("profile", *LAWS)
-
-
 def _law_of(name: str, argument: str) -> list[float]:
     try:
         values = list(numbers(argument.split(",")))

@@ -1,6 +1,7 @@
 """What a client's task weighs: its work, and the bytes of its two messages. Virtual time follows from these."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from strategies.clients.roster import Client
@@ -15,6 +16,7 @@ class Load(NamedTuple):
     up: int
 
 
+@dataclass
 class Loads:
     """What the tasks of a run weigh.
 
@@ -27,14 +29,13 @@ class Loads:
         Bytes of the model that is sent, and of a reply.
     """
 
-    def __init__(self) -> None:
-        self.work_of: Callable[[Client], float] | None = None
-        self.model = self.up = 0
-        self._beside = 0  # bytes beside the model, at most so far
-        self._down: dict[int, int] = {}  # of each client's last request
-        self._parts: dict[
-            int, float
-        ] = {}  # of its work that the client was asked for, where that is less than all
+    work_of: Callable[[Client], float] | None = None
+    model: int = 0
+    up: int = 0
+    _beside: int = 0  # bytes beside the model, at most so far
+    _down: dict[int, int] = field(default_factory=dict)  # of each client's last request
+    # The part of its usual work that a client was asked for, where that is less than all of it.
+    _parts: dict[int, float] = field(default_factory=dict)
 
     def note(self, client: int, down: int, part: float = 1.0) -> None:
         """Note the bytes that a client is sent, the model and what goes beside it, and the part of its work."""

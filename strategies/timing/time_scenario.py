@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.timing.device_profile import ALLOWED as PROFILES
+from strategies.timing.device_profile import LAWS, DeviceProfile
 from strategies.timing.device_profile import PATTERN as PROFILE_PATTERN
-from strategies.timing.device_profile import DeviceProfile, is_profile
 from strategies.timing.load import Load
 from strategies.timing.named_file import NamedFile
 
@@ -21,6 +21,11 @@ ALLOWED = f"F0 to F99, exponential or half-normal, alone or with :F0 to :F99, tr
 PATTERN = rf"^(F\d{{1,2}}|(exponential|half-normal)(:F\d{{1,2}})?|trace:.+|{PROFILE_PATTERN})$"
 _DRAWN = ("exponential", "half-normal")
 _WIDTH = (np.pi / 2) ** 0.5  # of a half-normal law with mean 1
+
+
+def is_profile(scenario: str) -> bool:
+    """Tell whether a time scenario says what devices can do, rather than how long tasks take."""
+    return scenario.partition(":")[0] in ("profile", *LAWS)
 
 
 class TimeScenario:

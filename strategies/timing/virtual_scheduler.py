@@ -14,10 +14,9 @@ from strategies.clients.timeline import Parts
 from strategies.clock import RESOLUTION, Clock, WallClock
 from strategies.timing.availability import ALWAYS, NEVER, Availability, Stretch, make_availability
 from strategies.timing.cycles import Cycle, over_time
-from strategies.timing.device_profile import is_profile
 from strategies.timing.load import Load, Loads
 from strategies.timing.scheduler import Outlook, RealTimeScheduler, Schedule, Scheduler, T, Times
-from strategies.timing.time_scenario import TimeScenario
+from strategies.timing.time_scenario import TimeScenario, is_profile
 
 log = logging.getLogger("flwr.strategies")
 
@@ -81,13 +80,14 @@ class VirtualScheduler(Scheduler):
             **super().state(),
             "places": list(self._places),
             "scenario-clients": number,
-            **self.loads.state(),
+            **(self.loads.state() if self.weighs else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Lay out the scenario as it was."""
         super().restore(state)
-        self.loads.restore(state)
+        if self.weighs:
+            self.loads.restore(state)
         if number := state["scenario-clients"]:
             self._lay_out(number)
             self._places = {index: place for place, index in enumerate(state["places"])}
@@ -176,9 +176,9 @@ class VirtualScheduler(Scheduler):
         self, clients: Sequence[Client], shares: Callable[[Sequence[int]], NDArray[np.float64]]
     ) -> NDArray[np.float64]:
         """Look at times that are spread evenly over a period; whoever goes before its task is done doesn't count."""
-        presence = self._presences()
-        if presence.always:
+        if self.availability == ALWAYS:
             return shares(range(len(clients)))
+        presence = self._presences()
         places = [self._place(client) for client in clients]
         return over_time(presence, places, [self._mean_time(client) for client in clients], shares)
 
@@ -244,7 +244,8 @@ class VirtualScheduler(Scheduler):
 
     def _lay_out(self, num_clients: int) -> TimeScenario:
         self._law = TimeScenario(self.scenario, num_clients, self.seed)
-        self._presence = make_availability(self.availability, num_clients, self.seed)
+        if not self.always:
+            self._presence = make_availability(self.availability, num_clients, self.seed)
         return self._law
 
     def _place(self, client: Client) -> int:

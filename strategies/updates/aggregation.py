@@ -16,7 +16,6 @@ from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.chatter import without_chatter
 from strategies.updates.safeguards import bounded, moved_by
-from strategies.updates.sums import block_size
 
 MEAN = "mean"
 _UPDATE = "update"
@@ -60,6 +59,14 @@ def square_of(update: Vector) -> float:
 def added_in_order(rows: NDArray[np.float64]) -> Vector:
     """Return the sum (m,) of rows (n, m) as a loop has it, one after the other: NumPy adds one column in pairs."""
     return np.asarray(rows.sum(0) if rows.shape[1] > 1 else np.cumsum(rows, axis=0)[-1])
+
+
+def block_size(number: int, size: int) -> int:
+    """Return how many clients a block has, of a number of tasks and a model of ``size`` values.
+
+    Eight blocks or more, so that there is something to divide; at most 64 clients, and 64 MiB of models in float64.
+    """
+    return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
 
 
 class WeightedSum:

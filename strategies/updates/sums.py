@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strategies.flower import messages
 from strategies.flower.arrays import Vector, clip_update
+from strategies.updates.aggregation import block_size
 from strategies.updates.safeguards import bounded
 
 
@@ -152,14 +153,6 @@ class SummingGrid(Protocol):
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of blocks that follow each other and have all tasks, in order."""
         ...
-
-
-def block_size(number: int, size: int) -> int:
-    """Return how many clients a block has, of a number of tasks and a model of ``size`` values.
-
-    Eight blocks or more, so that there is something to divide; at most 64 clients, and 64 MiB of models in float64.
-    """
-    return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
 
 
 def blocks(number: int, size: int) -> list[range]:

@@ -20,8 +20,8 @@ from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, FedAvg, FedProx
 from strategies.clients.roster import Client
 from strategies.flower.arrays import Vector
-from strategies.updates.aggregation import WeightedSum
-from strategies.updates.sums import BlockSum, SumRequest, block_size, blocks
+from strategies.updates.aggregation import WeightedSum, block_size
+from strategies.updates.sums import BlockSum, SumRequest, blocks
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
