@@ -41,11 +41,11 @@ from strategies.rounds.presence import check_loop
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Chosen, Selection, check_equality
 from strategies.rounds.stragglers import check_stragglers
-from strategies.rounds.summed import SummedRounds
+from strategies.rounds.summed import SummedRound
 from strategies.updates.aggregation import MEAN, WeightedSum
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution, Noise
-from strategies.updates.sums import SummingGrid, SumRequest
+from strategies.updates.sums import SummingGrid
 
 log = logging.getLogger("flwr.strategies")
 
@@ -233,8 +233,8 @@ class SynchronousStrategy(FederatedStrategy):
 
     def _configure(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Sequence[Message] | SumRequest:
-        """Draw a round's participants; return the requests to them, or the one request for their sum."""
+    ) -> Sequence[Message] | SummedRound:
+        """Draw a round's participants; return the requests, or the round whose sum an engine is asked for."""
         if not isinstance(grid, SummingGrid) or not self._takes_sums():
             return list(self.configure_train(server_round, arrays, config, grid))
         chosen = self._call_up.participants(server_round, grid, config)
@@ -242,24 +242,35 @@ class SynchronousStrategy(FederatedStrategy):
             return []
         current = self._open(server_round, arrays, chosen)
         if current.weights is not None:
-            request = self._summed().request(current, arrays, config, current.weights)
-            if grid.can_sum(request):
-                return request
+            summed = SummedRound(
+                self.run,
+                self.server_step,
+                self.pending,
+                self.timeline,
+                self.selection,
+                current,
+                arrays,
+                config,
+                self.local_rule(),
+                self.config.update_norm_bound,
+            )
+            if grid.can_sum(summed.request):
+                return summed
         return self._requests(current, arrays, config)
 
-    def _train(self, server_round: int, grid: Grid, asked: Sequence[Message] | SumRequest) -> Outcome:
+    def _train(self, server_round: int, grid: Grid, asked: Sequence[Message] | SummedRound) -> Outcome:
         """Have the clients of a round train, and make the next model of their updates.
 
         A round that is cut off leaves no trace: None for the model and the metrics.
         """
         current = self._round
-        if isinstance(asked, SumRequest):
+        if isinstance(asked, SummedRound):
             assert isinstance(grid, SummingGrid)
             assert current is not None
-            total = self._summed().work(current, grid, asked, self.closing.cut_off)
+            total = asked.work(grid, self.closing.cut_off)
             if self.closing.cut_off():
                 return None, None
-            return self._conclude(current, asked.tasks.weights, total, Untrained(self.run.buffers_at))
+            return self._conclude(current, asked.request.tasks.weights, total, Untrained(self.run.buffers_at))
         if current is None:  # a ``configure_train`` of somebody else's has its own idea of a round
             return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
         replies = self.closing.replies(current, grid, asked)
@@ -269,18 +280,6 @@ class SynchronousStrategy(FederatedStrategy):
         for reply in replies:
             aggregation.take(reply)
         return self._aggregated(current, aggregation)
-
-    def _summed(self) -> SummedRounds:
-        """Return what asks an engine for a round's sum."""
-        return SummedRounds(
-            self.run,
-            self.server_step,
-            self.pending,
-            self.timeline,
-            self.selection,
-            self.local_rule,
-            self.config.update_norm_bound,
-        )
 
     @hook
     def configure_train(

@@ -1,6 +1,6 @@
 """Rounds of which an engine returns the sums of updates: no single update is looked at."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -16,15 +16,24 @@ from strategies.updates.aggregation import WeightedSum
 from strategies.updates.sums import SummingGrid, SumRequest, SumTasks
 
 
-class SummedRounds:
-    """Asks an engine for a round's sums.
+class SummedRound:
+    """A round of which an engine is asked for the sum of its updates.
 
     Parameters
     ----------
-    local_rule : callable
-        Hook of the method.
+    current : Round
+        The round, whose weights are known.
+    arrays, config : ArrayRecord, ConfigRecord
+        The model that clients are sent, and what the loop adds to each request.
+    rule : dict of str to float
+        The method's local rule.
     bound : float
         S: a longer update is shortened to it; 0: no bound.
+
+    Attributes
+    ----------
+    request : SumRequest
+        The one request for all clients.
     """
 
     def __init__(
@@ -34,33 +43,30 @@ class SummedRounds:
         pending: PendingReplies,
         timeline: Timeline,
         selection: Selection,
-        local_rule: Callable[[], dict[str, float]],
+        current: Round,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        rule: dict[str, float],
         bound: float,
     ) -> None:
-        self._run, self._server_step, self._pending = run, server_step, pending
-        self._timeline, self._selection = timeline, selection
-        self._local_rule, self._bound = local_rule, bound
-
-    def request(
-        self, current: Round, arrays: ArrayRecord, config: ConfigRecord, weights: Sequence[float]
-    ) -> SumRequest:
-        """Return what a round asks for."""
-        size, rule = messages.num_bytes(arrays), self._local_rule()
+        self._run, self._server_step, self._pending, self._timeline = run, server_step, pending, timeline
+        self._current = current
+        assert current.weights is not None
+        size, stragglers = messages.num_bytes(arrays), selection.stragglers
         nodes = [client.node_id for client in current.clients]
         clients = [client.index for client in current.clients]
-        stragglers = self._selection.stragglers
         parts = [1.0 if stragglers is None else stragglers.part(client) for client in clients]
-        tasks = SumTasks(nodes, clients, current.number, weights, np.array(parts))
-        if self._run.pace.weighs:
-            self._run.pace.loads.note_all(clients, size, parts)
+        tasks = SumTasks(nodes, clients, current.number, current.weights, np.array(parts))
+        if run.pace.weighs:
+            run.pace.loads.note_all(clients, size, parts)
         current.bytes_down = size * len(clients)
         fields = ConfigRecord({**config, messages.SERVER_ROUND: current.number, **rule})
-        return SumRequest(arrays, fields, tasks, rule, self._bound, self._server_step.optimizer.reads_squares)
+        squares = server_step.optimizer.reads_squares
+        self.request = SumRequest(arrays, fields, tasks, rule, bound, squares)
 
-    def work(
-        self, current: Round, grid: SummingGrid, request: SumRequest, cut_off: Callable[[], bool]
-    ) -> WeightedSum:
+    def work(self, grid: SummingGrid, cut_off: Callable[[], bool]) -> WeightedSum:
         """Have a round's tasks done, and return their sum; ``cut_off``: whether the round is given up."""
+        current, request = self._current, self.request
         current.begin_tasks(self._timeline, self._run.pace)
         tasks = request.tasks
         current.worth = dict(zip(tasks.clients, tasks.weights, strict=True))
@@ -73,19 +79,19 @@ class SummedRounds:
             if client.index in current.lost:
                 current.leave_out(client, messages.NO_REPLY)
         if len(tasks):
-            self._gather(current, grid, request.with_tasks(tasks), gathered, cut_off)
+            self._gather(grid, request.with_tasks(tasks), gathered, cut_off)
         return gathered
 
     def _gather(
         self,
-        current: Round,
         grid: SummingGrid,
         request: SumRequest,
         gathered: WeightedSum,
         cut_off: Callable[[], bool],
     ) -> None:
         """Take sums in as they come, until the round is cut off; keep the reasons against single tasks."""
-        size, tasks, begin = messages.num_bytes(request.arrays), request.tasks, 0
+        current, size = self._current, messages.num_bytes(request.arrays)
+        tasks, begin = request.tasks, 0
         self._pending.expect(dict(zip(tasks.nodes, tasks.clients, strict=True)))
         try:
             for block in grid.sums(request):
