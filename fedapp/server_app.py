@@ -12,9 +12,8 @@ from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
 from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.logs import logging_as, plain_where_piped
-from strategies.flower.engine_name import DEPLOYMENT, engine_of
-from strategies.flower.exchange import never
-from strategies.flower.nodes import wait_for_nodes
+from strategies.flower.exchange import never, wait_for_nodes
+from strategies.flower.grids import DEPLOYMENT, engine_of
 
 app = ServerApp()
 

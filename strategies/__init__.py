@@ -106,7 +106,7 @@ from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.config import AsynchronousConfig, EventsConfig, StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
-from strategies.core.progress import Progress
+from strategies.core.reporter import Progress
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower import messages

@@ -15,7 +15,7 @@ from fedapp.client.handlers import USER_ERRORS, description
 from fedapp.client.local_data import expected_data
 from fedapp.client.request import config_of, use_threads
 from fedapp.engine.nodes import Nodes
-from strategies.flower.description import Description
+from strategies.flower.grids import Description
 
 
 def descriptions(

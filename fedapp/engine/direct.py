@@ -23,7 +23,7 @@ from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
 from strategies.flower import messages
-from strategies.flower.direct import HandedTask, Work, WorkRequest
+from strategies.flower.grids import HandedTask, Work, WorkRequest
 from strategies.updates.sums import blocks
 
 

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from fedapp import client_app as fedapp_client
 from fedapp.engine.describing import descriptions
 from fedapp.engine.nodes import Nodes
-from strategies.flower.description import Description
+from strategies.flower.grids import Description
 from strategies.flower.internals import APP_RAISED, be_the_server, give_id
 from strategies.flower.local_grid import LocalGrid
 

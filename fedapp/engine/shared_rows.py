@@ -15,7 +15,7 @@ from fedapp.data import Dataset
 from fedapp.engine.nodes import Nodes
 from fedapp.federation.rows import Rows, RowsOf
 from strategies.flower import messages
-from strategies.flower.direct import WorkRequest
+from strategies.flower.grids import WorkRequest
 from strategies.updates.sums import SumRequest
 
 

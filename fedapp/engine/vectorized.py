@@ -43,7 +43,7 @@ from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
-from strategies.flower.direct import Work, WorkRequest
+from strategies.flower.grids import Work, WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.flower.messages import EVALUATE, TRAIN
 from strategies.updates.compression import compressed

@@ -33,9 +33,8 @@ from fedapp.federation.rows import rows_as_needed
 from fedapp.training.choose import Way
 from fedapp.training.trainer import Trainer
 from strategies.flower import messages
-from strategies.flower.description import Description
-from strategies.flower.direct import WorkRequest
 from strategies.flower.errors import RunError
+from strategies.flower.grids import Description, WorkRequest
 from strategies.updates.sums import BlockSum, SumRequest, SumTasks
 
 log = logging.getLogger("flwr.fedapp")

@@ -6,7 +6,7 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset
 from fedapp.data.partition import OWN
 from strategies import FederatedStrategy
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -39,8 +39,8 @@ from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
-from strategies.flower.engine_name import DEPLOYMENT, engine_of
 from strategies.flower.exchange import never
+from strategies.flower.grids import DEPLOYMENT, engine_of
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -30,12 +30,10 @@ from flwr.serverapp import Grid
 
 from strategies.clock import WallClock
 from strategies.flower import messages
-from strategies.flower.description import DescribingGrid, Description
-from strategies.flower.engine_name import DEPLOYMENT, engine_of
 from strategies.flower.errors import RunError
-from strategies.flower.exchange import exchange, never
+from strategies.flower.exchange import exchange, never, wait_for_nodes, wait_while
+from strategies.flower.grids import DEPLOYMENT, DescribingGrid, Description, engine_of
 from strategies.flower.internals import APP_RAISED, MOD_FAILED, UNKNOWN
-from strategies.flower.nodes import wait_for_nodes, wait_while
 
 log = logging.getLogger("flwr.strategies")
 

@@ -11,8 +11,8 @@ from strategies import streams
 from strategies.clients import fairness
 from strategies.clients.metrics import MetricsMean
 from strategies.clients.roster import Client, sized_by_replies
-from strategies.core.pending import PendingReplies
 from strategies.core.population import Population
+from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector

@@ -1,26 +1,95 @@
-"""Which clients take part in a run, and how much each counts: p_i."""
+"""The population of a run: which clients count, those that are away included, and their importances p_i."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from flwr.app import ConfigRecord
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
+from strategies.clients.accounts import Accounts
 from strategies.clients.client_graph import ClientGraph
-from strategies.clients.roster import Client, Roster
+from strategies.clients.roster import ABSENT, Client, Roster
 from strategies.clients.weights import Weights, importances
 from strategies.core.run_state import RunState
 from strategies.updates.safeguards import Safeguards
 
+log = logging.getLogger("flwr.strategies")
 
-class Absentees(Protocol):
-    """Clients that go on counting while they are away (``strategies.core.absentees``)."""
+# The most rounds in a row that a client may be away and count. The last update of a client that is gone for good
+# would push the model for ever; a device that sleeps, or is charged once a day, is back before.
+ABSENCE = 100
 
-    def look(self, clients: Sequence[Client]) -> None:
-        """Take note of who is there."""
+_COUNTING = "counting"  # in a state
+
+
+class AbsentClients:
+    """Clients that go on counting while they are away, where a method corrects for uneven participation.
+
+    The ``availability`` of a simulation leaves clients connected; a device is away when its node isn't connected.
+    What the method remembers of an absent client goes on counting with its p_i: otherwise the clients that happen to
+    be present would have the model to themselves. A client counts while it is away if its work has counted before,
+    for ``ABSENCE`` rounds in a row. With a graph of clients no absent client counts.
+    """
+
+    def __init__(self, run: RunState, accounts: Accounts) -> None:
+        self._run, self._accounts = run, accounts
+        # By index: who counts and isn't there, and since which round.
+        self._away: dict[int, tuple[Client, int]] = {}
 
     def counting(self, clients: Sequence[Client]) -> Sequence[Client]:
         """Return the clients that count, by index, where these are there."""
+        if not self._away:
+            return clients
+        away = [client for client, _ in self._away.values()]
+        return sorted([*clients, *away], key=lambda client: client.index)
+
+    def look(self, clients: Sequence[Client]) -> None:
+        """Note who of those that counted isn't among the clients, and drop those that have been away for long."""
+        here, number = {client.index for client in clients}, self._run.aggregations + 1
+        known = {client.index: (client, number) for client in self._run.clients} | self._away
+        counted = self._have_counted()
+        gone = {i: known[i] for i in (known.keys() - here) & counted}
+        self._away = {i: (client, since) for i, (client, since) in gone.items() if number - since < ABSENCE}
+        for index in sorted(gone.keys() - self._away.keys()):
+            client = gone[index][0]
+            log.warning(
+                "%s has been away for %d rounds: it doesn't count until it is back",
+                client,
+                ABSENCE,
+                extra=client.fields,
+            )
+
+    def _have_counted(self) -> set[int]:
+        """Return the clients, by index, whose work has ever counted."""
+        return {index for index, account in self._accounts.items() if account.accepted}
+
+    def reset(self) -> None:
+        """Forget who was away."""
+        self._away = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return whose work has counted: index, size (NaN: it hasn't told one) and, if away, since which round."""
+        since, counted = {index: first for index, (_, first) in self._away.items()}, self._have_counted()
+        rows = [
+            (
+                client.index,
+                np.nan if client.num_examples is None else client.num_examples,
+                since.get(client.index, 0),
+            )
+            for client in self.counting(self._run.clients)
+            if client.index in counted
+        ]
+        return {_COUNTING: np.array(rows, dtype=np.float64).reshape(-1, 3)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the clients of a state for away, until it is seen who is there."""
+        first = state["aggregations"] + 1
+        self._away = {}
+        for index, size, since in np.asarray(state.get(_COUNTING, np.empty((0, 3)))).tolist():
+            told = None if np.isnan(size) else size
+            self._away[int(index)] = Client(ABSENT, int(index), told, MetricRecord()), int(since) or first
 
 
 class Population:
@@ -32,8 +101,8 @@ class Population:
         How much a client counts: ``samples``, ``uniform`` or ``adjacency``.
     graph : ClientGraph, optional
         Of the clients, where they count by ``adjacency``.
-    away : Absentees, optional
-        Where clients count that are away.
+    away : AbsentClients, optional
+        The clients that count while they are away, where a method corrects for participation.
 
     Attributes
     ----------
@@ -48,7 +117,7 @@ class Population:
         safeguards: Safeguards,
         kind: str,
         graph: ClientGraph | None = None,
-        away: Absentees | None = None,
+        away: AbsentClients | None = None,
     ) -> None:
         self._run, self.roster, self.safeguards = run, roster, safeguards
         self.kind, self.graph, self.away = kind, graph, away

@@ -11,7 +11,7 @@ from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.direct import Work
+from strategies.flower.grids import Work
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Local, Tell, chain
 from strategies.updates.safeguards import Safeguards

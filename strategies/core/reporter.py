@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -11,9 +12,43 @@ from strategies.clients import fairness
 from strategies.clients.accounts import Accounts
 from strategies.clients.roster import Roster
 from strategies.clock import WallClock
-from strategies.core.progress import Observer, Progress
 from strategies.core.run_state import RunState
 from strategies.flower import messages
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer is told after the initial evaluation (aggregation 0) and after every aggregation.
+
+    Attributes
+    ----------
+    aggregation : int
+        Number of aggregations so far.
+    time : float
+        Seconds of the run's clock.
+    arrays : ArrayRecord
+        The global model.
+    metrics : mapping of str to float
+        Of this aggregation and, if ``evaluated``, of the evaluation.
+    evaluated : bool
+        Whether the model was evaluated.
+    clients : mapping of str to list
+        At evaluations, what a strategy knows of each client, by index.
+    names : mapping of int to str
+        What clients that are devices are called, by index; those that have a name.
+    """
+
+    aggregation: int
+    time: float
+    arrays: ArrayRecord
+    metrics: Mapping[str, float]
+    evaluated: bool
+    clients: Mapping[str, list[float]] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+Observer = Callable[[Progress], None]
+
 
 log = logging.getLogger("flwr.strategies")
 

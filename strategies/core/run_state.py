@@ -1,4 +1,4 @@
-"""The state of a run that a strategy's parts share: the model, the clients that are there, and how far the run is."""
+"""The state of a run: what a checkpoint holds of the model, of how far the run is, and of what a method remembers."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,15 +14,53 @@ from numpy.typing import NDArray
 from strategies import streams
 from strategies.clients.roster import Client
 from strategies.clock import Clock, VirtualClock, WallClock
+from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import FlowerOptions, StrategyConfig
-from strategies.core.memory import Memory
 from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector
-from strategies.flower.engine_name import DEPLOYMENT, engine_of
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
+from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import untrained_positions
 from strategies.updates.server_optimizer import ServerOptimizer
+
+_VALUES, _VECTORS = "memory:", "vectors:"  # how the names begin under which a state holds them
+
+
+class Memory(dict[str, Any]):
+    """Arrays and values that JSON holds, by name, and vectors of each client.
+
+    Attributes
+    ----------
+    vectors : dict of str to ClientVectors
+        By name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors: dict[str, ClientVectors] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a run goes on from."""
+        state = {f"{_VALUES}{name}": value for name, value in self.items()}
+        for name, vectors in self.vectors.items():
+            state |= vectors.state(f"{_VECTORS}{name}")
+        return state
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Memory":
+        """Return the memory of a state."""
+        memory = cls()
+        for key, value in state.items():
+            if key.startswith(_VALUES):
+                kept = np.array(value) if isinstance(value, np.ndarray) else value
+                memory[key.removeprefix(_VALUES)] = kept
+            elif key.startswith(_VECTORS) and f"{key}-initial" in state:
+                vectors = ClientVectors.restored(state, key)
+                assert vectors is not None
+                memory.vectors[key.removeprefix(_VECTORS)] = vectors
+        return memory
+
 
 log = logging.getLogger("flwr.strategies")
 

@@ -13,26 +13,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from strategies.clients.accounts import Accounts
+from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.client_graph import ClientGraph
 from strategies.clients.roster import Client, Roster
-from strategies.clients.timeline import Timeline
 from strategies.clock import Clock
-from strategies.core.absentees import AbsentClients
 from strategies.core.capabilities import Capabilities, hook
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import AsynchronousConfig, StrategyConfig, configured
 from strategies.core.evaluator import Evaluator
-from strategies.core.memory import Memory
-from strategies.core.pending import PendingReplies
-from strategies.core.population import Population
-from strategies.core.progress import Observer
+from strategies.core.population import AbsentClients, Population
 from strategies.core.receiver import Receiver, Witness, clipping
-from strategies.core.reporter import Reporter
-from strategies.core.run_state import RunState, State
+from strategies.core.reporter import Observer, Reporter
+from strategies.core.requests import PendingReplies, TrainingRequests
+from strategies.core.run_state import Memory, RunState, State
 from strategies.core.server_step import ServerStep, check_extrapolation
-from strategies.core.training_requests import TrainingRequests
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.exchange import never

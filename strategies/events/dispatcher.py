@@ -14,17 +14,16 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.clients.accounts import Accounts
+from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.member import Member
 from strategies.clients.roster import Client
-from strategies.clients.timeline import Timeline
+from strategies.core.requests import TrainingRequests
 from strategies.core.run_state import RunState
-from strategies.core.training_requests import TrainingRequests
 from strategies.events.tasks import COMPANION, Retry, Task, TaskLedger, Turn
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.direct import HandedTask, WorkingGrid, WorkRequest
 from strategies.flower.exchange import Mail
+from strategies.flower.grids import HandedTask, WorkingGrid, WorkRequest
 from strategies.timing.availability import NEVER
 
 log = logging.getLogger("flwr.strategies")

@@ -7,7 +7,7 @@ from flwr.app import Message, MetricRecord
 
 from strategies.clients.fairness import ByClient, of_clients
 from strategies.core.evaluator import Evaluator
-from strategies.core.pending import PendingReplies
+from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.exchange import LONGEST_POLL, SHORTEST_POLL, Mail

@@ -13,9 +13,9 @@ from flwr.app import Message
 
 from strategies.clock import RESOLUTION
 from strategies.events.tasks import Retry, Task, TaskLedger, Turn
-from strategies.flower.direct import Work
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import Mail
+from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Scheduler
 

@@ -46,9 +46,9 @@ from strategies.events.statistics import Tally
 from strategies.events.tasks import Held, Retry, Task, TaskLedger, Turn
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
-from strategies.flower.direct import Work
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import Mail
+from strategies.flower.grids import Work
 from strategies.flower.packing import packing
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Times

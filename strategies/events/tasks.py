@@ -18,7 +18,7 @@ from strategies.events.event_queue import EventQueue
 from strategies.events.observed_periods import Observed
 from strategies.events.statistics import Tally
 from strategies.flower.arrays import Vector
-from strategies.flower.direct import Work
+from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
 from strategies.updates.chain import Contribution, Local
 

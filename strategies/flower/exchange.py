@@ -1,4 +1,4 @@
-"""Send messages, wait for the replies: the one way in which a round talks to nodes."""
+"""Wait for nodes, send messages, wait for the replies: the one way in which a round talks to nodes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -6,7 +6,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.clock import WallClock
-from strategies.flower.direct import Work, WorkingGrid, WorkRequest
+from strategies.flower.errors import RunError
+from strategies.flower.grids import Work, WorkingGrid, WorkRequest
 
 # A poll waits for a tenth of the time waited so far, within these bounds (seconds): a simulation's short round
 # isn't rounded up to a coarse poll, a device's long one isn't polled hundreds of times a second.
@@ -82,7 +83,7 @@ def looks(
 class Mail:
     """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
 
-    Tasks may also be handed to a Grid that needs no messages for them (strategies/flower/direct.py).
+    Tasks may also be handed to a Grid that needs no messages for them (strategies/flower/grids.py).
 
     Parameters
     ----------
@@ -138,3 +139,33 @@ class Mail:
                 return work
         looked = looks(self.grid, {message_id: 0}, self.timeout, self.stopped)
         return next((reply for look in looked for _, reply in look), None)
+
+
+NODE_POLL = 0.1  # seconds between two looks at who is connected
+
+
+def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[], bool] = never) -> list[int]:
+    """Wait until at least ``number`` nodes (and one) are connected and no more come; return their ids.
+
+    Raises
+    ------
+    RunError
+        If they haven't come after ``timeout`` seconds.
+    """
+    clock, count = WallClock(), -1
+    while True:
+        node_ids = list(grid.get_node_ids())
+        late = clock.now() > timeout
+        if stopped() or (len(node_ids) >= max(number, 1) and (late or count == len(node_ids))):
+            return node_ids
+        count = len(node_ids)
+        if late:
+            raise RunError(f"{count} of {max(number, 1)} clients connected within {timeout:g} s")
+        clock.wait_until(clock.now() + NODE_POLL)
+
+
+def wait_while(missing: Callable[[], bool], timeout: float, stopped: Callable[[], bool] = never) -> None:
+    """Look again and again, for ``timeout`` seconds at most, while somebody is ``missing``."""
+    clock = WallClock()
+    while missing() and not stopped() and clock.now() < timeout:
+        clock.wait_until(clock.now() + NODE_POLL)

@@ -6,7 +6,8 @@ modules of Flower anywhere else.
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
@@ -172,3 +173,18 @@ def simulate(server_app: "ServerApp", client_app: "ClientApp", **options: Any) -
 
 def _without_deprecation(record: logging.LogRecord) -> bool:
     return "run_simulation" not in record.getMessage()
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
+
+
+@contextmanager
+def without_chatter() -> Iterator[None]:
+    """Keep what Flower logs, and is no warning, from the log; loggers below its own are as always."""
+    logger = logging.getLogger("flwr")
+    logger.addFilter(_matters)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_matters)

@@ -14,7 +14,7 @@ from strategies.flower.internals import Run, empty_run
 class LocalGrid(Grid):
     """What every Grid without a network shares; a subclass pushes and pulls messages."""
 
-    #: What ``strategies.flower.engine_name.engine_of`` says of it.
+    #: What ``strategies.flower.grids.engine_of`` says of it.
     engine = "memory"
 
     def set_run(self, run: Run) -> None:

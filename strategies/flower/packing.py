@@ -27,7 +27,7 @@ from flwr.serverapp import Grid
 
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, npy_header
-from strategies.flower.engine_name import DEPLOYMENT, engine_of
+from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.flower.internals import Run, with_content, with_error
 
 PACKED = "strategies.packed"  # serialisation type, and name, of an array that holds a whole record

@@ -28,7 +28,7 @@ from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
-from strategies.flower.engine_name import DEPLOYMENT, engine_of
+from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.methods.shared.kept_models import Kept
 from strategies.rounds.strategy import SynchronousStrategy
 

@@ -14,7 +14,7 @@ all updates there ever were, so the method's own step is larger than FedAvg's, t
 local work: as α → 0 it goes to v ← v + Δ, W ← W + Δ + v, with Δ = Σ p_i Δ_i and all clients. p_i change where
 clients come and go, or tell their sizes with their replies: H is then summed anew, as a run rests where it is 0, and
 that is the minimum of Σ p_i f_i for the same p_i alone. Who is away on devices counts for a while
-(strategies/core/absentees.py). Where a participation scheme minimises another objective by design (paired,
+(strategies/core/population.py). Where a participation scheme minimises another objective by design (paired,
 fixed), p_i is that
 objective's.
 

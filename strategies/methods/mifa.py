@@ -9,7 +9,7 @@ NeurIPS 2021, algorithm 1:
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
 updates are gathered, and the model stays; nobody waits for one who is never there any more, or never for as long as
 its task takes, or whose first ``MAX_MISSES`` tasks have come to nothing. One that joins later counts from its first
-answer on, one that is away on devices for a while (strategies/core/absentees.py), and then the others have its
+answer on, one that is away on devices for a while (strategies/core/population.py), and then the others have its
 weight. With
 all clients in every round it is FedAvg, up to the cache's float32. The paper keeps Δ_i / γ of the round that it comes
 from, and steps by today's γ: the server isn't told γ, and keeps Δ_i. It is the same while γ stays; with a schedule

@@ -13,7 +13,7 @@ rounding. The server holds every c_i, since Δ_i and the path K_i γ_i that a cl
 say what it becomes: clients keep nothing and are sent the one vector c − c_i. With momentum the path is that of J.
 Wang et al. 2020, and c_i still a mean of the client's gradients on the way. Of a client that doesn't tell its path
 no c_i is learnt, and the log says so. Who is away on devices counts for a while
-(strategies/core/absentees.py). Where a
+(strategies/core/population.py). Where a
 participation scheme minimises another objective by design (paired, fixed), p_i is that objective's.
 
 Sent: two vectors of the model's size to each participant, one back. Kept: the c_i, 4 C D bytes, beyond 4 GiB in a

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from strategies.clients.accounts import Timeline
 from strategies.clients.roster import Client
-from strategies.clients.timeline import Timeline
 from strategies.clients.weights import Weights
-from strategies.core.pending import PendingReplies
+from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower.arrays import Vector
 from strategies.rounds.round import Round

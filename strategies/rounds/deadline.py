@@ -8,6 +8,8 @@ arrives (``late`` = drop, next). A round for which nobody is free closes when th
 
 Replies within 1e-9 s of each other come in the order of the clients, and one that comes just at the deadline is in
 time.
+
+``RoundSize`` says how many clients a round asks, and how many valid replies close it.
 """
 
 import heapq
@@ -16,6 +18,8 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from strategies.clock import RESOLUTION
+from strategies.core.run_state import RunState
+from strategies.rounds.participation import Participation
 
 NEXT = "next"
 
@@ -100,3 +104,35 @@ def shared(weights: Sequence[float], total: float) -> list[float]:
     """Return the weights d_i of those that count with the sum that all of a round have; as they are, if that is 0."""
     given = sum(weights)
     return [weight * (total / given) for weight in weights] if given > 0 else list(weights)
+
+
+class RoundSize:
+    """The size of rounds that may close early.
+
+    Parameters
+    ----------
+    over_select : float
+        o: where L clients are needed, ⌈(1 + o) L⌉ are asked; 0: L are asked, and all are waited for.
+    """
+
+    def __init__(self, run: RunState, scheme: Participation, over_select: float) -> None:
+        self._run, self._scheme, self._over_select = run, scheme, over_select
+
+    def there(self) -> int:
+        """Return how many clients are there now by their availability, at work or not."""
+        pace, clients = self._run.pace, self._run.clients
+        return len(clients) if pace.always else max(sum(pace.there(client) for client in clients), 1)
+
+    def to_ask(self, there: int) -> int:
+        """Return how many clients are asked when so many are there."""
+        return number_to_ask(self._scheme.sample_size(there), self._over_select)
+
+    def needed(self, there: int) -> float:
+        """Return L, the replies that close a round when so many clients are there; infinity: all."""
+        return self._scheme.sample_size(there) if self._over_select else inf
+
+    def worth(self, weights: Sequence[float], there: int) -> list[int]:
+        """Return for how many of L each reply counts: where a client may be drawn twice, d_i is counts / draws."""
+        if self._scheme.scheme != "md":
+            return [1] * len(weights)
+        return [round(weight * self.to_ask(there)) for weight in weights]

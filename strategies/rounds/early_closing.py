@@ -20,26 +20,23 @@ from typing import Any
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from strategies.clients.accounts import ACCEPTED, Accounts
+from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
 from strategies.clients.roster import Client
-from strategies.clients.timeline import Timeline
 from strategies.clients.weights import Weights
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
-from strategies.core.pending import PendingReplies
 from strategies.core.population import Population
 from strategies.core.receiver import Receiver
+from strategies.core.requests import PendingReplies, TrainingRequests
 from strategies.core.run_state import RunState
-from strategies.core.training_requests import TrainingRequests
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks
-from strategies.rounds.deadline import NEXT, ClosingTime, closing, shared
+from strategies.rounds.deadline import NEXT, ClosingTime, RoundSize, closing, shared
 from strategies.rounds.late_work import LateTask, LateWork
 from strategies.rounds.objective import EarlyObjective
 from strategies.rounds.round import Round
-from strategies.rounds.round_size import RoundSize
 from strategies.rounds.selection import Chosen, Selection
 from strategies.updates.buffers import Untrained
 from strategies.updates.server_optimizer import FEDEXP

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Message, Metadata
 from numpy.typing import NDArray
 
-from strategies.clients.timeline import Parts
+from strategies.clients.accounts import Parts
 from strategies.clock import RESOLUTION
 from strategies.flower.arrays import Vector
 

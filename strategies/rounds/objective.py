@@ -12,10 +12,9 @@ from strategies.core.config import SynchronousConfig
 from strategies.core.population import Population
 from strategies.core.run_state import RunState
 from strategies.flower.errors import RunError
-from strategies.rounds.deadline import NEXT
+from strategies.rounds.deadline import NEXT, RoundSize
 from strategies.rounds.expected_participation import Played, Rules, play
 from strategies.rounds.participation import Draw
-from strategies.rounds.round_size import RoundSize
 from strategies.rounds.selection import Selection
 
 log = logging.getLogger("flwr.strategies")

@@ -10,10 +10,9 @@ from typing import Any
 from flwr.app import Message, Metadata, MetricRecord
 from numpy.typing import NDArray
 
-from strategies.clients.accounts import ACCEPTED, Accounts
+from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
 from strategies.clients.metrics import MetricsMean
 from strategies.clients.roster import Client
-from strategies.clients.timeline import Timeline
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.internals import MOD_FAILED

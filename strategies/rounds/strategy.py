@@ -33,11 +33,10 @@ from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
 from strategies.rounds.aggregator import Aggregator, RoundAggregation
-from strategies.rounds.call_up import CallUp
+from strategies.rounds.call_up import CallUp, check_loop
 from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import NEXT
 from strategies.rounds.early_closing import make_early_closing
-from strategies.rounds.presence import check_loop
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Chosen, Selection, check_equality
 from strategies.rounds.stragglers import check_stragglers

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
-from strategies.clients.timeline import Timeline
-from strategies.core.pending import PendingReplies
+from strategies.clients.accounts import Timeline
+from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.core.server_step import ServerStep
 from strategies.flower import messages

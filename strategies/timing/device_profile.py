@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from strategies import streams
-from strategies.clients.timeline import Parts
+from strategies.clients.accounts import Parts
 from strategies.timing.load import Load
 from strategies.timing.named_file import NUMBER, NamedFile, numbers
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.clients.accounts import Parts
 from strategies.clients.member import Member
 from strategies.clients.roster import Client
-from strategies.clients.timeline import Parts
 from strategies.clock import RESOLUTION, Clock
 from strategies.timing.availability import NEVER, Stretch
 from strategies.timing.load import Loads

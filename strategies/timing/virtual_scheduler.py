@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies import streams
+from strategies.clients.accounts import Parts
 from strategies.clients.member import Member
 from strategies.clients.roster import Client
-from strategies.clients.timeline import Parts
 from strategies.clock import RESOLUTION, Clock, WallClock
 from strategies.timing.availability import ALWAYS, NEVER, Availability, Stretch, make_availability
 from strategies.timing.cycles import Cycle, over_time

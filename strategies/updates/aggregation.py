@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.chatter import without_chatter
+from strategies.flower.internals import without_chatter
 from strategies.updates.safeguards import bounded, moved_by
 
 MEAN = "mean"

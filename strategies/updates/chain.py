@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update
-from strategies.flower.direct import Work
+from strategies.flower.grids import Work
 from strategies.updates.buffers import Untrained
 from strategies.updates.compression import Compression, is_compressed
 

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 
 from strategies.flower import messages
 from strategies.flower.arrays import pack, unpack
-from strategies.flower.engine_name import DEPLOYMENT, RAY, engine_of
 from strategies.flower.errors import RunError
+from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
 from strategies.flower.internals import simulated_contexts
 from strategies.updates.compressors import code_of
 

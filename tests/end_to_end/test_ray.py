@@ -196,7 +196,7 @@ from flwr.serverapp import ServerApp
 from fedapp.engine.ray import SimulationConfig, simulate
 from strategies import messages
 from strategies.flower.exchange import exchange
-from strategies.flower.nodes import wait_for_nodes
+from strategies.flower.exchange import wait_for_nodes
 
 client_app, server_app, folder = ClientApp(), ServerApp(), sys.argv[2]
 

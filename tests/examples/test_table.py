@@ -11,7 +11,7 @@ from flwr.clientapp import mod as mods
 from flwr.serverapp import strategy as flower
 
 from strategies import REGISTRY, RunError
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
 from tests.examples import apps
 

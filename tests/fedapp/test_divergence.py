@@ -15,7 +15,7 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.server import Experiment, prepare, run
 from strategies import REGISTRY
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 
 
 @pytest.fixture

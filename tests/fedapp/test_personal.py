@@ -20,7 +20,7 @@ from fedapp.engine.in_process import make_grid
 from fedapp.report.clients import last_clients
 from fedapp.server.personal import evaluates_on_clients
 from strategies.flower import messages
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import RUN_ID, be_the_server
 
 pytestmark = pytest.mark.usefixtures("no_figures")

@@ -17,7 +17,7 @@ from fedapp.models import ModelError
 from fedapp.server import USER_ERRORS, build_strategy, prepare, task_config
 from strategies import REGISTRY
 from strategies.clock import VirtualClock, WallClock
-from strategies.flower.engine_name import engine_of
+from strategies.flower.grids import engine_of
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 

@@ -19,7 +19,7 @@ from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WO
 from fedapp.report.away import last_away, read_away, write_away
 from fedapp.report.page.timeline import timeline
 from fedapp.report.tasks import TasksFile, read_tasks
-from strategies.clients.timeline import LOST, Parts, TaskSpan, Timeline
+from strategies.clients.accounts import LOST, Parts, TaskSpan, Timeline
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

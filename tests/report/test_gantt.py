@@ -13,7 +13,7 @@ from fedapp.report.activity import STATES, WAITING
 from fedapp.report.away import Away, write_away
 from fedapp.report.gantt import COLORS, FIGURE, OUTCOMES, ROWS, draw_timeline
 from fedapp.report.tasks import TasksFile
-from strategies.clients.timeline import TaskSpan
+from strategies.clients.accounts import TaskSpan
 
 
 def written(

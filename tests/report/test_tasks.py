@@ -16,7 +16,7 @@ from fedapp.engine.in_process import make_grid
 from fedapp.report import tasks
 from fedapp.report.page.content import page_content
 from fedapp.report.tasks import TasksFile, read_tasks
-from strategies.clients.timeline import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
+from strategies.clients.accounts import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
 from strategies.clock import VirtualClock
 
 CLIENTS = 5

@@ -199,7 +199,7 @@ def task_identity() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for nodes every millisecond instead of every tenth of a second."""
-    monkeypatch.setattr("strategies.flower.nodes.NODE_POLL", 0.001)
+    monkeypatch.setattr("strategies.flower.exchange.NODE_POLL", 0.001)
 
 
 Federation = Callable[..., InProcessGrid]

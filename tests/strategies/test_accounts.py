@@ -10,7 +10,7 @@ from strategies import AsyncFedAvg, FedAvg, FedBuff
 from strategies.clients.accounts import OUTCOMES, Account, Accounts
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 
 Make = Callable[..., Any]
 

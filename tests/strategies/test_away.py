@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strategies import FedDyn, Mifa, Scaffold
-from strategies.core.memory import Memory
+from strategies.core.run_state import Memory
 from strategies.methods.shared.latest_updates import LatestUpdates
 
 Make = Callable[..., Any]
@@ -65,7 +65,7 @@ def test_feddyn_ends_at_the_minimum_when_all_stay_who_have_come_and_gone(go: Go)
         grid.node(2).present = number > 20 or number % 3 == 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.core.absentees.ABSENCE", 0)  # p changes with every round
+        patch.setattr("strategies.core.population.ABSENCE", 0)  # p changes with every round
         models, _ = go(FedDyn, 55, then_it_stays, feddyn_alpha=1.0)
     assert models[-1] == pytest.approx(BEST, abs=1e-4)
 
@@ -108,7 +108,7 @@ def test_a_device_that_is_gone_for_good_counts_no_longer(
         grid.node(0).present = number < 5
         counts.append(0 in strategy.importance())
 
-    monkeypatch.setattr("strategies.core.absentees.ABSENCE", 4)
+    monkeypatch.setattr("strategies.core.population.ABSENCE", 4)
     models, strategy = go(kind, 45, leaves, **own)
     # It trains in rounds 1 to 5, and is away in 6 to 9 and counts.
     assert counts[1:] == [True] * 9 + [False] * 36
@@ -125,7 +125,7 @@ def test_it_counts_again_when_it_is_back(go: Go, monkeypatch: pytest.MonkeyPatch
         grid.node(0).present = not 2 <= number < 6
         counts.append(0 in strategy.importance())
 
-    monkeypatch.setattr("strategies.core.absentees.ABSENCE", 2)
+    monkeypatch.setattr("strategies.core.population.ABSENCE", 2)
     go(Mifa, 8, leaves)
     assert counts[1:] == [True] * 4 + [False] * 2 + [True] * 2
 
@@ -159,7 +159,7 @@ def test_a_run_that_goes_on_knows_who_is_away_and_for_how_long(
         states.append(deepcopy(strategy.state()))
         grid.node(0).present = number < 2
 
-    monkeypatch.setattr("strategies.core.absentees.ABSENCE", 4)
+    monkeypatch.setattr("strategies.core.population.ABSENCE", 4)
     whole, _ = go(kind, 9, leaves, **own)
     for cut in (2, 4):  # it leaves between two runs; it is away at the end of the first
         grid = federation(CENTRES, SIZES)

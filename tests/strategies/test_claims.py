@@ -14,7 +14,7 @@ from strategies.clients.fairness import MOST_BY_CLIENT
 from strategies.clients.roster import Roster
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
 LOGGER = "flwr.strategies"

@@ -15,7 +15,7 @@ from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, npy_header
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import message_to_bytes
 from strategies.flower.packing import is_packed, reads_packed
 from strategies.updates.chain import Check

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 
 from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.updates.compression import compresses
 
 Make = Callable[..., Any]

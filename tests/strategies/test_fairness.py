@@ -11,7 +11,7 @@ from flwr.app import MetricRecord
 
 from strategies import FedAvg
 from strategies.clients import fairness
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.higher_is_better import less_is_better
 
 Make = Callable[..., Any]

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from strategies import AsyncFedAvg, FedAvg
 from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 
 LOGGER = "flwr.strategies"
 Make = Callable[..., Any]

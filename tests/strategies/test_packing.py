@@ -20,7 +20,7 @@ from strategies import REGISTRY, FedAvg
 from strategies.clock import VirtualClock
 from strategies.flower import messages, packing
 from strategies.flower.arrays import ArraysMismatchError
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.packing import (
     PACKED,
     READS_PACKED,

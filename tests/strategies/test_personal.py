@@ -14,7 +14,7 @@ from strategies import Ditto, FedAMP, FedAvg, RunError
 from strategies.clients import fairness
 from strategies.core.client_vectors import pooled, squared_distances
 from strategies.flower import messages
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.higher_is_better import less_is_better
 from strategies.methods.fedamp import attention
 from strategies.streams import generator

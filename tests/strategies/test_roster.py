@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from strategies import AsyncFedAvg, FedAvg, RunError
 from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
-from strategies.flower.nodes import wait_for_nodes
+from strategies.flower.exchange import wait_for_nodes
 
 LOGGER = "flwr.strategies"
 

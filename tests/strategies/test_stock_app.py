@@ -30,7 +30,7 @@ from strategies import (
     WallClock,
 )
 from strategies.flower import messages
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
 CENTRES, SIZES = (3.0, 2.0, -1.0), (1, 2, 5)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from strategies.core.client_vectors import ClientVectors
-from strategies.core.memory import Memory
+from strategies.core.run_state import Memory
 from strategies.flower.arrays import Vector
 
-NAME = "latest"  # of the vectors, strategies.core.memory.Memory.vectors
+NAME = "latest"  # of the vectors, strategies.core.run_state.Memory.vectors
 _MEAN, _OF = "latest-mean", "latest-mean-of"
 
 

@@ -16,7 +16,7 @@ from fedapp.engine.workers import WorkersGrid
 from fedapp.training.gpu import torch_as_it_was
 from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
-from strategies.flower.description import DescribingGrid, Description
+from strategies.flower.grids import DescribingGrid, Description
 
 Configure = Callable[..., RunConfig]
 CLIENTS = 12

@@ -18,7 +18,7 @@ from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, FedBuff
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
-from strategies.flower.direct import WorkingGrid, WorkRequest
+from strategies.flower.grids import WorkingGrid, WorkRequest
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -22,7 +22,7 @@ from fedapp.report.clients import by_evaluation
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy
 from strategies.flower import messages
-from strategies.flower.direct import WorkRequest
+from strategies.flower.grids import WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.updates.sums import BlockSum, SumRequest
 

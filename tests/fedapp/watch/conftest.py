@@ -9,7 +9,7 @@ import pytest
 from fedapp import client_app, federation, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from strategies.flower.engine_name import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT
 
 NAMES = ("oslo", "bern", "lima")
 

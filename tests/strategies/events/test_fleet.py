@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from strategies import ACE, AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError
-from strategies.clients.timeline import LOST
+from strategies.clients.accounts import LOST
 from strategies.clock import WallClock
 from strategies.flower import messages
 from tests.strategies.events.fleet_reference import Reference

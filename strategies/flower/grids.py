@@ -1,9 +1,10 @@
-"""Tasks without messages: a loop without rounds and a Grid whose clients are at hand needn't write letters.
+"""What a Grid can do beside messages: name its engine, describe its clients, and work on tasks without messages.
 
-Such a Grid, an engine's, may be a ``WorkingGrid``: it is handed the model as a vector, and what comes of a task is a
-vector again. Every update still goes through the chain and every hook of a method by itself, as a reply's does. Other
-Grids get messages, and so do a method that puts something of its own into a request
-(``Capabilities.writes_requests``), and runs whose clients answer with more than a model.
+A Grid whose clients are in this process, an engine's, may be a ``WorkingGrid``: an asynchronous strategy gives it the
+model as a vector, and the outcome of a task is a vector again. Every update still goes through the chain and through
+every hook of a method by itself, as a reply's update does. Messages go to other Grids, and with a method that puts
+records of its own into a request (``Capabilities.writes_requests``), and in runs whose clients answer with more than
+a model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.flower.arrays import Layout, Vector
+from strategies.flower.internals import is_simulation
 
 
 class HandedTask(NamedTuple):
@@ -88,4 +91,27 @@ class WorkingGrid(Protocol):
 
     def work(self, task_id: str) -> Work | None:
         """Work for a while; return, once, what came of a task, or None if it isn't done yet."""
+        ...
+
+
+DEPLOYMENT, RAY = "deployment", "ray"
+
+
+def engine_of(grid: Grid) -> str:
+    """Return a Grid's engine: ``sequential``, ``vectorized``, ``ray``, ``deployment``, or ``memory`` in tests."""
+    name = getattr(grid, "engine", None)
+    return name if isinstance(name, str) else RAY if is_simulation(grid) else DEPLOYMENT
+
+
+# The metrics of a client's answer in the handshake (strategies/clients/roster.py): its partition, its number of
+# examples, and whatever else it reports.
+Description = Mapping[str, Any]
+
+
+@runtime_checkable
+class DescribingGrid(Protocol):
+    """A Grid that knows the descriptions of its clients; asking thousands of clients by messages takes a minute."""
+
+    def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
+        """Return the descriptions of some of these nodes, by id; the other nodes are asked by a message."""
         ...
