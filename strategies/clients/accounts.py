@@ -1,8 +1,8 @@
 """Bookkeeping of each client's work, under any strategy: what became of it, and when its tasks began and ended.
 
 A task that was dispatched ends as one of ``OUTCOMES``; an update that was too long and was shortened counts as
-``clipped`` beside its outcome. Metrics and reports are made from the ``Accounts`` of the clients, and the task records
-from the ``Timeline``, which keeps the spans of tasks until they are taken.
+``clipped`` beside its outcome. Metrics and reports are made from the ``Accounts`` of the clients, and the task
+records from the ``Timeline``, which keeps the spans of tasks until they are taken.
 """
 
 from collections import defaultdict, deque

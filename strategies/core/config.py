@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_type_hints
 
+from strategies.clients.client_metrics import MetricsAggregation
 from strategies.clients.graph import FLOOR
-from strategies.clients.metrics import MetricsAggregation
 from strategies.core.parameters import check_parameters, parameter, parameters_of
 from strategies.flower import messages
 from strategies.timing import availability, time_scenario

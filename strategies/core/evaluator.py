@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from strategies import streams
-from strategies.clients import fairness
-from strategies.clients.metrics import MetricsMean
+from strategies.clients import client_metrics
+from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.roster import Client, sized_by_replies
 from strategies.core.population import Population
 from strategies.core.requests import PendingReplies
@@ -106,7 +106,7 @@ class Evaluator:
         requests: Sequence[Message],
         grid: Grid,
         aggregate: Callable[[int, list[Message]], MetricRecord | None],
-    ) -> tuple[MetricRecord | None, dict[str, fairness.ByClient]]:
+    ) -> tuple[MetricRecord | None, dict[str, client_metrics.ByClient]]:
         """Wait for the replies; return what ``aggregate`` makes of them, and the metrics of each client."""
         if not requests:
             return None, {}
@@ -120,10 +120,10 @@ class Evaluator:
         averages = aggregate(aggregation, replies)
         return averages, {} if averages is None else self.by_client(replies)
 
-    def by_client(self, replies: Iterable[Message]) -> dict[str, fairness.ByClient]:
+    def by_client(self, replies: Iterable[Message]) -> dict[str, client_metrics.ByClient]:
         """Return the metrics that replies tell, client by client."""
         indices = {client.node_id: client.index for client in self._run.clients}
-        return fairness.from_replies(replies, indices.get, self._run.flower.weighted_by_key)
+        return client_metrics.from_replies(replies, indices.get, self._run.flower.weighted_by_key)
 
     def name_missing(self, aggregation: int, late: Collection[int], asked: int) -> None:
         """Name the nodes whose answer to an evaluation hasn't come in time."""

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from strategies.clients import fairness
+from strategies.clients import client_metrics
 from strategies.clients.accounts import Accounts
 from strategies.clients.roster import Roster
 from strategies.clock import WallClock
@@ -93,7 +93,7 @@ class Reporter:
         self._run, self._accounts, self._roster = run, accounts, roster
         self._unit, self._bytes_kept = unit, bytes_kept
         self.observer = observer
-        self.by_client: dict[str, fairness.ByClient] = {}
+        self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
 
     def report(
@@ -130,7 +130,7 @@ class Reporter:
                 collected.update(evaluated)
                 if losses is not None and isinstance(told := collected.get(messages.CLIENT_LOSSES), list):
                     collected.update(losses(told))
-                self.by_client |= fairness.from_evaluation(collected)
+                self.by_client |= client_metrics.from_evaluation(collected)
             known = shares() if aggregation and self.observer is not None else {}
             clients = self._of_clients(known, collected)
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
@@ -148,7 +148,7 @@ class Reporter:
         """Return what is known of each client, and collect how the clients' metrics are spread."""
         by_client, self.by_client = self.by_client, {}
         for name, values in by_client.items():
-            collected.update(fairness.spread(name, values.values()))
+            collected.update(client_metrics.spread(name, values.values()))
         size = max(map(len, clients.values()), default=0)
         if self._roster.devices:
             clients = {**self._accounts.columns(size), **clients}
@@ -156,7 +156,7 @@ class Reporter:
             clients = {**clients, messages.LOST: self._accounts.column(messages.LOST, size)}
         if messages.JOULES in clients:
             collected[messages.JOULES] = sum(clients[messages.JOULES])
-        return {**fairness.columns(by_client, size), **clients}
+        return {**client_metrics.columns(by_client, size), **clients}
 
     def costs_of_clients(self, size: int) -> dict[str, list[float]]:
         """Return what each client's tasks took, by index: bytes, seconds, and energy where watts are known."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord
 
-from strategies.clients.fairness import ByClient, of_clients
+from strategies.clients.client_metrics import ByClient, of_clients
 from strategies.core.evaluator import Evaluator
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState

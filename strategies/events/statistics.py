@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from strategies.clients.metrics import told
+from strategies.clients.client_metrics import told
 from strategies.flower import messages
 from strategies.updates.chain import Contribution
 

@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import Result
 
 from strategies import streams
 from strategies.clients.accounts import ACCEPTED, MAX_MISSES
-from strategies.clients.fairness import of_clients
+from strategies.clients.client_metrics import of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import sized_by
 from strategies.core.capabilities import hook

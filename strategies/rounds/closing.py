@@ -12,8 +12,7 @@ from strategies.clients.weights import Weights
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower.arrays import Vector
-from strategies.rounds.round import Round
-from strategies.rounds.selection import Chosen
+from strategies.rounds.round import Chosen, Round
 
 
 class Closing(Protocol):

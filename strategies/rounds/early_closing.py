@@ -36,8 +36,8 @@ from strategies.flower.exchange import looks
 from strategies.rounds.deadline import NEXT, ClosingTime, RoundSize, closing, shared
 from strategies.rounds.late_work import LateTask, LateWork
 from strategies.rounds.objective import EarlyObjective
-from strategies.rounds.round import Round
-from strategies.rounds.selection import Chosen, Selection
+from strategies.rounds.round import Chosen, Round
+from strategies.rounds.selection import Selection
 from strategies.updates.buffers import Untrained
 from strategies.updates.server_optimizer import FEDEXP
 

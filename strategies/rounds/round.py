@@ -11,7 +11,7 @@ from flwr.app import Message, Metadata, MetricRecord
 from numpy.typing import NDArray
 
 from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
-from strategies.clients.metrics import MetricsMean
+from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
@@ -20,6 +20,9 @@ from strategies.timing.scheduler import Scheduler
 from strategies.updates.chain import Contribution
 
 log = logging.getLogger("flwr.strategies")
+
+# The participants of a round, and their weights d_i; None: by the sizes in their replies.
+Chosen = tuple[Sequence[Client], Sequence[float] | None]
 
 GONE = "it went away before its task was done"
 

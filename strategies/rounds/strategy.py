@@ -18,9 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies import streams
-from strategies.clients import fairness
+from strategies.clients import client_metrics
 from strategies.clients.accounts import ACCEPTED
-from strategies.clients.metrics import MetricsMean
+from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.core.capabilities import hook
@@ -33,12 +33,11 @@ from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
 from strategies.rounds.aggregator import Aggregator, RoundAggregation
-from strategies.rounds.call_up import CallUp, check_loop
 from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import NEXT
 from strategies.rounds.early_closing import make_early_closing
-from strategies.rounds.round import Round
-from strategies.rounds.selection import Chosen, Selection, check_equality
+from strategies.rounds.round import Chosen, Round
+from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
 from strategies.rounds.stragglers import check_stragglers
 from strategies.rounds.summed import SummedRound
 from strategies.updates.aggregation import MEAN, WeightedSum
@@ -214,7 +213,7 @@ class SynchronousStrategy(FederatedStrategy):
                 )
                 if averages is not None:
                     told.evaluate_metrics_clientapp[server_round] = averages
-                    named = {fairness.of_clients(key): each for key, each in averages.items()}
+                    named = {client_metrics.of_clients(key): each for key, each in averages.items()}
                     metrics = MetricRecord({**metrics, **named})
                 reporter.report(
                     server_round, told, metrics, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
@@ -467,7 +466,7 @@ class SynchronousStrategy(FederatedStrategy):
             shares["expected-share"] = dict(zip(p, expected.tolist(), strict=True))
         told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
         if weighed and (not self.capabilities.aggregates or self.capabilities.by_weights):
-            told["observed-share"] = fairness.shares(self.accounts.column("weight", size))
+            told["observed-share"] = client_metrics.shares(self.accounts.column("weight", size))
         counted = self.accounts.column(ACCEPTED, size)
         return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
 

@@ -70,10 +70,8 @@ class Scheduler(ABC):
     #: Whether everybody is always there, and no task is lost.
     always: bool = True
 
-    @property
-    def weighs(self) -> bool:
-        """Whether the times of tasks follow from what they weigh."""
-        return False
+    #: Whether the times of tasks follow from their work and their bytes.
+    weighs: bool = False
 
     def __init__(
         self, clock: Clock, scenario: str, seed: int, budget: float, loads: Loads | None = None

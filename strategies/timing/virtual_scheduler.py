@@ -52,11 +52,7 @@ class VirtualScheduler(Scheduler):
         self._cycles: dict[tuple[int, float | None, float], float] = {}
         self.availability, self.task_failure = availability, task_failure
         self.always = availability == ALWAYS and not task_failure
-
-    @property
-    def weighs(self) -> bool:
-        """Whether the scenario says what devices can do."""
-        return is_profile(self.scenario)
+        self.weighs = is_profile(scenario)
 
     def watts(self, number: int) -> list[float] | None:
         """Return those of the device profile, where all in it have some."""

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 
 from strategies import AsyncFedAvg, FedAvg
-from strategies.clients.fairness import MOST_BY_CLIENT
+from strategies.clients.client_metrics import MOST_BY_CLIENT
 from strategies.clients.roster import Roster
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import MetricRecord
 
 from strategies import FedAvg
-from strategies.clients import fairness
+from strategies.clients import client_metrics
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.higher_is_better import less_is_better
 
@@ -18,18 +18,18 @@ Make = Callable[..., Any]
 
 
 def test_the_spread_by_hand() -> None:
-    losses = fairness.spread("loss", [1.0] * 8 + [4.0, 3.0, 2.0])  # 11 clients: the worst tenth are two
+    losses = client_metrics.spread("loss", [1.0] * 8 + [4.0, 3.0, 2.0])  # 11 clients: the worst tenth are two
     assert losses["client-loss-worst-tenth"] == 3.5
     assert losses["client-loss-best"] == 1.0
     assert losses["client-loss-mean"] == pytest.approx(17 / 11)
     assert losses["client-loss-std"] == pytest.approx(np.std([1.0] * 8 + [4.0, 3.0, 2.0]))
-    hits = fairness.spread("accuracy", [0.9, 0.1, 0.5])
+    hits = client_metrics.spread("accuracy", [0.9, 0.1, 0.5])
     assert (hits["client-accuracy-worst-tenth"], hits["client-accuracy-best"]) == (0.1, 0.9)
-    assert fairness.spread("loss", []) == {}
-    assert all(math.isnan(value) for value in fairness.spread("loss", [1.0, math.nan]).values())
+    assert client_metrics.spread("loss", []) == {}
+    assert all(math.isnan(value) for value in client_metrics.spread("loss", [1.0, math.nan]).values())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert math.isnan(fairness.spread("loss", [1.0, math.inf])["client-loss-std"])
+        assert math.isnan(client_metrics.spread("loss", [1.0, math.inf])["client-loss-std"])
 
 
 @pytest.mark.parametrize(

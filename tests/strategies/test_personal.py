@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from strategies import Ditto, FedAMP, FedAvg, RunError
-from strategies.clients import fairness
+from strategies.clients import client_metrics
 from strategies.core.client_vectors import pooled, squared_distances
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
@@ -310,9 +310,11 @@ def test_fedamp_is_no_method_for_a_wrapper() -> None:
 
 
 def test_jains_index_is_of_scores_alone() -> None:
-    assert fairness.spread("accuracy", [0.5] * 7)["client-accuracy-jain"] == pytest.approx(1.0)
-    assert fairness.spread("accuracy", [1.0, 0.0, 0.0, 0.0])["client-accuracy-jain"] == pytest.approx(0.25)
-    told = fairness.spread("personal-accuracy", [0.2, 0.4])
+    assert client_metrics.spread("accuracy", [0.5] * 7)["client-accuracy-jain"] == pytest.approx(1.0)
+    assert client_metrics.spread("accuracy", [1.0, 0.0, 0.0, 0.0])["client-accuracy-jain"] == pytest.approx(
+        0.25
+    )
+    told = client_metrics.spread("personal-accuracy", [0.2, 0.4])
     assert told["personal-accuracy-jain"] == pytest.approx(0.36 / (2 * 0.2))
     assert {"personal-accuracy-mean", "personal-accuracy-worst-tenth"} < set(told)
     for metric, values in (
@@ -321,8 +323,8 @@ def test_jains_index_is_of_scores_alone() -> None:
         ("accuracy", [0.0, 0.0]),
         ("rmse", [1.0]),
     ):
-        assert not any("jain" in name for name in fairness.spread(metric, values))
-    assert not any("jain" in name for name in fairness.spread("accuracy", [0.5, float("nan")]))
+        assert not any("jain" in name for name in client_metrics.spread(metric, values))
+    assert not any("jain" in name for name in client_metrics.spread("accuracy", [0.5, float("nan")]))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from strategies import FedAvg, FedProx, RunError
-from strategies.clients.metrics import MetricsMean
+from strategies.clients.client_metrics import MetricsMean
 from strategies.flower import messages
 
 LOGGER = "flwr.strategies"

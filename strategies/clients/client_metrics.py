@@ -1,0 +1,179 @@
+"""The clients' metrics: their weighted means, and how unequal they are from client to client.
+
+Jain's index (Σ x)² / (C Σ x²) is from R. Jain, D.-M. Chiu & W. Hawe, "A quantitative measure of fairness and
+discrimination for resource allocation in shared computer systems", DEC-TR-301, 1984: 1 if the metric is the same for
+all clients, 1/C if one client has all of it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Message, MetricRecord, RecordDict
+
+from strategies.flower import messages
+from strategies.flower.higher_is_better import less_is_better
+
+# From the contents of valid replies and the key that they are weighted by, as in Flower.
+MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
+
+Values = dict[str, float | list[float]]
+
+# Of the exchange, not of training.
+_NOT_TOLD = (messages.NUM_STEPS, messages.PARTITION_ID, messages.NUM_PARTITIONS)
+
+
+class MetricsMean:
+    """Σ d_i m_i / Σ d_i of every metric, over the clients that tell it; lists entry by entry.
+
+    Parameters
+    ----------
+    key : str
+        The metric that says how much a client counts, which isn't averaged.
+    function : callable, optional
+        Makes the metrics of the contents of all replies instead.
+    """
+
+    def __init__(self, key: str = messages.NUM_EXAMPLES, function: MetricsAggregation | None = None) -> None:
+        self.key = key
+        self.function = function
+        self.contents: list[RecordDict] = []
+        self._sums: Values = {}
+        self._totals: dict[str, float] = {}
+
+    def add(self, weight: float, content: RecordDict) -> None:
+        """Take in what a client with weight d_i replied."""
+        if self.function is not None:
+            self.contents.append(content)
+            return
+        self.add_values(weight, told([r for r in content.values() if isinstance(r, MetricRecord)], self.key))
+
+    def add_values(self, weight: float, values: Mapping[str, float | list[float]]) -> None:
+        """Take in what a client with weight d_i tells, by name."""
+        for name, value in values.items():
+            if (sums := _added(self._sums.get(name), weight, value)) is not None:
+                self._sums[name] = sums
+                self._totals[name] = self._totals.get(name, 0.0) + weight
+
+    def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
+        """Take in numbers that clients with weights d_i tell, by name: as ``add_values`` of one after the other."""
+        for name, values in columns.items():
+            sums, total = self._sums.get(name, 0.0), self._totals.get(name, 0.0)
+            if isinstance(sums, list):
+                continue
+            for weight, value in zip(weights, values, strict=True):
+                sums += weight * value
+                total += weight
+            if values:
+                self._sums[name], self._totals[name] = sums, total
+
+    def result(self) -> Values:
+        """Return the metrics, by name."""
+        if self.function is not None:
+            return dict(self.function(self.contents, self.key)) if self.contents else {}  # type: ignore[arg-type]
+        return {
+            name: [v / self._totals[name] for v in sums]
+            if isinstance(sums, list)
+            else sums / self._totals[name]
+            for name, sums in self._sums.items()
+            if self._totals[name] > 0
+        }
+
+
+def told(records: Iterable[MetricRecord], key: str) -> Values:
+    """Return the metrics of a reply that are told: not the one by which it is weighed."""
+    values = {name: value for record in records for name, value in messages.values_of(record).items()}
+    return {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}
+
+
+def _added(
+    sums: float | list[float] | None, weight: float, value: float | list[float]
+) -> float | list[float] | None:
+    """Return a sum with d_i m_i added to it; None if the two aren't of one kind and length."""
+    if isinstance(value, list):
+        before = [0.0] * len(value) if sums is None else sums
+        if not isinstance(before, list) or len(before) != len(value):
+            return None
+        return [total + weight * v for total, v in zip(before, value, strict=True)]
+    before = 0.0 if sums is None else sums
+    return None if isinstance(before, list) else before + weight * value
+
+
+#: A metric of clients: a number by client index, of those that have one.
+ByClient = dict[int, float]
+
+WORST = "worst-tenth"
+
+# Of the metrics that clients tell, so many are kept client by client.
+MOST_BY_CLIENT = 20
+
+
+def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
+    """Return how a metric is spread over clients, each counting alike; {} if there are none.
+
+    Returns
+    -------
+    dict
+        ``client-METRIC-mean``, ``-worst-tenth`` (the mean over the worst ⌈C/10⌉ clients), ``-best``, ``-std``; and
+        ``-jain`` of a score that is nowhere below 0. One of personal models keeps its name: ``personal-METRIC-mean``.
+    """
+    column = np.sort(np.fromiter(values, dtype=np.float64))
+    if not column.size:
+        return {}
+    if not less_is_better(metric):
+        column = column[::-1]  # the best come first
+    if np.isnan(column).any():  # nobody can say who is worst
+        column[:] = np.nan
+    worst = column[-math.ceil(column.size / 10) :]
+    with np.errstate(invalid="ignore", over="ignore"):  # of a loss that is infinite there is no spread
+        numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
+    if not less_is_better(metric) and (column >= 0).all() and (squares := float(column @ column)) > 0:
+        numbers["jain"] = column.sum() ** 2 / (column.size * squares)
+    return {f"{of_clients(metric)}-{name}": float(number) for name, number in numbers.items()}
+
+
+def of_clients(metric: str) -> str:
+    """Return what a metric that clients tell is called among those of a run."""
+    return metric if metric.startswith(messages.OF_PERSONAL) else f"client-{metric}"
+
+
+def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:
+    """Take the metrics of all clients out of what an evaluation on the server tells."""
+    names = {messages.CLIENT_LOSSES: "loss"} | {
+        name: name.removeprefix(messages.PER_CLIENT)
+        for name in collected
+        if name.startswith(messages.PER_CLIENT)
+    }
+    lists = {metric: collected.pop(name, None) for name, metric in names.items()}
+    return {
+        metric: dict(enumerate(map(float, each))) for metric, each in lists.items() if isinstance(each, list)
+    }
+
+
+def from_replies(
+    replies: Iterable[Message], index_of: Callable[[int], int | None], key: str
+) -> dict[str, ByClient]:
+    """Return the metrics that clients replied to an evaluation, numbers only; by ``key`` they are weighed."""
+    metrics: dict[str, ByClient] = {}
+    for reply in replies:
+        index = None if reply.has_error() else index_of(reply.metadata.src_node_id)
+        if index is None:
+            continue
+        records = [record for record in reply.content.values() if isinstance(record, MetricRecord)]
+        for name, value in told(records, key).items():
+            if not isinstance(value, list):
+                metrics.setdefault(name, {})[index] = float(value)
+    return dict(list(metrics.items())[:MOST_BY_CLIENT])
+
+
+def columns(metrics: Mapping[str, ByClient], least: int = 0) -> dict[str, list[float]]:
+    """Return metrics as lists by client index, of so many entries at least; NaN for those that have none."""
+    size = max([least, *(max(each) + 1 for each in metrics.values() if each)])
+    return {name: [each.get(index, math.nan) for index in range(size)] for name, each in metrics.items()}
+
+
+def shares(values: Sequence[float]) -> list[float]:
+    """Return each value's share of their sum; zeros if that is 0."""
+    total = sum(values)
+    return [value / total if total > 0 else 0.0 for value in values]
