@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedapp import simulation
+from fedapp.api import command
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.server import USER_ERRORS, Observer
 
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
 
     ``observers`` are told of every aggregation beside the run's own.
     """
-    parser = simulation.parser_of(None, __doc__ or "")
+    parser = command.parser_of(None, __doc__ or "")
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
     )
     options = parser.parse_args(arguments)
     if not options.compare:
-        return simulation.run(options, observers)
+        return command.run(options, observers)
     if options.engine == "ray":
         print(f"error: --engine ray: --compare takes {' or '.join(IN_PROCESS)}", file=sys.stderr)
         return 1

@@ -7,14 +7,14 @@ imported at their first use, as a process of a ClientApp needs none of them.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapp.interface import ComparedRuns, RunResult, SweepResult, compare, load, run, sweep
+    from fedapp.api.interface import ComparedRuns, RunResult, SweepResult, compare, load, run, sweep
 
 __all__ = ["ComparedRuns", "RunResult", "SweepResult", "compare", "load", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from fedapp import interface
+        from fedapp.api import interface
 
         return getattr(interface, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,10 +59,10 @@ def commands(
 )
 def run_command(context: typer.Context) -> None:
     """Simulate a federation: --run-config, --federation-config, --engine, --way; run --help says more."""
-    from fedapp import simulation  # Flower's simulation and PyTorch are slow to import
+    from fedapp.api import command  # Flower's simulation and PyTorch are slow to import
 
     description = "Simulate a federation, with the options of flwr run."
-    raise SystemExit(simulation.run(simulation.parser_of("fedapp run", description).parse_args(context.args)))
+    raise SystemExit(command.run(command.parser_of("fedapp run", description).parse_args(context.args)))
 
 
 def _add_commands(entries: Iterable[EntryPoint]) -> None:

@@ -10,7 +10,9 @@ import socket
 import sys
 import traceback
 
-from fedapp import cli, interface, simulation  # noqa: F401
+import fedapp.api.command
+import fedapp.api.interface  # noqa: F401
+from fedapp import cli
 
 
 def main() -> None:

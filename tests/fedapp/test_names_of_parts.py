@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedapp.api.values import as_values
 from fedapp.config import RunConfig
 from fedapp.data import load_dataset
 from fedapp.federation import model_of
-from fedapp.handed_over import as_values
 from fedapp.own import file_digest, imported, register
 from fedapp.training.losses import loss_of
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedapp import running
+from fedapp.api.command import _say_clock
 from fedapp.cli import app
 from fedapp.config import RunConfig
 from fedapp.config.options import read_options
+from fedapp.engine import run as engine_run
 from fedapp.engine.ray import SimulationConfig
-from fedapp.simulation import _say_clock
 from run_simulation import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,8 +35,8 @@ def fails(
     def no_engine(*_: object) -> None:
         pytest.fail("an engine would have been started")
 
-    monkeypatch.setattr(running, "simulate", no_engine)
-    monkeypatch.setattr(running, "make_grid", no_engine)
+    monkeypatch.setattr(engine_run, "simulate", no_engine)
+    monkeypatch.setattr(engine_run, "make_grid", no_engine)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> str:
@@ -261,8 +261,8 @@ def test_the_way_of_training_can_be_chosen(
         grids.append(make_grid(*arguments))
         return grids[-1]
 
-    make_grid = running.make_grid
-    monkeypatch.setattr(running, "make_grid", remember)
+    make_grid = engine_run.make_grid
+    monkeypatch.setattr(engine_run, "make_grid", remember)
     config = f'results-dir="{tmp_path}" num-server-rounds=1'
     chosen = ["--way", way] if way else []
     assert main(["--engine", "vectorized", *chosen, "--run-config", config]) == 0

@@ -104,7 +104,7 @@ def test_other_processes_would_import_what_a_module_imports_otherwise(write: Wri
 SCRIPT = """
 from fedapp.own import source_digest
 from fedapp.sweeps.point import PlannedRun
-from fedapp.handed_over import as_values
+from fedapp.api.values import as_values
 
 def net(num_outputs): return {}
 

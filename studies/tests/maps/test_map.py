@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.config import ConfigError
 from fedapp.engine.ray import SimulationConfig
+from fedapp.engine.run import run_on
 from fedapp.report.recorded import RecordedRun
-from fedapp.running import run_on
 from fedapp.sweeps.plan import checked, read_file
 from fedapp.sweeps.point import folder_of
 from studies.maps.command import _plan_of

@@ -13,7 +13,7 @@ from fedapp.client.device import device_of
 from fedapp.config import RunConfig
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig
-from fedapp.running import run_on
+from fedapp.engine.run import run_on
 from fedapp.server import prepare
 from fedapp.training.gpu import torch_as_it_was
 

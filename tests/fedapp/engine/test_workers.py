@@ -16,9 +16,9 @@ from fedapp.client import device
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine import workers
 from fedapp.engine.ray import SimulationConfig
+from fedapp.engine.run import run_on
 from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
-from fedapp.running import run_on
 from strategies.flower.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("no_figures")

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
+from fedapp.api.results import ComparedRuns, RunResult, SweepResult
+from fedapp.api.values import as_value, as_values, load_config, told
 from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.data import DataError
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
-from fedapp.handed_over import as_value, as_values, load_config, told
-from fedapp.results import ComparedRuns, RunResult, SweepResult
-from fedapp.running import run_on
+from fedapp.engine.run import run_on
 from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded

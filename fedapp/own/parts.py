@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from fedapp.fingerprint import file_digest as file_digest
-from fedapp.fingerprint import fingerprint, has_changed
-from fedapp.imports import files_of
+from fedapp.own.fingerprint import fingerprint
+from fedapp.own.sources import file_digest, files_of, has_changed
 
 HERE = "python"  # the module of what is known in this process alone
 
@@ -71,9 +70,9 @@ def imported(key: str, name: str) -> object:
 def register(part: Any) -> str:
     """Return the name of a class or function for a key: ``module:name``, or ``python:NAME`` if no module has it.
 
-    The name of what no module has ends in a digest of all that its doings depend on, so that no two are taken for the
-    same, but for what isn't followed (``fedapp.fingerprint``). What can't be compared, since it holds on to an open
-    file, say, has a name of its own.
+    The name of a part that no module has ends in a digest of all that its behaviour depends on, so that two different
+    parts have different names (``fedapp.own.fingerprint`` says what isn't followed). A part that has no digest, for
+    example because it holds an open file, gets a name drawn at random.
     """
     module, path = getattr(part, "__module__", "") or "", getattr(part, "__qualname__", type(part).__name__)
     if module not in ("", "__main__") and "<" not in path:
@@ -133,7 +132,7 @@ def source_files(name: str) -> list[Path]:
     """Return the Python files that ``module:name`` is made of, sorted; none for what no module has.
 
     They are that of its module, that in which it is defined, and those of the user's modules that these import, in
-    turn (``fedapp.imports``).
+    turn (``fedapp.own.sources``).
 
     Raises
     ------

@@ -10,7 +10,7 @@ from fedapp.config import ConfigError, RunConfig, in_keys, read_run
 from fedapp.config.options import read_options, read_run_options, stated_options
 from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
-from fedapp.running import ENGINES, RAY, run_on
+from fedapp.engine.run import ENGINES, RAY, run_on
 from fedapp.server import Observer
 from fedapp.server.logs import logging_as, plain_where_piped
 from fedapp.training.choose import WAYS

@@ -13,19 +13,15 @@ import copyreg
 import dis
 import hashlib
 import inspect
-import logging
-import os
 import pickle
-import struct
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
-from fedapp.imports import is_users
+from fedapp.own.sources import file_digest, is_users
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 # Of code, all that it does; not where it stands.
@@ -53,13 +49,6 @@ _NOTES = (
     "_abc_impl",
 )
 
-log = logging.getLogger("fedapp.own")
-
-_files: dict[
-    Path, tuple[object, str]
-] = {}  # of what is imported: its module's spec, and the file's digest then
-_said: set[tuple[Path, str]] = set()
-
 
 def fingerprint(part: object) -> str | None:
     """Return a digest of all that a part's doings depend on, the same in every process; None if there is none.
@@ -72,62 +61,6 @@ def fingerprint(part: object) -> str | None:
     except Exception:  # whatever other people's objects raise when asked what they are made of
         return None
     return gone_through.content.hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return a digest of a Python file: of one that is imported, as it was then.
-
-    What has been imported stays as it is until its module is loaded again, whatever becomes of the file; where that
-    has changed, a line says so.
-    """
-    then, now = _then_and_now(path)
-    if then != now and (path, now) not in _said:
-        _said.add((path, now))
-        log.warning(
-            "%s has changed since it was imported, and is used as it was: load the module again "
-            "(importlib.reload), or begin a new process",
-            path.name,
-        )
-    return then
-
-
-def has_changed(path: Path) -> bool:
-    """Tell whether a Python file isn't what was imported from it here, and another process would import another."""
-    then, now = _then_and_now(path)
-    return then != now
-
-
-def _then_and_now(path: Path) -> tuple[str, str]:
-    """Return a file's digest as it was when it was imported, and as it is; twice the latter if it wasn't."""
-    now = hashlib.sha256(path.read_bytes()).hexdigest()
-    if (spec := _spec_of(path)) is None:
-        return now, now
-    if (known := _files.get(path)) is None or known[0] is not spec:
-        _files[path] = known = spec, _as_imported(path, spec, now)
-    return known[1], now
-
-
-def _spec_of(path: Path) -> object:
-    """Return the spec of the module made of a file, another one when it is loaded again; None if none was made."""
-    for module in list(sys.modules.values()):
-        of_module = getattr(module, "__dict__", {})
-        if of_module.get("__file__") == str(path):
-            return of_module.get("__spec__") or module
-    return None
-
-
-def _as_imported(path: Path, spec: object, now: str) -> str:
-    """Return a file's digest, or another one if Python has noted that what it imported isn't what is there now."""
-    # Of a script it is a module.
-    compiled = Path((spec.cached if isinstance(spec, ModuleSpec) else None) or "")
-    if sys.dont_write_bytecode or not compiled.is_file() or not os.access(compiled, os.W_OK):
-        return now
-    flags, time, size = struct.unpack("<4xLLL", compiled.read_bytes()[:16])
-    stat = path.stat()
-    there = int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF
-    if flags or (time, size) == there:  # flags: it goes by a hash
-        return now
-    return hashlib.sha256(f"{now} {time} {size}".encode()).hexdigest()
 
 
 class _Through:

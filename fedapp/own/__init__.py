@@ -1,0 +1,35 @@
+"""A user's own parts: found by name, named when they are given as objects, and told apart by fingerprints.
+
+``parts`` imports and registers them, ``sources`` finds the Python files that a part depends on, and ``fingerprint``
+digests an object.
+"""
+
+from fedapp.own.parts import (
+    HERE,
+    PARTS,
+    OwnPartError,
+    changed_since,
+    imported,
+    in_process_names,
+    is_own,
+    own_parts,
+    register,
+    source_digest,
+    source_files,
+)
+from fedapp.own.sources import file_digest
+
+__all__ = [
+    "HERE",
+    "PARTS",
+    "OwnPartError",
+    "changed_since",
+    "file_digest",
+    "imported",
+    "in_process_names",
+    "is_own",
+    "own_parts",
+    "register",
+    "source_digest",
+    "source_files",
+]
