@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapp.api import command
-from fedapp.engine.in_process import IN_PROCESS
+from fedapp.names import IN_PROCESS
 from fedapp.server import USER_ERRORS, Observer
 
 # What --compare has no use for: its runs' keys stand in studies/experiments/compare.toml.

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedapp.names import MODELS
 from fedapp.own import imported, is_own
 from strategies import streams
-
-MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
-INITS = ("default", "zeros")
 
 # What inputs of a kind are, where it isn't float32.
 _DTYPES = {"text": torch.int64}

@@ -4,16 +4,15 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from fedapp import server
 from fedapp.config import ConfigError, RunConfig, in_keys, read_run
 from fedapp.config.options import read_options, read_run_options, stated_options
-from fedapp.engine.in_process import IN_PROCESS
-from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
-from fedapp.engine.run import ENGINES, RAY, run_on
-from fedapp.server import Observer
-from fedapp.server.logs import logging_as, plain_where_piped
-from fedapp.training.choose import WAYS
+from fedapp.logs import logging_as, plain_where_piped
+from fedapp.names import ENGINES, IN_PROCESS, RAY, WAYS
+
+if TYPE_CHECKING:
+    from fedapp.server import Observer
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -26,7 +25,7 @@ ENDINGS = """the exit code: 0 finished; 1 bad input, or a run that failed or div
 130 interrupted. docs/runs.md says what a run leaves behind, and how it is repeated and resumed."""
 
 
-def run(options: argparse.Namespace, observers: Sequence[Observer] = ()) -> int:
+def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> int:
     """Simulate as the options of ``parser_of`` say; return the exit code.
 
     ``observers`` are told of every aggregation beside the run's own.
@@ -40,17 +39,29 @@ def run(options: argparse.Namespace, observers: Sequence[Observer] = ()) -> int:
             )
         values, num_clients = read_run_options("--run-config", options.run_config)
         config = RunConfig.load(values)
+    except ConfigError as error:  # before PyTorch and Ray are imported, which takes seconds
+        return _failed(error)
+    from fedapp.server import USER_ERRORS
+
+    try:
         with logging_as(config.log_format):
             _say_clock(config, options.run_config)
             return _simulate(config, num_clients, options, observers)
-    except server.USER_ERRORS as error:
-        print(f"error: {in_keys(error)}", file=sys.stderr)
-        return FAILED
+    except USER_ERRORS as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    print(f"error: {in_keys(error)}", file=sys.stderr)
+    return FAILED
 
 
 def _simulate(
-    config: RunConfig, num_clients: int | None, options: argparse.Namespace, observers: Sequence[Observer]
+    config: RunConfig, num_clients: int | None, options: argparse.Namespace, observers: "Sequence[Observer]"
 ) -> int:
+    from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
+    from fedapp.engine.run import run_on
+
     given = read_options("--federation-config", options.federation_config)
     if config.resume:
         num_clients = read_run(config.resume)[1]

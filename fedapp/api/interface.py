@@ -14,9 +14,9 @@ from fedapp.api.results import ComparedRuns, RunResult, SweepResult
 from fedapp.api.values import as_value, as_values, load_config, told
 from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.data import DataError
-from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
 from fedapp.engine.run import run_on
+from fedapp.names import IN_PROCESS, Way
 from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded
@@ -25,7 +25,6 @@ from fedapp.sweeps.point import NUM_CLIENTS
 from fedapp.sweeps.results import write_results
 from fedapp.sweeps.runner import silent
 from fedapp.sweeps.sweep import PLAN, make_sweep, outcome_in
-from fedapp.training.choose import Way
 from strategies.flower.exchange import never
 
 __all__ = ["ComparedRuns", "RunResult", "SweepResult", "compare", "load", "run", "sweep"]

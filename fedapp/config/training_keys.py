@@ -4,10 +4,8 @@ from typing import Annotated
 
 from fedapp.config.key import Setting, if_, key, where
 from fedapp.config.values import BelowOne, Count, Flag, Keys, NonNegative, Positive, Text, Thousands, pattern
-from fedapp.models import INITS, MODELS
-from fedapp.training.losses import LOSSES
-from fedapp.training.metrics import ALLOWED as METRICS
-from fedapp.training.optimizer import OWN as OPTIMIZERS
+from fedapp.names import ALLOWED_METRICS as METRICS
+from fedapp.names import INITS, LOSSES, MODELS, OPTIMIZERS
 from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
 from fedapp.training.work import PATTERN as STEP_HETEROGENEITY
 

@@ -85,7 +85,11 @@ class Keys(BaseModel):
     """A flat config with kebab-case keys: key ``num-server-rounds`` is attribute ``num_server_rounds``."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-")
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        defer_build=True,  # of validators, to the first use: the sections of the run config are never used alone
+        alias_generator=lambda name: name.replace("_", "-"),
     )
 
     @classmethod

@@ -5,11 +5,8 @@ from flwr.serverapp import Grid
 from fedapp import client_app
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.training.choose import Way
+from fedapp.names import Way
 from fedapp.training.trainer import Trainer
-
-# The last is the quickest.
-IN_PROCESS = ("sequential", "vectorized")
 
 
 def make_grid(engine: str, num_clients: int, workers: int = 0, way: Way | None = None) -> Grid:

@@ -7,16 +7,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, federation, server
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.in_process import IN_PROCESS, make_grid
+from fedapp.engine.in_process import make_grid
 from fedapp.engine.ray import SimulationConfig, simulate
+from fedapp.names import ENGINES, IN_PROCESS, RAY, Way
 from fedapp.own import changed_since, in_process_names
 from fedapp.server import Observer, RunDirectory
-from fedapp.training.choose import Way
 from fedapp.training.gpu import torch_as_it_was
 from strategies.flower.exchange import never
-
-RAY = "ray"
-ENGINES = (*IN_PROCESS, RAY)
 
 
 def check_engine(engine: str) -> None:

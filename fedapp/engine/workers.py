@@ -30,7 +30,7 @@ from fedapp.engine.ray import SimulationConfig, sigterm_kept, without_announceme
 from fedapp.engine.summing import SharedTerms, divided
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.federation.rows import rows_as_needed
-from fedapp.training.choose import Way
+from fedapp.names import Way
 from fedapp.training.trainer import Trainer
 from strategies.flower import messages
 from strategies.flower.errors import RunError

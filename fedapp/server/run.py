@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
+from fedapp.logs import copied_to, logging_as, plain_where_piped
 from fedapp.report import read_metrics
 from fedapp.report.summary import FAILED
 from fedapp.server.display import Display
@@ -24,7 +25,6 @@ from fedapp.server.fruitless import Fruitless
 from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.journal import Journal
 from fedapp.server.judgement import judge
-from fedapp.server.logs import copied_to, logging_as, plain_where_piped
 from fedapp.server.personal import evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.record import Observer, Record

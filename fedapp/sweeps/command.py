@@ -12,9 +12,8 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, Value
 from fedapp.config.options import read_options, read_run_options, stated_options
-from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig
-from fedapp.engine.run import ENGINES
+from fedapp.names import ENGINES, IN_PROCESS
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes
 from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file

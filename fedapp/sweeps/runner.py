@@ -35,11 +35,12 @@ from rich.progress import (
 
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.engine.ray import SimulationConfig
-from fedapp.engine.run import RAY, check_engine, run_on
+from fedapp.engine.run import check_engine, run_on
+from fedapp.logs import ALL, logged_from
+from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.summary import read_summary
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
-from fedapp.server.logs import ALL, logged_from
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
 from fedapp.training.gpu import torch_as_it_was
 from strategies import RunError
@@ -66,7 +67,7 @@ def run_missing(
     folder : Path
         Holds a folder for each run, by `PlannedRun.name`.
     engine : str
-        One of `fedapp.engine.run.ENGINES`.
+        One of `fedapp.names.ENGINES`.
     jobs : int
         Worker processes, each with one thread; 0: this process makes the runs, one after the other.
     have : container of str

@@ -11,15 +11,11 @@ where the launch of a small kernel costs more than the kernel, they are vmapped.
 device alone, never from a stopwatch, so that it is the same in every run.
 """
 
-from typing import Literal, get_args
-
+from fedapp.names import Way
 from fedapp.training.dual import has_dual, is_dual_faster
 from fedapp.training.layers import dense_layers
 from fedapp.training.task import LocalTask
 from fedapp.training.vmapped import trains_under_vmap
-
-Way = Literal["stacked", "dual", "vmapped", "single"]
-WAYS: tuple[Way, ...] = get_args(Way)
 
 
 def way_of(task: LocalTask) -> Way:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapp.names import ALLOWED_METRICS
 from fedapp.own import HERE, OwnPartError, imported, is_own
 from fedapp.training.losses import Targets
 
@@ -133,7 +134,6 @@ METRICS: dict[str, Metric] = {
         Metric("mae", _mean(_sizes), _sizes, "numbers"),
     )
 }
-ALLOWED = f"auto, none, or some of {', '.join(METRICS)} and module:name of your own, with commas between them"
 
 
 def chosen_metrics(names: str, loss: str, targets: Tensor) -> tuple[Metric, ...]:
@@ -168,7 +168,7 @@ def _metric(name: str) -> Metric:
     if name in METRICS:
         return METRICS[name]
     if not is_own(name):
-        raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED}")
+        raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED_METRICS}")
     function = imported("metrics", name)
     if not callable(function):
         raise OwnPartError(f"metrics = {name!r}: must be a function (outputs, targets) → float")

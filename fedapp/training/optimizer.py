@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedapp.names import OPTIMIZERS
 from fedapp.own import OwnPartError, imported, is_own
 from fedapp.training.vectors import Tensors
 
 # w, the step's direction v, the step size γ: moves w in place.
 Move = Callable[[Tensors, Tensors, float | Tensor], None]
-
-OWN = ("sgd", "adam", "adamw")
 
 _GIVEN = {"params", "lr"}  # what local training gives an optimizer of PyTorch
 
@@ -46,13 +45,13 @@ class LocalOptimizer:
     @property
     def stacks(self) -> bool:
         """Whether it moves the models of many clients at once."""
-        return self.name in OWN
+        return self.name in OPTIMIZERS
 
     def begin(self) -> Move | None:
         """Return what moves the model in a task; None: w ← w − γ v."""
         if self.name == "sgd":
             return None
-        if self.name in OWN:
+        if self.name in OPTIMIZERS:
             return LocalAdam(decoupled=self.name == "adamw", **dict(self.options))
         return _Torch(_torch_class(self.name), dict(self.options))
 
@@ -162,7 +161,7 @@ def optimizer_of(name: str, options: str = "") -> LocalOptimizer:
         return SGD
     known = (
         set(inspect.signature(LocalAdam).parameters) - {"decoupled"}
-        if name in OWN
+        if name in OPTIMIZERS
         else _keywords(_torch_class(name))
     )
     for key in values:
@@ -231,7 +230,7 @@ def _torch_class(name: str) -> type[torch.optim.Optimizer]:
         or found is torch.optim.Optimizer
     ):
         raise OwnPartError(
-            f"optimizer = {name!r}: must be one of {', '.join(OWN)}, the name of a class of torch.optim in lower "
-            "case, or module:Class of your own, a torch.optim.Optimizer"
+            f"optimizer = {name!r}: must be one of {', '.join(OPTIMIZERS)}, the name of a class of torch.optim in "
+            "lower case, or module:Class of your own, a torch.optim.Optimizer"
         )
     return found

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapp.names import Way
 from fedapp.training.autograd import train_single, train_vmapped
 from fedapp.training.block import TaskBlock
-from fedapp.training.choose import Way, can, way_of
+from fedapp.training.choose import can, way_of
 from fedapp.training.chunks import cut, cut_evenly, stack_bytes
 from fedapp.training.dense import train_dense, train_stack
 from fedapp.training.dual import train_dual

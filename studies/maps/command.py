@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from fedapp.config import ConfigError, Value, defaults
-from fedapp.engine.in_process import IN_PROCESS
 from fedapp.federation import absolute
+from fedapp.names import IN_PROCESS
 from fedapp.report.differences import DATA_PATH
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.plan import checked, read_file

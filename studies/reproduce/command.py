@@ -16,8 +16,8 @@ from rich.markdown import Markdown
 
 from fedapp.config import ConfigError
 from fedapp.data import DataError
-from fedapp.engine.in_process import IN_PROCESS
 from fedapp.federation import absolute, dataset_of
+from fedapp.names import IN_PROCESS
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.point import PlannedRun, is_finished
 from fedapp.sweeps.runner import run_missing

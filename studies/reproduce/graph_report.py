@@ -11,8 +11,8 @@ import numpy as np
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
 from fedapp.federation.graph import graph_arrays
-from fedapp.report.graph_figures import GraphPanel, draw_graph
 from strategies.clients import graph
+from studies.graphs.figures import GraphPanel, draw_graph
 from studies.reproduce.experiment import ABSENT, Numbers, Results
 from studies.reproduce.plan import STORED, Plan
 from studies.reproduce.report import Report, Row, Verdict, judge, not_run

@@ -11,8 +11,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedapp.config import in_keys
+from fedapp.logs import logged_from
 from fedapp.server import USER_ERRORS
-from fedapp.server.logs import logged_from
 from studies.theory.run_bounds import RunBounds, bounds_of_run
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from fedapp.config import ConfigError, RunConfig, defaults, in_keys
 from fedapp.data import DATASETS, PARTITIONERS, TEST_ON
 from fedapp.data.loading import FORMS
-from fedapp.models import INITS, MODELS
+from fedapp.names import ALLOWED_METRICS as METRICS
+from fedapp.names import INITS, LOSSES, MODELS
 from fedapp.training.augment import AUGMENTATIONS
-from fedapp.training.losses import LOSSES
-from fedapp.training.metrics import ALLOWED as METRICS
 from strategies import REGISTRY
 from strategies.rounds.participation import SCHEMES
 from strategies.updates.aggregation import RULES

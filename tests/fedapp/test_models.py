@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedapp.models import INITS, MODELS, PERCEPTRON_SLOPE, ModelError, build_model, check_model
+from fedapp.models import PERCEPTRON_SLOPE, ModelError, build_model, check_model
+from fedapp.names import INITS, MODELS
 
 
 class Data(NamedTuple):

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedapp.models import build_model
+from fedapp.names import Way
 from fedapp.training.autograd import train_single, train_vmapped
 from fedapp.training.batches import Batches, plan_batches, task_rng
-from fedapp.training.choose import Way
 from fedapp.training.dense import train_dense
 from fedapp.training.dual import train_dual
 from fedapp.training.rule import LocalRule

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedapp.names import Way
 from fedapp.training import chunks
 from fedapp.training.batches import plan_many
 from fedapp.training.block import TaskBlock, TaskStack
-from fedapp.training.choose import Way
 from fedapp.training.draws import batches_of_many
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedapp.training.choose import Way, can
+from fedapp.names import Way
+from fedapp.training.choose import can
 from fedapp.training.gpu import WORKSPACE, gpu, torch_as_it_was
 from fedapp.training.task import LocalTask
 from tests.training.cases import CLASSES, RULES, assert_equals_reference, by_way, three_clients

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.training.choose import WAYS, Way, can
+from fedapp.names import WAYS, Way
+from fedapp.training.choose import can
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from tests.training.cases import (

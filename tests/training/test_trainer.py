@@ -13,9 +13,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fedapp.models import build_model
+from fedapp.names import WAYS
 from fedapp.training import trainer as training
 from fedapp.training.batches import Batches, plan_batches, task_rng
-from fedapp.training.choose import WAYS, can, way_of
+from fedapp.training.choose import can, way_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask

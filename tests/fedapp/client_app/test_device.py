@@ -11,9 +11,9 @@ import torch
 from fedapp.client import device
 from fedapp.client.device import device_of
 from fedapp.config import RunConfig
-from fedapp.engine.in_process import IN_PROCESS
 from fedapp.engine.ray import SimulationConfig
 from fedapp.engine.run import run_on
+from fedapp.names import IN_PROCESS
 from fedapp.server import prepare
 from fedapp.training.gpu import torch_as_it_was
 

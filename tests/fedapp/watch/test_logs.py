@@ -13,8 +13,8 @@ from flwr.app import Message
 
 from fedapp.api.command import parser_of, run
 from fedapp.config import RunConfig
+from fedapp.logs import LOGGERS, copied_to, logging_as, plain_where_piped
 from fedapp.server import build_strategy
-from fedapp.server.logs import LOGGERS, copied_to, logging_as, plain_where_piped
 from strategies import FedAvg
 from strategies.clients.roster import Client
 from tests.fedapp.watch.conftest import Devices

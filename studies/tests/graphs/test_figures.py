@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedapp.report.graph_figures import GraphPanel, _power, draw_graph
+from studies.graphs.figures import GraphPanel, _power, draw_graph
 
 MAX_BYTES = 150_000
 NAMES = ["graph-misalignment.png", "graph-spectrum.png", "graph-homogeneity.png"]

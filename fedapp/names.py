@@ -1,0 +1,26 @@
+"""Names of models, losses, metrics, local optimizers and engines, as the run config and the commands have them.
+
+Values are checked against these names without PyTorch and Ray, which take seconds to import. What a name stands for
+is in ``fedapp.models``, ``fedapp.training`` and ``fedapp.engine``.
+"""
+
+from typing import Literal, get_args
+
+MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
+INITS = ("default", "zeros")
+LOSSES = ("cross-entropy", "mse", "mae", "huber", "bce")
+METRICS = ("accuracy", "top5", "f1-macro", "auroc", "rmse", "r2", "mae")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+# Engines in the user's own process, of which the last is the quickest, and Flower's simulation on Ray.
+IN_PROCESS = ("sequential", "vectorized")
+RAY = "ray"
+ENGINES = (*IN_PROCESS, RAY)
+
+# How the vectorized engine trains: see ``fedapp.training.choose``.
+Way = Literal["stacked", "dual", "vmapped", "single"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+ALLOWED_METRICS = (
+    f"auto, none, or some of {', '.join(METRICS)} and module:name of your own, with commas between them"
+)
