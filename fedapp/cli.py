@@ -91,12 +91,13 @@ app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_show_loc
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Import without collecting garbage: modules leave little, and the search for it takes a sixth of the time."""
+    """Keep the garbage collector away from modules, which stay until the end: it takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if enabled:
             gc.enable()
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedapp import names
 from fedapp.cli import _imported, app
+from fedapp.training.losses import LOSSES
+from fedapp.training.metrics import METRICS
 from strategies import REGISTRY
 
 
@@ -37,6 +40,34 @@ def test_no_such_key_and_all_as_markdown() -> None:
     assert (done.exit_code, done.output.startswith("error: unknown key 'learning-rate'")) == (1, True)
     assert run("keys", "--markdown", "lr").exit_code == 1
     assert run("keys", "--markdown").output.startswith("# Keys of the run config")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        (("--help",), 0, "Run every combination of some values"),
+        (("keys", "lr"), 0, "learning rate"),
+        (("methods", "fedavg"), 0, "McMahan et al. 2017"),
+        (("run", "--run-config", "lrr=0.1"), 1, "unknown key 'lrr': did you mean 'lr'?"),
+        (("runn",), 2, "Did you mean 'run'"),
+    ],
+)
+def test_a_quick_answer_imports_nothing_heavy(arguments: tuple[str, ...], code: int, shown: str) -> None:
+    heavy = ("torch", "pandas", "ray", "sklearn", "matplotlib", "scipy", "pyarrow")
+    program = (
+        "import sys; from fedapp.cli import app\n"
+        "try: app(sys.argv[1:])\n"
+        f"finally: print('heavy:', *[name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1].strip()) == (code, "heavy:")
+    assert shown in done.stdout + done.stderr
+
+
+def test_names_are_those_of_what_they_stand_for() -> None:
+    assert (tuple(LOSSES), tuple(METRICS)) == (names.LOSSES, names.METRICS)
 
 
 def test_the_version() -> None:
