@@ -208,9 +208,9 @@ def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> t
 
     ``corrected=False``, the *printed* form: N(θ/2, φ²/(4 C (C−1))). It counts the C(C−1) ordered pairs as
     independent, but mis is symmetric. ``corrected=True``, the *corrected* form, with C(C−1)/2 independent pairs:
-    N(θ/2, φ²/(2 C (C−1))), as if φ were φ√2; likewise in the propositions. A Monte-Carlo test (in
-    tests/strategies/test_graph_statistics.py) finds the corrected form true and the printed one's deviation too
-    small.
+    N(θ/2, φ²/(2 C (C−1))), as if φ were φ√2; likewise in the propositions. A Monte-Carlo test
+    (tests/strategies/clients/test_graph_statistics.py) finds the corrected form true and the printed one's deviation
+    too small.
     """
     phi = _phi("definition 3.3", theta, phi, C, corrected)
     return theta / 2, phi / math.sqrt(4 * C * (C - 1))

@@ -13,7 +13,7 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report.clients import last_clients
 from tests.end_to_end.server_step import server_step
-from tests.strategies.event_reference import simulate
+from tests.strategies.events.event_reference import simulate
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
 import strategies
-from tests.strategies.test_stock_app import grid, model
+from tests.strategies.flower.test_stock_app import grid, model
 
 (CODE,) = [
     block

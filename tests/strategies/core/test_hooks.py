@@ -380,7 +380,7 @@ def test_resumed_after_any_round_it_is_the_same_run(go: Make, federation: Make, 
 
 
 def test_an_example_takes_no_private_member_and_few_lines() -> None:
-    source = Path(__file__).parents[2].joinpath("examples", "methods.py").read_text()
+    source = Path(__file__).parents[3].joinpath("examples", "methods.py").read_text()
     assert not re.findall(r"self\._\w+", source)
     for block in source.split("\nclass ")[1:]:
         body = block.split("\n\n\n")[0]

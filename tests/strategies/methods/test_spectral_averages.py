@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from strategies import FedAvg, Spectral
 from strategies.methods import spectral
 from strategies.methods.spectral import neighbour_average
-from tests.strategies.spectral_requests import MANY, sent
+from tests.strategies.methods.spectral_requests import MANY, sent
 
 Make = Callable[..., Any]
 Directions = list[list[float]]

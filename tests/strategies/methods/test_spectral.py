@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord
 
 from strategies import Spectral
 from strategies.flower import messages
-from tests.strategies.spectral_requests import MANY, sent
+from tests.strategies.methods.spectral_requests import MANY, sent
 
 Make = Callable[..., Any]
 Directions = list[list[float]]

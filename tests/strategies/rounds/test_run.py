@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from strategies import FedAvg
 from strategies.clock import VirtualClock, WallClock
-from tests.strategies.recorder import Recorder, config
+from tests.strategies.rounds.recorder import Recorder, config
 
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
 

@@ -30,7 +30,7 @@ from strategies.flower.packing import (
     unpack_record,
 )
 from strategies.testing import MemoryGrid
-from tests.strategies.test_registry import content, initial_model, small_config
+from tests.strategies.methods.test_registry import content, initial_model, small_config
 
 Make = Callable[..., Any]
 

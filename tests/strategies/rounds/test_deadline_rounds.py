@@ -27,8 +27,8 @@ from strategies import (
     streams,
 )
 from strategies.flower import messages
-from tests.strategies import deadline_reference
-from tests.strategies.deadline_reference import Draws, Made, as_trace
+from tests.strategies.rounds import deadline_reference
+from tests.strategies.rounds.deadline_reference import Draws, Made, as_trace
 
 Make = Callable[..., Any]
 

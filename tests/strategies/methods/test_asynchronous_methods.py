@@ -13,7 +13,7 @@ from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.methods.shared.staleness import Discount, discount_of
 from strategies.timing.time_scenario import TimeScenario
-from tests.strategies.event_reference import simulate
+from tests.strategies.events.event_reference import simulate
 
 Make = Callable[..., Any]
 pytestmark = pytest.mark.timeout(600)

@@ -19,7 +19,7 @@ from strategies.rounds.late_work import LateTask, LateWork
 from strategies.rounds.participation import Draw, Participation
 from strategies.timing.virtual_scheduler import make_scheduler
 from strategies.updates.server_optimizer import FEDEXP
-from tests.strategies.deadline_reference import SAME, closes_at, in_time_of
+from tests.strategies.rounds.deadline_reference import SAME, closes_at, in_time_of
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5])

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from strategies import FedAvg, Progress, RunError
-from tests.strategies.recorder import Recorder, config
+from tests.strategies.rounds.recorder import Recorder, config
 
 LOGGER = "flwr.strategies"
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]

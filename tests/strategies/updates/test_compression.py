@@ -28,7 +28,7 @@ from strategies.updates.compression import (
     size_of,
 )
 from strategies.updates.compression_residual import LEFT_OUT, LEFT_OUT_OF
-from tests.strategies.test_registry import content, initial_model, small_config
+from tests.strategies.methods.test_registry import content, initial_model, small_config
 
 Make = Callable[..., Any]
 

@@ -11,7 +11,7 @@ import pytest
 from strategies import FedAvg, FedProx
 from strategies.clients import graph
 from strategies.flower import messages
-from tests.strategies.handshake import Handshake, indices, warnings
+from tests.strategies.clients.handshake import Handshake, indices, warnings
 
 LOGGER = "flwr.strategies"
 Make = Callable[..., Any]
