@@ -20,7 +20,7 @@ from fedapp.config import RunConfig
 from fedapp.server import Experiment, prepare
 from fedapp.worker.asking import VARIABLE
 from strategies.flower.internals import give_id
-from tests.fedapp.client_app.asking import CLIENTS, request_for
+from tests.fedapp.client.asking import CLIENTS, request_for
 
 ROOT = Path(__file__).parents[3]
 START = 120.0  # seconds in which a worker has to listen

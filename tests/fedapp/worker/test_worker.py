@@ -24,7 +24,7 @@ from fedapp.worker.sources import PACKAGES
 from strategies.flower import messages
 from strategies.flower.internals import context_to_bytes, message_from_bytes, message_to_bytes
 from strategies.flower.packing import is_packed, pack_record
-from tests.fedapp.client_app.asking import NODE, context_of, trained
+from tests.fedapp.client.asking import NODE, context_of, trained
 from tests.fedapp.worker.conftest import ROOT, RunningWorker, Start
 
 RequestTo = Callable[..., Message]

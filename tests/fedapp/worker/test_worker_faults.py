@@ -22,7 +22,7 @@ from fedapp.worker.listening import listening
 from fedapp.worker.protocol import WorkerError
 from strategies.flower import messages
 from strategies.flower.internals import context_to_bytes, message_to_bytes
-from tests.fedapp.client_app.asking import context_of
+from tests.fedapp.client.asking import context_of
 from tests.fedapp.worker.conftest import ROOT, RunningWorker, Start
 
 RequestTo = Callable[..., Message]

@@ -18,7 +18,7 @@ from fedapp.worker import protocol
 from fedapp.worker.sources import digest_of_sources
 from strategies.flower import messages
 from strategies.flower.internals import context_to_bytes, give_id, message_to_bytes
-from tests.fedapp.client_app.asking import context_of
+from tests.fedapp.client.asking import context_of
 from tests.fedapp.worker.conftest import RunningWorker
 
 RequestTo = Callable[..., Message]

@@ -18,7 +18,7 @@ from fedapp.report.summary import GONE, read_summary, this_process
 from fedapp.server import prepare, run
 from fedapp.server.machine import machine
 from fedapp.server.run_directory import RunDirectory
-from tests.fedapp.watch.conftest import Devices
+from tests.fedapp.server.conftest import Devices
 
 RUNNING = {"status": "running", "process": this_process(), "strategy": "fedavg", "aggregations": 7}
 

@@ -14,7 +14,7 @@ from fedapp.server.fruitless import Fruitless
 from fedapp.server.record import Entry
 from strategies import FedAvg, Progress, RunError
 from strategies.flower import messages
-from tests.fedapp.watch.conftest import NAMES, Devices
+from tests.fedapp.server.conftest import NAMES, Devices
 
 
 class Break(Devices):

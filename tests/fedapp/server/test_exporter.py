@@ -14,7 +14,7 @@ from fedapp.server import Observer, prepare
 from fedapp.server.exporter import MOST_CLIENTS, _bounded
 from fedapp.server.record import Entry
 from strategies.clients.accounts import Account
-from tests.fedapp.watch.conftest import Devices
+from tests.fedapp.server.conftest import Devices
 
 Numbers = dict[tuple[str, tuple[str, ...]], float]
 

@@ -20,7 +20,7 @@ from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import train_one
 from strategies.flower import messages
-from tests.fedapp.client_app.asking import CLIENTS, ask, same, trained
+from tests.fedapp.client.asking import CLIENTS, ask, same, trained
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from fedapp.server.ending import ToldToStop, one_line_errors, told_to_stop
 from fedapp.server.record import Entry
 from fedapp.server_app import app
 from strategies import RunError
-from tests.fedapp.watch.conftest import NAMES, Devices
+from tests.fedapp.server.conftest import NAMES, Devices
 
 
 @pytest.fixture

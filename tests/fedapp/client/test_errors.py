@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from fedapp.client_app import app
 from fedapp.server import Experiment
 from strategies.flower import messages
-from tests.fedapp.client_app.asking import CLIENTS, NODE, ask, reason, same, trained
+from tests.fedapp.client.asking import CLIENTS, NODE, ask, reason, same, trained
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 

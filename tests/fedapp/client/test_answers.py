@@ -12,7 +12,7 @@ from fedapp.client_app import app
 from fedapp.server import Experiment
 from fedapp.training.evaluation import evaluate
 from strategies.flower import messages
-from tests.fedapp.client_app.asking import CLIENTS, NODE, ask, context_of, request_for, trained
+from tests.fedapp.client.asking import CLIENTS, NODE, ask, context_of, request_for, trained
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from fedapp import federation
 from fedapp.client import training
 from fedapp.config import RunConfig
 from fedapp.server import Experiment, prepare
-from tests.fedapp.client_app.asking import CLIENTS
+from tests.fedapp.client.asking import CLIENTS
 
 
 @pytest.fixture(autouse=True)

@@ -163,7 +163,7 @@ def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(
 
 
 def test_the_documented_keys_are_those_declared() -> None:
-    path = Path(__file__).parents[2] / "docs" / "config.md"
+    path = Path(__file__).parents[3] / "docs" / "config.md"
     assert path.read_text("utf-8") == document(), "fedapp keys > docs/config.md"
 
 

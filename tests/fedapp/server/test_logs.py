@@ -17,7 +17,7 @@ from fedapp.logs import LOGGERS, copied_to, logging_as, plain_where_piped
 from fedapp.server import build_strategy
 from strategies import FedAvg
 from strategies.clients.roster import Client
-from tests.fedapp.watch.conftest import Devices
+from tests.fedapp.server.conftest import Devices
 
 LOG = logging.getLogger("flwr.fedapp")
 

@@ -402,7 +402,7 @@ def test_every_key_has_a_default_and_every_default_a_key() -> None:
 
 
 def test_defaults_are_those_of_pyproject() -> None:
-    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))
     assert RunConfig.load().flat() == pyproject["tool"]["flwr"]["app"]["config"]
 
 
