@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Two threads that wait for each other on a loaded machine make a small product take milliseconds; child processes
 # inherit this. Before numpy and torch, which read it when they are imported.
@@ -24,6 +25,25 @@ def little_garbage() -> None:
     """Take all that there is out of the garbage collector's sight: Flower calls it for every array it sends."""
     gc.collect()
     gc.freeze()
+
+
+def is_thorough(config: pytest.Config) -> bool:
+    """Tell whether this run has the thorough tests, too."""
+    return "not thorough" not in config.getoption("markexpr")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis try fewer examples in the default run."""
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    for name, examples in (("quick", 25), ("thorough", 200)):
+        settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=checks)
+    settings.load_profile("thorough" if is_thorough(config) else "quick")
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether to go through all there is, as ``make test-all`` does; a default run takes a part."""
+    return is_thorough(pytestconfig)
 
 
 def pytest_sessionfinish() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
@@ -61,7 +61,6 @@ def test_clients_and_test_rows_are_disjoint_and_repeatable(scheme: str, test_on:
     assert not np.array_equal(made.client_indices, other.client_indices)
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     scheme=st.sampled_from(["label-quantity-skew", "iid"]),
     num_rows=st.integers(20, 120),
@@ -315,7 +314,6 @@ def test_real_femnist_by_writer(real_data: Path) -> None:
     assert all(len(np.unique(femnist.groups[made.client(i)])) == 1 for i in range(100))
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     num_rows=st.integers(20, 300),
     num_clients=st.integers(1, 12),

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
@@ -70,7 +70,6 @@ def test_fitting_is_the_limit_of_iterative_proportional_fitting(
     assert fit_margins(logs, rows, columns) == pytest.approx(expected, abs=1e-6 + 10 * missed)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     classes=st.integers(1, 12),
     clients=st.integers(1, 40),
@@ -132,7 +131,6 @@ def test_a_class_of_three_is_at_most_with_three_clients() -> None:
         assert table.sum(axis=0).tolist() == np.bincount(labels).tolist()
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     num_rows=st.integers(1, 300),
     num_classes=st.integers(1, 12),

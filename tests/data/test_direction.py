@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
@@ -100,7 +100,6 @@ def test_two_equal_singular_values_give_one_direction_of_their_plane() -> None:
     assert np.linalg.norm(x @ m) == pytest.approx(5.0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 12), st.sampled_from([0.05, 0.5, 1.0]))
 def test_non_negative_data_have_a_non_negative_direction(seed: int, n: int, d: int, density: float) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -306,7 +306,6 @@ configs = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True).f
 
 @pytest.mark.thorough
 @given(configs, st.sampled_from(list(REGISTRY)))
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_config_runs_or_is_refused_in_one_line(
     tmp_path: Path, values: dict[str, Any], strategy: str
 ) -> None:
@@ -330,7 +329,6 @@ def test_any_config_runs_or_is_refused_in_one_line(
 @pytest.mark.thorough
 @given(st.binary(max_size=400), st.sampled_from(["npz", "csv", "parquet"]), st.booleans())
 @example(b"\x0b\n", "csv", False)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_read_or_refused_in_one_line(
     tmp_path: Path, content: bytes, suffix: str, text: bool
 ) -> None:

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.clock import RESOLUTION, VirtualClock, WallClock
@@ -41,7 +41,6 @@ def test_virtual_clock_takes_due_times_within_the_resolution_as_equal() -> None:
         clock.wait_until(2.0 - 2 * RESOLUTION)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), max_size=20))
 def test_virtual_clock_follows_any_ascending_deadlines(deadlines: list[float]) -> None:
     clock = VirtualClock()

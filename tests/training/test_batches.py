@@ -6,19 +6,17 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.training.batches import FEW, permutation, plan_many, task_rng
 from fedapp.training.draws import batches_of_many
 from tests.training.cases import plan, rows_of
 
-SETTINGS = settings(deadline=None, max_examples=60)
 sizes, seeds = st.integers(1, 80), st.integers(0, 2**32)
 
 
 @given(n=sizes, batch=st.integers(1, 100), epochs=st.integers(1, 4), seed=seeds)
-@SETTINGS
 def test_every_epoch_sees_every_example_once(n: int, batch: int, epochs: int, seed: int) -> None:
     steps = rows_of(plan(n, batch=batch, epochs=epochs, key=(seed, 0, 0)))
     width = min(batch, n)
@@ -32,7 +30,6 @@ def test_every_epoch_sees_every_example_once(n: int, batch: int, epochs: int, se
 
 
 @given(n=sizes, batch=st.integers(1, 100), count=st.integers(1, 20), seed=seeds)
-@SETTINGS
 def test_a_step_draws_different_rows(n: int, batch: int, count: int, seed: int) -> None:
     steps = rows_of(plan(n, batch=batch, steps=count, key=(seed, 0, 0)))
     assert len(steps) == count
@@ -42,7 +39,6 @@ def test_a_step_draws_different_rows(n: int, batch: int, count: int, seed: int) 
 
 
 @given(n=sizes, count=st.integers(1, 5))
-@SETTINGS
 def test_batch_0_is_all_examples_in_order(n: int, count: int) -> None:
     for batches in (plan(n, epochs=count), plan(n, steps=count)):
         assert batches.whole
@@ -82,7 +78,6 @@ def test_a_task_takes_nothing_from_global_randomness() -> None:
 
 
 @given(n=sizes, batch=st.integers(0, 30), epochs=st.integers(1, 3), more=st.integers(0, 3), seed=seeds)
-@SETTINGS
 def test_padding_keeps_the_rows_and_masks_the_rest(
     n: int, batch: int, epochs: int, more: int, seed: int
 ) -> None:
@@ -101,7 +96,6 @@ def test_padding_keeps_the_rows_and_masks_the_rest(
 
 
 @given(n=st.integers(1, 2 * FEW) | sizes, seed=seeds)
-@SETTINGS
 def test_a_permutation_is_numpys_and_takes_as_many_draws(n: int, seed: int) -> None:
     own, numpys = task_rng(seed, 0, 0), task_rng(seed, 0, 0)
     assert list(permutation(n, own)) == numpys.permutation(n).tolist()
@@ -114,7 +108,6 @@ def test_a_permutation_is_numpys_and_takes_as_many_draws(n: int, seed: int) -> N
     in_epochs=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@SETTINGS
 def test_batches_of_many_are_those_of_each(
     tasks: list[tuple[int, int]], batch: int, in_epochs: bool, seed: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.models import build_model
@@ -53,7 +53,6 @@ def test_where_there_is_a_fused_step_it_is_taken(
     constant=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=40)
 def test_the_fused_step_is_the_step_it_overrides(
     model: str, rule: LocalRule, sizes: list[int], batch: int, constant: bool, seed: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -46,7 +46,6 @@ sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
     by_channel=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=60)
 def test_outputs_and_gradients_are_those_of_the_direct_way(
     size: tuple[int, int],
     kernel: tuple[int, int],

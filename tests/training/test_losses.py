@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.own import OwnPartError
@@ -45,7 +45,6 @@ def test_by_hand(name: str, expected: list[float]) -> None:
 @given(
     seed=st.integers(0, 10_000), clients=st.integers(0, 3), rows=st.integers(1, 6), outputs=st.integers(2, 4)
 )
-@settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("name", LOSSES)
 def test_closed_derivatives_are_the_automatic_ones(
     name: str, seed: int, clients: int, rows: int, outputs: int

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
@@ -41,7 +41,6 @@ def test_numbers_by_hand() -> None:
 
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(3, 40))
-@settings(max_examples=40, deadline=None)
 def test_against_scikit_learn(seed: int, rows: int) -> None:
     rng = np.random.default_rng(seed)
     y, several = rng.normal(size=(rows, 2)), rng.random((rows, 3)) > 0.5

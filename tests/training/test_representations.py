@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.names import WAYS, Way
@@ -172,7 +172,6 @@ def cases(draw: st.DrawFn, way: Way) -> list[LocalTask]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_clients_are_trained_by_the_formulas(way: Way, data: st.DataObject) -> None:
     tasks = data.draw(cases(way))

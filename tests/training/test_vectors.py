@@ -1,14 +1,13 @@
 """The vector space, representation by representation: each does what plain matrices in float64 do."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fedapp.training.span import Basis, Columns, Network, Span
 from fedapp.training.vectors import Factored, Parameters, Stack, Tensors
 
-SETTINGS = settings(deadline=None, max_examples=40)
 seeds, numbers = st.integers(0, 2**32 - 1), st.floats(-3, 3, width=32)
 SHAPES = {"weight": (3, 4), "bias": (3,), "scale": ()}
 
@@ -28,7 +27,6 @@ def assert_close(found: Parameters, expected: Parameters) -> None:
 
 
 @given(seed=seeds, factor=numbers)
-@SETTINGS
 def test_tensors_are_added_scaled_and_moved_by_name(seed: int, factor: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     a, b = named(generator), named(generator)
@@ -43,7 +41,6 @@ def test_tensors_are_added_scaled_and_moved_by_name(seed: int, factor: float) ->
 
 
 @given(seed=seeds, limit=st.floats(0.01, 20))
-@SETTINGS
 def test_a_vector_is_cut_to_its_norm_and_a_shorter_one_left(seed: int, limit: float) -> None:
     a = named(torch.Generator().manual_seed(seed))
     cut = Tensors(a).clipped(limit).named
@@ -52,7 +49,6 @@ def test_a_vector_is_cut_to_its_norm_and_a_shorter_one_left(seed: int, limit: fl
 
 
 @given(seed=seeds, factor=numbers, limit=st.floats(0.01, 20), beside=st.booleans(), count=st.integers(1, 3))
-@SETTINGS
 def test_products_are_as_the_matrices_that_they_stand_for(
     seed: int, factor: float, limit: float, beside: bool, count: int
 ) -> None:
@@ -98,7 +94,6 @@ def test_a_zero_vector_survives_clipping() -> None:
 
 
 @given(seed=seeds, factor=numbers, clients=st.integers(1, 4))
-@SETTINGS
 def test_a_stack_is_its_clients_side_by_side(seed: int, factor: float, clients: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rates = torch.rand(clients, generator=generator)
@@ -136,7 +131,6 @@ def worked_out(vector: Span, known: list[Tensor], x: Tensor) -> Tensor:
 
 
 @given(seed=seeds, factor=numbers, rate=st.floats(0.01, 1), steps=st.integers(1, 3))
-@SETTINGS
 def test_a_span_is_what_it_works_out_to(seed: int, factor: float, rate: float, steps: int) -> None:
     generator = torch.Generator().manual_seed(seed)
 

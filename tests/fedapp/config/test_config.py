@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tomli_w
 from flwr.app import ConfigRecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.config import ConfigError, RunConfig, defaults, in_keys
@@ -433,7 +433,6 @@ def test_no_key_takes_a_list_a_table_or_nothing(key: str, value: Any) -> None:
 
 
 @given(st.floats())
-@settings(deadline=None)
 def test_lr_takes_every_positive_number_and_nothing_else(lr: float) -> None:
     if 0 < lr < INF:
         assert RunConfig.load({"lr": lr}).lr == lr
@@ -575,14 +574,12 @@ configs = st.fixed_dictionaries(
 
 
 @given(configs)
-@settings(deadline=None)
 def test_a_config_survives_toml(values: dict[str, Any]) -> None:
     config = RunConfig.load(values)
     assert RunConfig.load(tomllib.loads(tomli_w.dumps(config.flat()))) == config
 
 
 @given(configs)
-@settings(deadline=None)
 def test_a_config_survives_a_message_record(values: dict[str, Any]) -> None:
     config = RunConfig.load(values)
     assert RunConfig.load(dict(ConfigRecord(config.flat()))) == config

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp import client_app, server
@@ -439,7 +439,6 @@ anything = st.fixed_dictionaries(
 
 
 @given(anything)
-@settings(max_examples=60, deadline=None)
 def test_without_what_is_named_nothing_is_named(values: dict[str, Any]) -> None:
     if values.get("dp") == "local":
         values["message-epsilon"] = 1.0  # or the graph would tell what local privacy hides

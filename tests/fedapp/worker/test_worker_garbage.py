@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.client_app import app
@@ -133,7 +133,6 @@ def test_an_answer_to_another_message_is_not_taken(
     assert_one_line(caplog, tmp_path / "w.sock", "its reply is to another message")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_torn_answer_is_taken_whole_or_not_at_all(
     data: st.DataObject,

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.clients.graph import (
@@ -167,7 +167,6 @@ def test_sparsify_keeps_ties() -> None:
     np.testing.assert_array_equal(sparsify(A, 1), A)
 
 
-@settings(deadline=None, max_examples=80)
 @given(networks())
 def test_misalignment_of_any_network(m: Array) -> None:
     mis = misalignment(m)
@@ -179,13 +178,11 @@ def test_misalignment_of_any_network(m: Array) -> None:
     np.testing.assert_allclose(mis, 0.5 * (1 - m @ m.T), atol=1e-14)
 
 
-@settings(deadline=None, max_examples=50)
 @given(networks(signed=False))
 def test_misalignment_of_non_negative_directions_is_at_most_half(m: Array) -> None:
     assert misalignment(m).max() <= 0.5 + 1e-15
 
 
-@settings(deadline=None, max_examples=80)
 @given(networks(least=1), st.integers(0, 6))
 def test_laplacian_and_weights_of_any_network(m: Array, k: int) -> None:
     A = sparsify(adjacency(misalignment(m)), k)
@@ -210,7 +207,6 @@ def test_laplacian_and_weights_of_any_network(m: Array, k: int) -> None:
         assert spectral_homogeneity(spectrum) == pytest.approx(homogeneity(A), rel=1e-10, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
 @given(networks(), st.integers(0, 4), st.randoms(use_true_random=False))
 def test_relabelling_clients_relabels_the_graph(m: Array, k: int, random: object) -> None:
     mis = misalignment(m)
@@ -226,7 +222,6 @@ def test_relabelling_clients_relabels_the_graph(m: Array, k: int, random: object
     assert fit_lognormal(other).theta == pytest.approx(2 * homogeneity(adjacency(mis)), rel=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
 @given(networks(least=3), st.integers(1, 5))
 def test_sparsify_keeps_the_nearest(m: Array, k: int) -> None:
     A = adjacency(misalignment(m))

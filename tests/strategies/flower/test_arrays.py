@@ -6,7 +6,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -27,7 +27,6 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return draw(hnp.arrays(dtype, shape, elements=elements))
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(arrays(), max_size=4))
 def test_record_to_vector_and_back_is_the_same_bit_for_bit(values: list[np.ndarray]) -> None:
     record = ArrayRecord({f"layer.{i}": Array(array) for i, array in enumerate(values)})

@@ -6,7 +6,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from flwr.app import Array
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -54,13 +54,11 @@ def assert_same(values: np.ndarray, expected: np.ndarray) -> None:
     assert values.tobytes() == expected.tobytes()
 
 
-@settings(deadline=None, max_examples=200)
 @given(arrays())
 def test_packed_arrays_are_flowers_byte_for_byte(values: np.ndarray) -> None:
     assert fields(pack(values)) == fields(Array(values))
 
 
-@settings(deadline=None, max_examples=200)
 @given(arrays())
 def test_unpacked_values_are_flowers(values: np.ndarray) -> None:
     for array in (pack(values), Array(values), Array(np.array(values, order="F"))):

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -57,7 +57,6 @@ def records(draw: st.DrawFn, dtypes: list[str] = DTYPES) -> ArrayRecord:
 # Records ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
 @given(records())
 def test_what_is_packed_comes_back_to_the_last_byte(record: ArrayRecord) -> None:
     packed = pack_record(record)
@@ -68,7 +67,6 @@ def test_what_is_packed_comes_back_to_the_last_byte(record: ArrayRecord) -> None
         assert packed is record
 
 
-@settings(deadline=None)
 @given(records(KEPT), records())
 def test_what_would_not_come_back_is_not_packed(strange: ArrayRecord, others: ArrayRecord) -> None:
     both = ArrayRecord({**others, **strange})
@@ -84,7 +82,6 @@ def packed_bytes(head: Any, body: bytes, length: int | None = None) -> ArrayReco
     return ArrayRecord({PACKED: Array("uint8", (len(data),), PACKED, data)})
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\0" * 8)
@@ -107,7 +104,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(JSON, JSON, JSON) | JSON, min_size=1, max_size=3), st.binary(max_size=16))
 def test_no_head_does_more_than_be_refused_or_say_what_is_there(head: Any, body: bytes) -> None:
     with suppress(ArraysMismatchError):

@@ -189,6 +189,7 @@ def test_without_a_regularizer_feddyn_adds_all_updates_there_were(run: Callable[
         assert found == pytest.approx(W, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.thorough  # test_local_work.py goes to the limit in small
 def test_their_fixed_points_are_the_minimum_of_all(run: Callable[..., Any]) -> None:
     # Σ p a (w − c) = 0, however many steps each takes; FedAvg's is another.
     best = P @ (np.array(A) * CENTRES) / (P @ np.array(A))
@@ -385,6 +386,7 @@ def test_a_device_that_joins_late_counts_in_a_cache_from_its_first_answer(
     assert seen == pytest.approx([1.0, 1.75, (1.75 + 4 / 3) / 2])
 
 
+@pytest.mark.thorough  # test_away.py has the arithmetic of a few rounds
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "mifa"])
 def test_who_is_there_more_often_does_not_count_more(
     name: str, run: Callable[..., Any], tmp_path: Path

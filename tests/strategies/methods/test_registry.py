@@ -105,14 +105,14 @@ def test_approaches_the_minimum_of_the_federated_objective(
     # has no such weights goes to Σ q_i c_i, for the q that it says it minimises.
     asynchronous = issubclass(REGISTRY[name], AsynchronousStrategy)
     lr = (
-        {"fadas": 0.002}.get(name, 0.01) if asynchronous else 1.0
+        {"fadas": 0.01}.get(name, 0.04) if asynchronous else 1.0
     )  # an adaptive step doesn't shrink with the update
     # FedAMP's model is the mean of the clients' own: where each trains alone, that of their minima.
     strategy = REGISTRY[name](small_config(name, server_lr=lr, fedamp_alpha=0.0))
     result = strategy.start(
         federation(),
         ArrayRecord({"w": Array(np.array([1.0]))}),
-        num_rounds=4000 if asynchronous else 40,
+        num_rounds=1000 if asynchronous else 40,
         train_config=train_config(),
     )
     if strategy.graph is None:
@@ -124,7 +124,7 @@ def test_approaches_the_minimum_of_the_federated_objective(
         p = np.array(strategy.shares_of_clients()["expected-share"])
         assert p == pytest.approx(IDENTICAL[name], abs=2e-3)
     assert result.arrays["w"].numpy() == pytest.approx(
-        [p @ [3.0, 2.0, -1.0]], abs=0.03 if asynchronous else 1e-6
+        [p @ [3.0, 2.0, -1.0]], abs=0.1 if asynchronous else 1e-6
     )
 
 

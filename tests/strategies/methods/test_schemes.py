@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock
@@ -55,7 +55,6 @@ def test_two_items_of_one_client_that_are_due_at_once_come_first_in_first_out() 
 ENTRIES = st.lists(st.tuples(st.integers(0, 8).map(lambda k: 1 + k * 5e-10), st.integers(0, 9)), max_size=15)
 
 
-@settings(deadline=None)
 @given(entries=ENTRIES, wait=st.lists(st.integers(0, 3), max_size=15), data=st.data())
 def test_no_item_is_ever_lost_or_given_twice(
     entries: list[tuple[float, int]], wait: list[int], data: st.DataObject
@@ -70,7 +69,6 @@ def test_no_item_is_ever_lost_or_given_twice(
     assert all(due == entries[item][0] for due, item in given_out)
 
 
-@settings(deadline=None)
 @given(
     entries=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), unique_by=lambda e: e[1]),
     data=st.data(),
@@ -115,7 +113,6 @@ def test_a_whole_ratio_is_not_rounded_up() -> None:
     assert fedfix.periods(np.array([1e-12]), 0.5).tolist() == [1.0]  # never none
 
 
-@settings(deadline=None)
 @given(interval=st.floats(1e-3, 1e3), whole=st.integers(1, 10_000), part=st.floats(0.001, 0.999))
 def test_fedfix_periods_of_any_ratio(interval: float, whole: int, part: float) -> None:
     assert fedfix.periods(np.array([whole * interval, (whole + part) * interval]), interval).tolist() == [
@@ -124,7 +121,6 @@ def test_fedfix_periods_of_any_ratio(interval: float, whole: int, part: float) -
     ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20).map(np.array))
 def test_async_periods_share_out_every_arrival(times: np.ndarray) -> None:
     periods = async_fedavg.periods(times)
@@ -170,7 +166,6 @@ def test_participation_counts_take_the_time_of_each_task() -> None:
     assert sorted(asked) == [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]  # each task once, from 1
 
 
-@settings(deadline=None)
 @given(data=st.data(), taus=st.lists(st.floats(0.01, 10), min_size=1, max_size=8), number=st.integers(0, 40))
 def test_every_aggregation_has_m_contributions(data: st.DataObject, taus: list[float], number: int) -> None:
     m = data.draw(st.integers(1, len(taus)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import MetricRecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg, FedDyn, Scaffold
@@ -36,7 +36,6 @@ def test_every_order_of_replies(clients: int, deadline: float) -> None:
             assert closed.late == sorted(set(due) - set(expected))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     due=st.dictionaries(st.integers(0, 9), st.floats(0.1, 5) | st.sampled_from([1.0, 1 + 4e-10]), max_size=8),
     deadline=st.just(0.0) | st.floats(0.1, 5),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import (
@@ -124,9 +124,10 @@ def test_every_order_of_three_clients_with_a_deadline(go: Go, late: str, deadlin
 @pytest.mark.parametrize("late", ["drop", "next"])
 @pytest.mark.parametrize(("needed", "over"), [(1, 1.0), (2, 0.5), (1, 2.0), (2, 1.0)])
 def test_every_order_of_four_clients_of_which_the_first_count(
-    go: Go, late: str, needed: int, over: float
+    go: Go, late: str, needed: int, over: float, thorough: bool
 ) -> None:
-    for order in permutations([1.0, 2.0, 3.5, 3.5]):
+    orders = sorted(set(permutations([1.0, 2.0, 3.5, 3.5])))
+    for order in orders if thorough else orders[needed::3]:
         times = [[one] for one in order]
         expected = deadline_reference.run(
             trained,
@@ -142,7 +143,6 @@ def test_every_order_of_four_clients_of_which_the_first_count(
         check(go(times, **own), expected)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     times=st.lists(
         st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0]) | st.floats(0.2, 3), min_size=5, max_size=5),

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.clients.weights import importances
@@ -146,7 +146,6 @@ def test_variance_of_sampling_without_replacement_is_that_of_lemma_5_1() -> None
     assert measured == pytest.approx(5.53125, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     sizes=st.lists(st.integers(1, 1000), min_size=2, max_size=12),
     scheme=st.sampled_from(["full", "uniform", "md", "paired", "fixed"]),
@@ -167,7 +166,6 @@ def test_any_draw_is_ascending_distinct_and_in_range(
         assert sum(draw.weights) == pytest.approx(1.0, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
 def test_importances_sum_to_one_and_follow_the_sizes(sizes: list[int]) -> None:
     by_samples, by_client = importances("samples", sizes), importances("uniform", sizes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategies.timing.availability import Always, Availability, ByStretches, Stretches, make_availability
@@ -211,7 +211,6 @@ def test_what_is_no_availability_is_refused(text: str) -> None:
 
 
 @given(st.floats(0.05, 0.95), st.integers(0, 20), st.floats(0, 1))
-@settings(max_examples=40)
 def test_diurnal_clients_are_there_once_a_period_for_their_share(
     share: float, client: int, spread: float
 ) -> None:
@@ -282,7 +281,6 @@ def played(found: Availability, interval: float | None, time: float, end: float)
 )
 @example([(8, 8), (17, 1)], 1, 2.5)  # back before the aggregation that it waits for
 @example([(0, 1), (2, 18)], 1, 2.5)  # and so over the end of a period
-@settings(max_examples=60, deadline=None)
 def test_a_cycle_is_what_a_clock_in_small_steps_counts(
     pairs: list[tuple[int, int]], tenths: int, interval: float | None
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.timing.time_scenario import TimeScenario
@@ -39,7 +39,6 @@ def test_a_single_client_is_the_last_one() -> None:
     assert TimeScenario("F80", 1).means.tolist() == [1.0]
 
 
-@settings(deadline=None)
 @given(x=st.integers(0, 99), clients=st.integers(2, 200))
 def test_times_rise_evenly_from_the_fastest_to_one(x: int, clients: int) -> None:
     times = TimeScenario(f"F{x}", clients).means
@@ -218,7 +217,6 @@ def test_a_large_trace_field_is_refused_like_any_other(trace: Write) -> None:
         TimeScenario(trace("0," + "1" * 200_000), 1)  # longer than the csv module's limit
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.floats(1e-6, 1e6)), min_size=1, max_size=20),
     data=st.data(),

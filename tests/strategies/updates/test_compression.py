@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import REGISTRY, FedAvg, RunError
@@ -112,7 +112,6 @@ def test_what_is_not_trained_goes_as_it_is(name: str) -> None:
     assert model[4:].tolist() == [float(1 << 40), *np.float32([1e-3, 77]).tolist(), 0.0]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["none", *NAMES]),
     st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from("fdeiq?")), max_size=4),
@@ -143,7 +142,6 @@ def test_the_size_of_a_model_that_is_sent_whole() -> None:
 # Error feedback --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(BIASED),
     st.lists(st.lists(st.floats(-9, 9, width=32), min_size=5, max_size=5), min_size=1, max_size=6),

@@ -81,11 +81,11 @@ def go(federation: Make, train_config: Make) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{o['compression']}" for n, o in CASES])
 def test_resumed_after_any_aggregation_it_is_the_same_run(
-    go: Make, name: str, options: dict[str, Any]
+    go: Make, name: str, options: dict[str, Any], thorough: bool
 ) -> None:
     whole, _ = go(name, **options)
     assert [number for number, _ in whole] == list(range(1, ROUNDS + 1))
-    for k in range(1, ROUNDS):
+    for k in range(1, ROUNDS) if thorough else (1, ROUNDS - 2):
         part, states = go(name, cut=k, **options)
         rest, _ = go(name, state=states[k], **options)
         assert part + [report for report in rest if report[0] > k] == whole

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategies.flower.arrays import ArraysMismatchError
@@ -127,7 +127,6 @@ def test_another_name_is_refused_with_what_is_allowed(name: str) -> None:
 vectors = st.lists(st.floats(-1e6, 1e6, width=32), min_size=0, max_size=40)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(NAMES), vectors, st.integers(0, 40), st.sampled_from([F4, F8]), st.integers(0, 9))
 def test_its_size_follows_from_the_layout_alone(
     name: str, values: list[float], cut: int, dtype: Any, seed: int
@@ -163,7 +162,6 @@ def test_a_share_is_rounded_up(share: float, total: int, count: int) -> None:
     assert code.count(total) == count
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 17).flatmap(
         lambda width: st.tuples(st.just(width), st.lists(st.integers(0, 2**width - 1)))
@@ -182,7 +180,6 @@ def test_bits_come_back_across_blocks() -> None:
     assert (unpack_bits(memoryview(pack_bits(numbers, 13)), len(numbers), 13) == numbers).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1), st.integers(1, 12))
 def test_the_largest_are_those_that_a_stable_sort_has_first(values: list[int], count: int) -> None:
     order = sorted(range(len(values)), key=lambda place: -values[place])[:count]
@@ -192,7 +189,6 @@ def test_the_largest_are_those_that_a_stable_sort_has_first(values: list[int], c
 # What they mean --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=5), st.integers(1, 5))
 @example([3, -4], 2)
 def test_qsgd_is_right_in_the_mean_over_all_that_can_be_drawn(values: list[int], bits: int) -> None:
@@ -212,7 +208,6 @@ def test_qsgd_is_right_in_the_mean_over_all_that_can_be_drawn(values: list[int],
     assert spread <= min(n / s**2, n**0.5 / s) * norm**2 * (1 + 1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30), st.integers(1, 16), st.integers(0, 9))
 def test_a_level_is_one_of_the_two_next_to_a_value(values: list[float], bits: int, seed: int) -> None:
     code, vector = Qsgd(bits), np.array(values)
@@ -224,7 +219,6 @@ def test_a_level_is_one_of_the_two_next_to_a_value(values: list[float], bits: in
     assert (meant * vector >= 0).all()
 
 
-@settings(deadline=None)
 @given(vectors.filter(len))
 def test_how_far_the_biased_ones_are_off_at_most(values: list[float]) -> None:
     vector = np.array(values)
@@ -243,7 +237,6 @@ def test_how_far_the_biased_ones_are_off_at_most(values: list[float]) -> None:
 # Bytes that lie --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(NAMES), st.lists(st.integers(0, 12), max_size=3), st.data())
 def test_no_bytes_of_the_right_number_do_more_than_be_refused(
     name: str, arrays: list[int], data: st.DataObject
