@@ -13,11 +13,15 @@ THOROUGH = pytest.mark.thorough
 
 
 def covering(
-    *axes: Iterable[Any], together: int = 2, possible: Callable[..., bool] = lambda *_: True
+    *axes: Iterable[Any],
+    together: int = 2,
+    possible: Callable[..., bool] = lambda *_: True,
+    rest: bool = True,
 ) -> list[Any]:
     """Return every possible case of a product; the default run has each ``together`` values of different axes once.
 
     The cases of the default run are chosen greedily: first those with the most combinations that none before has.
+    Without ``rest`` there are no other cases.
     """
     cases = [case for case in product(*axes) if possible(*case)]
     inside = {case: set(combinations(enumerate(case), together)) for case in cases}
@@ -30,7 +34,8 @@ def covering(
         chosen.add(best)
         missing -= inside[best]
         used.update(enumerate(best))
-    return [pytest.param(*case, marks=() if case in chosen else THOROUGH) for case in cases]
+    kept = [case for case in cases if rest or case in chosen]
+    return [pytest.param(*case, marks=() if case in chosen else THOROUGH) for case in kept]
 
 
 def only(cases: Sequence[Any], number: int) -> list[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedapp.report import read_metrics
+from tests.selection import spread
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -68,6 +69,7 @@ def left_over(out: Path) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path) -> None:
     config = f'num-server-rounds=1 results-dir="{tmp_path}" run-name="run"'
@@ -89,6 +91,7 @@ def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path)
         assert (tmp_path / "out" / f"{name}.log").stat().st_size > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_interrupted_it_ends_everything_that_it_started(number: int, start: Start, tmp_path: Path) -> None:
@@ -108,11 +111,14 @@ def test_interrupted_it_ends_everything_that_it_started(number: int, start: Star
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [
-        (("-c", "lr=-1.0"), "error: lr = -1.0: must be a number > 0"),
-        (("-c", 'dataset="files"'), "error: data-path = '': dataset files needs the path of a .npz"),
-        (("--app", "tests"), "error: --app = 'tests': must be the app's source folder"),
-    ],
+    spread(
+        [
+            (("-c", "lr=-1.0"), "error: lr = -1.0: must be a number > 0"),
+            (("-c", 'dataset="files"'), "error: data-path = '': dataset files needs the path of a .npz"),
+            (("--app", "tests"), "error: --app = 'tests': must be the app's source folder"),
+        ],
+        1,
+    ),
 )
 def test_what_cannot_run_is_one_line_before_anything_starts(
     arguments: tuple[str, ...], text: str, start: Start, tmp_path: Path

@@ -26,6 +26,7 @@ def base(simulate):
     return simulate({"num-server-rounds": ROUNDS})
 
 
+@pytest.mark.thorough
 def test_the_run_directory_is_complete_and_true(base):
     assert base.returncode == 0, base.output
     assert f"Run directory: {base.path}" in base.output
@@ -72,6 +73,7 @@ def test_the_run_directory_is_complete_and_true(base):
         assert Image.open(base.path / figure).width >= 1000
 
 
+@pytest.mark.thorough
 def test_one_worker_gives_the_same_bits_as_two(base, simulate):
     one = simulate({"num-server-rounds": ROUNDS}, federation="num-supernodes=4 client-resources-num-cpus=2")
     assert one.returncode == 0, one.output
@@ -88,31 +90,25 @@ def test_a_process_and_a_ray_of_its_own_give_the_same_bits(base, simulate_alone,
     assert metrics_of(again) == metrics_of(base)
 
 
+@pytest.mark.thorough
 def test_the_sequential_engine_gives_the_same_bits(base, simulate):
     assert simulate({"num-server-rounds": ROUNDS}, engine="sequential").model == base.model
 
 
+@pytest.mark.thorough
 def test_another_seed_gives_another_model(base, simulate):
     assert simulate({"num-server-rounds": ROUNDS, "seed": 1}, engine="sequential").model != base.model
 
 
+@pytest.mark.thorough
 def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
     config = {"num-server-rounds": ROUNDS, "strategy": "fedprox", "proximal-mu": 0.0}
     run = simulate(config, engine="sequential")
     assert run.model == base.model
 
 
-# One without rounds stays; spectral is on Ray in test_spectral.py, too, and fedavg's loop is that of fedprox.
-THOROUGH = ("fedprox", "spectral", "fednova", "fedamp", "async-fedavg", "fedfix")
-# The fleet of 1,000 runs under all of them on Ray, too.
-SLOW = ("feddyn", "mifa", "fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "fadas")
-MARKS = dict.fromkeys(THOROUGH, pytest.mark.thorough) | dict.fromkeys(SLOW, pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [pytest.param(name, marks=MARKS.get(name, ())) for name in REGISTRY if name != "fedavg"],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", [name for name in REGISTRY if name != "fedavg"])
 def test_every_strategy_learns_on_ray(base, simulate, strategy):
     config = {"num-server-rounds": ROUNDS, "strategy": strategy}
     if issubclass(REGISTRY[strategy], AsynchronousStrategy):  # an aggregation takes in fewer clients
@@ -124,6 +120,7 @@ def test_every_strategy_learns_on_ray(base, simulate, strategy):
     assert run.model == simulate(config, engine="sequential").model
 
 
+@pytest.mark.thorough
 def test_clients_own_models_are_those_of_the_sequential_engine_also_in_a_run_that_goes_on(simulate):
     # What clients keep is asked for when the checkpoint is written, and handed back to new ones.
     config = {"strategy": "ditto", "test-on": "own", "checkpoint-every": 1, "model": "logistic"}
@@ -138,6 +135,7 @@ def test_clients_own_models_are_those_of_the_sequential_engine_also_in_a_run_tha
     assert (begun.path / "model.safetensors").read_bytes() == whole.model
 
 
+@pytest.mark.thorough
 def test_a_run_is_repeated_from_its_own_config(base, repository, tmp_path):
     command = [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config"]
     config = (base.path / "config.toml").read_text().replace(str(base.path.parent), str(tmp_path))
@@ -147,6 +145,7 @@ def test_a_run_is_repeated_from_its_own_config(base, repository, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == base.model
 
 
+@pytest.mark.thorough
 def test_a_file_of_the_users_own_trains_a_cnn(simulate, tmp_path):
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=240)
@@ -222,6 +221,7 @@ simulate(server_app, client_app, SimulationConfig.read(json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.thorough
 def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository, tmp_path):
     """A logical GPU: Ray counts it, whether the machine has one or not; the first clients wait for the fourth."""
     federation = {
@@ -247,6 +247,7 @@ def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository, tmp_path):
     assert max(at_once) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("signal_number", "engine", "workers"),
     [

@@ -17,6 +17,7 @@ from fedapp.deploy.local import LocalDeployment
 from fedapp.report.clients import last_clients
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY
+from tests.selection import spread
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -64,22 +65,6 @@ OWN: dict[str, dict[str, Any]] = {
     "ace": {"time-scenario": "exponential", "eval-every": 2},
     "fadas": {"buffer-size": 2, "server-lr": 0.01},
 }
-
-THOROUGH = (
-    "fedprox",
-    "fedfix",
-    "fedbuff",
-    "fednova",
-    "feddyn",
-    "mifa",
-    "fedamp",
-    "fedasync",
-    "delay-adaptive",
-    "ringmaster",
-    "rennala",
-    "ca2fl",
-    "fadas",
-)
 
 
 @pytest.fixture
@@ -152,10 +137,7 @@ def assert_same(one: Path, other: Path) -> None:
 # A strategy's own state: tests/strategies/test_resume.py, for all of them.
 @pytest.mark.parametrize(
     ("lines", "strategy"),
-    [
-        pytest.param(11 + place % 6, name, marks=pytest.mark.thorough if name in THOROUGH else ())
-        for place, name in enumerate(OWN)
-    ],
+    spread([(11 + place % 6, name) for place, name in enumerate(OWN)], 2),
 )
 def test_a_killed_run_resumed_equals_one_that_was_not(run, run_and_kill, tmp_path, strategy, lines):
     assert run(strategy=strategy, **OWN[strategy], **{"run-name": "whole"})[0] == 0
@@ -171,6 +153,7 @@ def test_every_strategy_is_killed_above():
     assert set(OWN) == set(REGISTRY)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_again_and_again_still_ends_the_same(run, run_and_kill, tmp_path):
     config = {"strategy": "fedbuff", "buffer-size": 2, "client-weights": "adjacency"}
     run(**config, **{"run-name": "whole"})

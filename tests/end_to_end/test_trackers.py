@@ -93,6 +93,7 @@ def test_a_resumed_run_shows_each_step_once(tmp_path, scalars, before):
     assert [step for tag, step in scalars if tag == "loss"] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_wandb_that_does_not_begin_is_one_line_and_a_failed_run(tmp_path, stand_in):
     def init(**_):
         raise RuntimeError("api_key not configured (no-tty).\nCall wandb.login")

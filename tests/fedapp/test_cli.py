@@ -74,6 +74,7 @@ def test_the_version() -> None:
     assert re.match(r"fedapp \d+\.\d+\.\d+, flwr \d+", run("--version").output)
 
 
+@pytest.mark.thorough
 def test_without_a_package_that_brings_commands_the_others_work(repository: Path, tmp_path: Path) -> None:
     # As in an image: the distribution's metadata, and of its packages not all. -S leaves out what a .pth file adds.
     for package in ("fedapp", "strategies", "custom"):

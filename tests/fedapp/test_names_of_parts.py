@@ -187,6 +187,7 @@ def test_what_cant_be_compared_has_a_name_of_its_own() -> None:
     assert imported("dataset", name) is one
 
 
+@pytest.mark.thorough
 def test_another_process_gives_the_same_names(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""

@@ -34,12 +34,12 @@ def last(path: Path) -> Mapping[str, Any]:
 @pytest.mark.parametrize(
     "config",
     [
-        {"model": "custom.nets:ConvNet"},
+        pytest.param({"model": "custom.nets:ConvNet"}, marks=pytest.mark.thorough),
         {"model": "custom.nets:ConvNet", "strategy": "spectral", "perturbation_beta": 0.7},
         {"model": "custom.nets:ConvNet", "strategy": "fedbuff", "buffer_size": 2, "client_evaluation": True},
         {"model": f"{HERE}:noisy"},
         {"loss": "custom.losses:focal", "metrics": "accuracy,f1-macro,auroc,custom.losses:worst_recall"},
-        {"optimizer": "rmsprop", "lr": 0.003},
+        pytest.param({"optimizer": "rmsprop", "lr": 0.003}, marks=pytest.mark.thorough),
     ],
     ids=lambda config: "-".join(map(str, config.values())),
 )

@@ -291,6 +291,7 @@ def test_what_a_comparison_does_not_read_is_refused(arguments: list[str], fails:
     assert "--compare" in fails("--compare", *arguments)
 
 
+@pytest.mark.thorough
 def test_a_comparison_makes_the_table_and_the_figure_of_the_readme(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
     command = [sys.executable, str(REPOSITORY / "run_simulation.py"), "--compare"]
@@ -336,6 +337,7 @@ def test_a_runs_config_repeats_it_with_its_clients(tmp_path: Path, no_figures: N
     assert json.loads((tmp_path / "other" / "summary.json").read_text())["num-clients"] == 4
 
 
+@pytest.mark.thorough
 def test_fedapp_run_is_the_same_command(tmp_path: Path, no_figures: None) -> None:
     config = f"num-server-rounds=1 model=logistic results-dir={tmp_path}"
     arguments = ["--engine", "sequential", "--federation-config", "num-supernodes=3", "-c"]

@@ -112,6 +112,7 @@ print(PlannedRun.of({{}}, as_values({{"model": net, "num-clients": 2}})).key)
 """
 
 
+@pytest.mark.thorough
 def test_of_a_script_counts_the_part_alone(tmp_path: Path) -> None:
     script, keys = tmp_path / "script.py", []
     for text in (SCRIPT.format(1), SCRIPT.format(1) + "# a line more\n", SCRIPT.format(2)):

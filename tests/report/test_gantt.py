@@ -14,6 +14,7 @@ from fedapp.report.away import Away, write_away
 from fedapp.report.gantt import COLORS, FIGURE, OUTCOMES, ROWS, draw_timeline
 from fedapp.report.tasks import TasksFile
 from strategies.clients.accounts import TaskSpan
+from tests.selection import covering, only
 
 
 def written(
@@ -71,7 +72,7 @@ def seen(path: Path) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("clients", [1, 10, ROWS, ROWS + 1, 1000])
+@pytest.mark.parametrize("clients", only([10, ROWS + 1, 1, ROWS, 1000], 2))
 def test_all_that_clients_did_is_drawn(tmp_path: Path, clients: int) -> None:
     path = draw_timeline(written(tmp_path / "run", clients))
     assert path == tmp_path / "run" / FIGURE
@@ -90,8 +91,9 @@ def test_what_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert not (tmp_path / FIGURE).exists()
 
 
-@pytest.mark.parametrize("clients", [10, 100])
-@pytest.mark.parametrize("outcome", sorted(set(OUTCOMES) - {"accepted"}))
+@pytest.mark.parametrize(
+    ("clients", "outcome"), covering([10, 100], sorted(set(OUTCOMES) - {"accepted"}), together=1)
+)
 def test_how_a_task_ends_is_marked(tmp_path: Path, clients: int, outcome: str) -> None:
     drawn = [draw_timeline(written(tmp_path / name, clients, outcome=name)) for name in ("accepted", outcome)]
     assert all(drawn)

@@ -243,6 +243,7 @@ def test_only_this_machine_is_answered_and_only_the_page_is_served(live: LivePag
     assert ask(live, "/")[0] == 200
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_it(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     command = [sys.executable, "-m", "fedapp.cli", "report", str(write_run(tmp_path / "one")), "--live"]

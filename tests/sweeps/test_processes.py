@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import app
@@ -64,6 +65,7 @@ def test_a_worker_that_is_killed_is_one_line(tmp_path: Path, monkeypatch):
     assert "error: a worker process was killed, perhaps for want of memory; the same command" in done.output
 
 
+@pytest.mark.thorough
 def test_a_strategy_with_keys_of_its_own_goes_through_a_process(tmp_path: Path):
     tiny = "strategy=custom.half_life:HalfLife model=logistic num-server-rounds=1 num-clients=2"
     done = CliRunner().invoke(app, ["sweep", "half-life=1.0,2.0", "-c", tiny, "-o", str(tmp_path)])

@@ -111,6 +111,7 @@ def test_runs_on_two_datasets_are_two_lines_and_not_two_seeds(digits, tmp_path):
     assert table["end"].tolist() == [each.summary["accuracy"] for each in made.values()]
 
 
+@pytest.mark.thorough
 def test_metrics_options_and_losses_as_they_are_in_python(tmp_path):
     def share(outputs, targets):
         return 0.25
@@ -132,6 +133,7 @@ def test_metrics_options_and_losses_as_they_are_in_python(tmp_path):
         fedapp.sweep(**SMALL, metrics=("accuracy", share), lr=[0.1, 0.2], jobs=2, out=tmp_path / "two")
 
 
+@pytest.mark.thorough
 def test_datasets_of_others_are_taken_as_they_are(digits, tmp_path):
     x, y = digits[0].reshape(len(digits[0]), -1).astype("f4")[:300], digits[1][:300]
     rows = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))

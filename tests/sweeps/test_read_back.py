@@ -53,6 +53,7 @@ def test_a_sweep_on_own_data_is_the_same_from_elsewhere(data: Path, tmp_path: Pa
     assert _from_anywhere(named)["base"] == {"dataset": f"hf:{data}/faces"}
 
 
+@pytest.mark.thorough
 def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "own_read_back.py"
@@ -77,6 +78,7 @@ def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path: Path, monk
     assert fedapp.load(tmp_path / "out").runs["status"].tolist() == ["finished"] * 2
 
 
+@pytest.mark.thorough
 def test_a_damaged_run_counts_as_one_that_lacks(tmp_path: Path):
     keys = {**SMALL, "lr": [0.1, 0.5], "seed": [0, 1], "out": tmp_path / "out"}
     made = fedapp.sweep(**keys)

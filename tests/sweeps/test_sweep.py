@@ -88,6 +88,7 @@ def test_the_table_has_mean_and_deviation_over_seeds(swept):
     assert tomllib.loads((out / "plan.toml").read_text())["grid"] == {"lr": [0.5, 1e30], "seed": [0, 1]}
 
 
+@pytest.mark.thorough
 def test_what_is_there_is_not_made_again(swept, tmp_path):
     out, _ = swept
     copy = tmp_path / "copy"

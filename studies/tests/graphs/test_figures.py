@@ -45,7 +45,7 @@ def test_settings_may_be_missing(tmp_path: Path) -> None:
     assert len(draw_graph(tmp_path, [panel(0, 0), panel(1, 0), panel(10, 1)])) == 3
 
 
-@pytest.mark.parametrize("clients", [1, 2, 5])
+@pytest.mark.parametrize("clients", [1, 5])
 def test_equal_clients_and_small_networks(tmp_path: Path, clients: int) -> None:
     zeros = np.zeros((clients, clients))
     odd = GraphPanel.of(0.0, 0.0, zeros, np.zeros(clients), math.nan, 27.6, 0.0)
@@ -65,6 +65,7 @@ def test_bad_grids(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_the_largest_grid(tmp_path: Path) -> None:
     for path in draw_graph(tmp_path, [panel(k, f, 60) for k in (0, 1, 5, 10, 50, 100) for f in range(3)]):
         assert path.stat().st_size <= MAX_BYTES

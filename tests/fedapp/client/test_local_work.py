@@ -128,6 +128,7 @@ def minimiser(experiment: Experiment, weights: np.ndarray, l2: float) -> np.ndar
     return np.asarray(found.x)
 
 
+@pytest.mark.thorough  # tests/strategies/rounds/test_local_work.py has it of quadratics
 @pytest.mark.parametrize("normalize", [False, True])
 def test_on_digits_the_bias_is_there_without_normalization_and_gone_with_it(
     normalize: bool, configure: Callable[..., RunConfig], tmp_path: Path

@@ -100,7 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
     "uneven": {"data_imbalance": 1.0, "partitioner": "label-quantity-skew", "class_imbalance": 1.0},
     "bounded": {"update_norm_bound": 0.05, "lr_schedule": "cosine"},
     "places": {"concurrency": 3},
-    "lost": {"task_failure": 0.3, "availability": "diurnal:0.5"},
+    "lost": {"task_failure": 0.3, "availability": "diurnal:0.5,20", "num_server_rounds": 12},
     "evaluated by clients": {"client_evaluation": True, "eval_every": 5},
     "buffered": {"strategy": "fedbuff", "buffer_size": 5, "server_optimizer": "yogi", "server_lr": 0.1},
     "guarded": {"strategy": "fedbuff", "buffer_size": 5, "safeguards": "on"},

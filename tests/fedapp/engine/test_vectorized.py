@@ -25,6 +25,7 @@ from strategies.flower import messages
 from strategies.flower.grids import WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.updates.sums import BlockSum, SumRequest
+from tests.selection import covering, only
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -129,9 +130,10 @@ def assert_equal_runs(path: Path, reference: Path) -> None:
 DIVISIONS = {"equal": {"partitioner": "iid"}, "ragged": {"data_imbalance": 1.0}}
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
-@pytest.mark.parametrize("strategy", REGISTRY)
+@pytest.mark.parametrize(
+    ("strategy", "model", "division"),
+    covering(REGISTRY, ["logistic", "mlp", "cnn"], DIVISIONS, together=1),
+)
 def test_every_strategy_equals_the_sequential_engine(
     strategy: str, model: str, division: str, small: Configure
 ) -> None:
@@ -153,24 +155,36 @@ def test_every_strategy_equals_the_sequential_engine(
         assert all(np.array_equal(graph[name], other[name]) for name in graph)
 
 
+WORKS: dict[str, dict[str, Any]] = {
+    "cnn": {"local_epochs": 0, "local_steps": 2},
+    "mlp": {"batch_size": 64},
+    "logistic": {},
+}
+
+
+# feddyn: α and a constant; ditto: a pull to another model than its first
 @pytest.mark.parametrize(
-    "strategy", ["fedavg", "spectral", "feddyn", "ditto", "async-fedavg"]
-)  # feddyn: α and a constant; ditto: a pull to another model than its first
-@pytest.mark.parametrize("way", ["dual", "vmapped", "single"])
+    ("way", "model", "strategy"),
+    covering(
+        ["dual", "vmapped", "single"],
+        WORKS,
+        ["fedavg", "spectral", "feddyn", "ditto", "async-fedavg"],
+        together=1,
+    ),
+)
 def test_every_way_of_training_equals_the_sequential_engine(
-    strategy: str, way: str, small: Configure
+    way: str, model: str, strategy: str, small: Configure
 ) -> None:
-    works = {"cnn": {"local_epochs": 0, "local_steps": 2}, "mlp": {"batch_size": 64}, "logistic": {}}
-    for model, work in works.items():
-        config, same = (
-            small(strategy=strategy, model=model, num_server_rounds=5, **work, **DIVISIONS["ragged"], lr=0.05)
-            for _ in range(2)
-        )
-        assert_equal_runs(run(vectorized_grid(way=way), config), run(sequential_grid(), same))
+    config, same = (
+        small(strategy=strategy, model=model, **WORKS[model], **DIVISIONS["ragged"], lr=0.05)
+        for _ in range(2)
+    )
+    assert_equal_runs(run(vectorized_grid(way=way), config), run(sequential_grid(), same))
 
 
-@pytest.mark.parametrize("way", [None, "vmapped"])
-@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fedbuff"])
+@pytest.mark.parametrize(
+    ("way", "strategy"), covering([None, "vmapped"], ["fedavg", "scaffold", "fedbuff"], together=1)
+)
 def test_a_parameter_may_be_one_number(strategy: str, way: str | None, small: Configure) -> None:
     own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Scaled"}
     if strategy != "fedbuff":
@@ -188,7 +202,7 @@ def test_a_buffer_may_have_no_values(strategy: str, small: Configure) -> None:
     assert events(path)[-1]["loss"] < 0.9 * events(path)[0]["loss"]
 
 
-@pytest.mark.parametrize("way", ["stacked", "dual", "vmapped", "single"])
+@pytest.mark.parametrize("way", only(["vmapped", "stacked", "dual", "single"], 2))
 def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Configure) -> None:
     values = {
         "model": "cnn",

@@ -197,6 +197,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "app"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "package",
     ["custom", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedapp", "strategies"))],
@@ -217,6 +218,7 @@ def test_a_worker_of_another_version_is_not_asked(
     assert "it runs another version of the app than this message's bundle" in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_own_app_changes_ends_to_be_started_anew(
     copied: Path, start_worker: Start, request_to: RequestTo, use: Use, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,6 +266,7 @@ def test_data_that_change_are_read_again_and_paths_are_the_process_s(
 # Several ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_messages_at_once_are_worked_on_one_by_one(
     odd_worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
 ) -> None:

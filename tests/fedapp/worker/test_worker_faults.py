@@ -125,6 +125,7 @@ def test_a_busy_worker_s_queue_is_left_after_a_while_and_no_task_is_done_twice(
     assert second.metadata.message_id not in running.log.read_text()
 
 
+@pytest.mark.thorough
 def test_a_task_that_hangs_ends_with_its_time_to_live_and_the_worker_goes_on(
     start_worker: Start, request_to: RequestTo, use: Use, own_work: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def process_that_asks(folder: Path, message: Message, path: Path) -> subprocess.
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=variables)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deed", ["hang", pytest.param("hang deaf", marks=pytest.mark.thorough)])
 def test_a_process_that_is_killed_takes_its_task_along(
     deed: str, start_worker: Start, request_to: RequestTo, use: Use, own_work: list[str], tmp_path: Path
@@ -180,6 +182,7 @@ def test_a_process_that_is_killed_takes_its_task_along(
 # Sockets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_socket_is_its_user_s_alone_and_gone_afterwards(start_worker: Start) -> None:
     running = start_worker()
     status = running.path.stat()
@@ -190,6 +193,7 @@ def test_the_socket_is_its_user_s_alone_and_gone_afterwards(start_worker: Start)
     assert not running.path.exists()
 
 
+@pytest.mark.thorough
 def test_what_a_killed_worker_left_is_replaced_and_a_living_one_is_left_alone(
     start_worker: Start,
     request_to: RequestTo,
