@@ -1,7 +1,7 @@
 """From a config to everything that a run needs, checked before a client starts."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from glob import escape as glob_escape
 from typing import Any
@@ -38,10 +38,10 @@ from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
 from fedapp.training.metrics import chosen_metrics
 from fedapp.training.optimizer import optimizer_of
-from strategies import FederatedStrategy, Progress
+from fedapp.training.state import names_of
+from strategies import FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
-from strategies.flower.exchange import never
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -52,6 +52,8 @@ class Experiment:
 
     Attributes
     ----------
+    strategy : FederatedStrategy
+        Built from the config, once; a run starts it.
     unread : mapping of str to value
         Keys that are given and that nothing in the run reads: see ``fedapp.config.unread``.
     """
@@ -62,6 +64,7 @@ class Experiment:
     partition: Partition
     model: nn.Module
     device: torch.device
+    strategy: FederatedStrategy = field(repr=False, compare=False)
     unread: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -123,7 +126,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     _say(config, dataset, partition, model)
     gpus = on_devices or torch.cuda.is_available()
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus))
-    return _with_times(Experiment(config, num_clients, dataset, partition, model, device, unread), strategy)
+    experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread)
+    return _with_lengths(experiment)
 
 
 def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:
@@ -140,14 +144,23 @@ def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:
     return config
 
 
-def _with_times(experiment: Experiment, strategy: FederatedStrategy) -> Experiment:
-    """Return the experiment with what follows from task times, where these follow from what tasks weigh."""
-    config, sizes = experiment.config, np.diff(experiment.partition.client_offsets)
-    if not fleet.weighs(config):
-        return experiment
-    arrays = federation.initial_arrays(experiment.model)
-    times = fleet.task_times(config, task_work(experiment), sizes, arrays)
-    return replace(experiment, config=with_length(config, strategy, experiment.num_clients, times))
+def _with_lengths(experiment: Experiment) -> Experiment:
+    """Return the experiment whose strategy knows what follows from the data, the model and the run's length.
+
+    That is: what of the model isn't trained, how long a task takes, and how often the model is evaluated. Where task
+    times follow from what a task weighs, so does the run's length.
+    """
+    config, strategy = experiment.config, experiment.strategy
+    fixed = tuple(glob_escape(name) for name in names_of(experiment.model).fixed)
+    strategy.run.flower = replace(strategy.run.flower, untrained=fixed)
+    if fleet.weighs(config):
+        sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)
+        strategy.run.pace.loads.work_of = fleet.by_client(work, sizes)
+        arrays = federation.initial_arrays(experiment.model)
+        times = fleet.task_times(config, work, sizes, arrays)
+        config = with_length(config, strategy, experiment.num_clients, times)
+    strategy.config = replace(strategy.config, eval_every=config.eval_every)
+    return replace(experiment, config=config)
 
 
 def task_work(experiment: Experiment) -> Callable[[int, float], float]:
@@ -195,27 +208,12 @@ def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, mode
     )
 
 
-def build_strategy(
-    config: RunConfig,
-    observer: Callable[[Progress], None] | None = None,
-    stopped: Callable[[], bool] = never,
-    untrained: Sequence[str] = (),
-) -> FederatedStrategy:
-    """Make the configured strategy: its config's fields are run-config keys.
-
-    ``untrained`` are the names of what of the model isn't trained.
-    """
+def build_strategy(config: RunConfig) -> FederatedStrategy:
+    """Make the configured strategy: its config's fields are run-config keys."""
     strategy = strategy_class(config.strategy)
     values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
     clock = WallClock() if config.clock == "wall" else VirtualClock()
-    made = strategy(
-        strategy.Config(**values),
-        clock=clock,
-        observer=observer,
-        stopped=stopped,
-        fraction_evaluate=float(config.client_evaluation),
-        untrained=tuple(glob_escape(name) for name in untrained),
-    )
+    made = strategy(strategy.Config(**values), clock=clock, fraction_evaluate=float(config.client_evaluation))
     usual: dict[str, Any] = type(config).defaults()
     made.run.usual = strategy.Config(**{name: usual[name.replace("_", "-")] for name in values})
     return made

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-import numpy as np
 from flwr.serverapp import Grid
 
 from fedapp import federation
@@ -18,9 +17,8 @@ from fedapp.server.display import Display
 from fedapp.server.divergence import Divergence
 from fedapp.server.ending import ToldToStop
 from fedapp.server.evaluation import Evaluation, when_by_client
-from fedapp.server.experiment import Experiment, build_strategy, task_config, task_work
+from fedapp.server.experiment import Experiment, task_config
 from fedapp.server.exporter import make_exporter
-from fedapp.server.fleet import by_client, weighs
 from fedapp.server.fruitless import Fruitless
 from fedapp.server.heartbeat import Heartbeat, HowFar
 from fedapp.server.journal import Journal
@@ -34,7 +32,6 @@ from fedapp.server.standardize import standardized
 from fedapp.server.summary import Summary
 from fedapp.server.totals import Totals
 from fedapp.server.trackers import make_tracker
-from fedapp.training.state import names_of
 from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
 from strategies.flower import messages
@@ -82,11 +79,8 @@ def run(
     directory = directory or RunDirectory(config)
     plain_where_piped()
     with logging_as(config.log_format) as lines:
-        fixed = names_of(experiment.model).fixed
-        strategy = build_strategy(config, stopped=stopped, untrained=fixed)
-        if weighs(config):
-            sizes = np.diff(experiment.partition.client_offsets)
-            strategy.run.pace.loads.work_of = by_client(task_work(experiment), sizes)
+        strategy = experiment.strategy
+        strategy.run.stopped = stopped
         if lines is not None:
             lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
         try:

@@ -20,8 +20,6 @@ from fedapp.config import ConfigError
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.federation import to_arrays, to_state
 from fedapp.server import Experiment
-from fedapp.server.experiment import task_work
-from fedapp.server.fleet import by_client, weighs
 from strategies import Progress
 from strategies.flower import messages
 from studies.theory.constants import Array
@@ -109,9 +107,8 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     config = experiment.config
     witness = _Witness(problem, names, config.perturbation_beta)
     grid = SequentialGrid(_as_app(witness), experiment.num_clients)
-    strategy = server.build_strategy(config, observe)
-    if weighs(config):  # then task times follow from it, and what fits a time budget
-        strategy.run.pace.loads.work_of = by_client(task_work(experiment), experiment.partition.sizes)
+    strategy = experiment.strategy
+    strategy.observer = observe
     strategy.start(
         grid,
         to_arrays(experiment.model.state_dict()),

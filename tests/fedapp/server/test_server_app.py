@@ -193,29 +193,29 @@ def test_a_strategy_gets_its_config_from_the_run_config(
     name: str, configure: Callable[..., RunConfig]
 ) -> None:
     config = configure(strategy=name, eval_every=3, time_budget=0.3, seed=4, proximal_mu=0.7)
-    strategy = build_strategy(config, lambda progress: None)
+    strategy = build_strategy(config)
     assert type(strategy) is REGISTRY[name]
     assert (strategy.config.eval_every, strategy.config.time_budget, strategy.config.seed) == (3, 0.3, 4)
     assert isinstance(strategy.clock, VirtualClock)
-    assert isinstance(build_strategy(configure(clock="wall"), lambda progress: None).clock, WallClock)
+    assert isinstance(build_strategy(configure(clock="wall")).clock, WallClock)
 
 
 def test_fedprox_gets_its_pull(configure: Callable[..., RunConfig]) -> None:
-    strategy = build_strategy(configure(strategy="fedprox", proximal_mu=0.7), lambda progress: None)
+    strategy = build_strategy(configure(strategy="fedprox", proximal_mu=0.7))
     assert strategy.local_rule() == {"proximal-mu": 0.7}
-    assert build_strategy(configure(proximal_mu=0.7), lambda progress: None).local_rule() == {}
+    assert build_strategy(configure(proximal_mu=0.7)).local_rule() == {}
 
 
 def test_the_spectral_method_gets_its_parameters(configure: Callable[..., RunConfig]) -> None:
     config = configure(
         strategy="spectral", perturbation_beta=0.25, message_floor=1e-6, neighbours=3, neighbour_memory=0.5
     )
-    strategy = build_strategy(config, lambda progress: None)
+    strategy = build_strategy(config)
     assert strategy.local_rule() == {"strategies.beta": 0.25}
     assert strategy.config.neighbour_memory == 0.5
     assert strategy.config.client_weights == "adjacency"  # whatever the run config says
     assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)
-    at_one = build_strategy(configure(strategy="spectral", perturbation_beta=1.0), lambda progress: None)
+    at_one = build_strategy(configure(strategy="spectral", perturbation_beta=1.0))
     assert at_one.local_rule() == {}
     assert at_one.graph is not None
 
@@ -223,9 +223,9 @@ def test_the_spectral_method_gets_its_parameters(configure: Callable[..., RunCon
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
 def test_adjacency_weights_for_the_baselines(name: str, configure: Callable[..., RunConfig]) -> None:
     config = configure(strategy=name, client_weights="adjacency", message_floor=1e-6, neighbours=3)
-    strategy = build_strategy(prepare(config, 5).config, lambda progress: None)
+    strategy = build_strategy(prepare(config, 5).config)
     assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)
-    assert build_strategy(configure(strategy=name), lambda progress: None).graph is None
+    assert build_strategy(configure(strategy=name)).graph is None
 
 
 def test_engines_are_told_apart() -> None:
