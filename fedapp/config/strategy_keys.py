@@ -151,9 +151,12 @@ K = TypeVar("K", bound=Keys)
 
 
 def with_parameters(topic: Topic) -> Callable[[type[K]], type[K]]:
-    """Return a decorator that adds a topic's parameters of the strategies to a section of the schema."""
+    """Return a decorator that adds a topic's parameters of the strategies to a section of the schema.
+
+    They have no default there: a run's config is made from the defaults in pyproject.toml, as Flower's is.
+    """
     found = {
-        name: declared(parameter, _readers(name))
+        name: (declared(parameter, _readers(name))[0], ...)
         for name, parameter in parameters_of_strategies().items()
         if parameter.topic == topic
     }

@@ -66,7 +66,7 @@ class Range:
         if self.choices:
             return value in self.choices
         if isinstance(value, str):
-            return "\0" not in value and re.search(self.pattern, value) is not None
+            return "\0" not in value and (not self.pattern or re.fullmatch(self.pattern, value) is not None)
         if not self.bounded or (self.or_zero and value == 0):
             return True
         return (

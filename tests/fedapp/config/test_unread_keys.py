@@ -179,7 +179,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(("values", "named"), spread(CASES, 8), ids=[str(named) for _, named in CASES])
 def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any], named: list[str]) -> None:
     path = go(values)
-    assert summary(path)["unread-keys"] == named
+    assert sorted(summary(path)["unread-keys"]) == sorted(named)
     without = go({key: value for key, value in values.items() if key not in named}, "without")
     assert summary(without)["unread-keys"] == []
     assert content(path, values) == content(without, values)
