@@ -24,7 +24,7 @@ NOT_COMPARED = ("run_config", "federation_config", "way")
 def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ()) -> int:
     """Run the command line; return the exit code: 0 finished, 1 bad input, failed or diverged, 130 interrupted.
 
-    ``observers`` are told of every aggregation beside the run's own.
+    ``observers`` are additional observers, called at every aggregation.
     """
     parser = command.parser_of(None, __doc__ or "")
     parser.add_argument(

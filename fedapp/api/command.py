@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedapp.config import ConfigError, RunConfig, in_keys, read_run
 from fedapp.config.options import read_options, read_run_options, stated_options
+from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.names import ENGINES, IN_PROCESS, RAY, WAYS
 
@@ -18,7 +19,7 @@ log = logging.getLogger("flwr.fedapp")
 
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
 
-# Flower's own, so that the result is that of ``flwr run`` to the last bit.
+# Flower's own simulation, so that the result equals that of ``flwr run`` to the last bit.
 DEFAULT_ENGINE = RAY
 
 ENDINGS = """the exit code: 0 finished; 1 bad input, or a run that failed or diverged; 2 a wrong option;
@@ -28,7 +29,7 @@ ENDINGS = """the exit code: 0 finished; 1 bad input, or a run that failed or div
 def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> int:
     """Simulate as the options of ``parser_of`` say; return the exit code.
 
-    ``observers`` are told of every aggregation beside the run's own.
+    ``observers`` are additional observers, called at every aggregation.
     """
     plain_where_piped()
     options = argparse.Namespace(**{**vars(options), "engine": options.engine or DEFAULT_ENGINE})
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
             )
         values, num_clients = read_run_options("--run-config", options.run_config)
         config = RunConfig.load(values)
-    except ConfigError as error:  # before PyTorch and Ray are imported, which takes seconds
+    except (ConfigError, DataError) as error:  # before PyTorch and Ray are imported, which takes seconds
         return _failed(error)
     from fedapp.server import USER_ERRORS
 
@@ -83,7 +84,7 @@ def _simulate(
 
 
 def _say_clock(config: RunConfig, texts: list[str] | None) -> None:
-    """Say that a run is in real time as another was, on devices as a rule, and not because somebody wants it."""
+    """Warn if a run is in real time only because the run that it repeats was, on devices as a rule."""
     wanted = config.resume or "clock" in stated_options("--run-config", texts)
     if config.clock == "wall" and not wanted:
         log.warning(
@@ -92,7 +93,7 @@ def _say_clock(config: RunConfig, texts: list[str] | None) -> None:
 
 
 def parser_of(program: str | None, description: str) -> argparse.ArgumentParser:
-    """Return what reads the options of a simulation."""
+    """Return the parser of a simulation's options."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=description,

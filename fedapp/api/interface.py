@@ -1,4 +1,4 @@
-"""Runs and sweeps from Python, and what comes of them as tables: ``fedapp.run``, ``sweep``, ``load``, ``compare``."""
+"""The Python interface: ``fedapp.run``, ``fedapp.sweep``, ``fedapp.load`` and ``fedapp.compare``."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedapp.api.results import ComparedRuns, RunResult, SweepResult
-from fedapp.api.values import as_value, as_values, load_config, told
+from fedapp.api.values import as_value, as_values, in_python_names, load_config
 from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.data import DataError
 from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
@@ -40,7 +40,7 @@ def run(
     quiet: bool = False,
     **keys: Any,
 ) -> RunResult:
-    """Run a federation, recorded as any other run, and return what came of it.
+    """Run a federation, record the run in its folder, and return its results.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ def run(
     federation_config : mapping, optional
         Ray's resources, such as ``{"client-resources-num-gpus": 0.1}``; ``{"workers": 4}`` of the vectorized engine.
     observers : sequence of `fedapp.server.Observer`
-        Who else is told of every aggregation.
+        Additional observers, called at every aggregation.
     quiet : bool
-        Show warnings alone.
+        Log warnings only.
     **keys
         Keys of the run config (docs/config.md) with underscores, whose values may be objects (docs/python.md):
         ``dataset`` arrays (x, y), (x, y, x_test, y_test), a mapping of them, or a Dataset; ``model``, ``loss`` and
@@ -66,13 +66,17 @@ def run(
     TypeError
         If there is no such key.
     ConfigError, DataError, ModelError
-        If a value isn't allowed, or it all doesn't fit together: before a client starts.
+        If a value isn't allowed, or values contradict each other; raised before a client starts.
     RunError, DivergedError, KeyboardInterrupt
-        If the run fails, diverges or is interrupted; its folder, which is named, stays.
+        If the run fails, diverges or is interrupted; its folder stays, and the message names it.
     """
     config = load_config(keys)
     made: list[RunDirectory] = []
-    with silent(logging.WARNING) if quiet else contextlib.nullcontext(), _told(), _stopping() as stopped:
+    with (
+        silent(logging.WARNING) if quiet else contextlib.nullcontext(),
+        _python_names(),
+        _stopping() as stopped,
+    ):
         simulation = _simulation(config, num_clients, engine, way, federation_config or {})
         try:
             directory = run_on(
@@ -94,12 +98,12 @@ def run(
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Say what is wrong in the names of Python."""
+def _python_names() -> Iterator[None]:
+    """Raise errors of a config with the keys' Python names."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        if (other := told(error)) is error:
+        if (other := in_python_names(error)) is error:
             raise
         raise other from None
 
@@ -111,7 +115,7 @@ def _simulation(
     way: Way | None,
     federation_config: Mapping[str, Value],
 ) -> SimulationConfig:
-    """Return the federation config, where the engine reads all that is given."""
+    """Return the federation config; an entry that the engine doesn't read is a ConfigError."""
     on_workers = engine == IN_PROCESS[-1] and federation_config.get("workers")
     if federation_config and engine in IN_PROCESS and not on_workers:
         raise ConfigError(
@@ -141,28 +145,28 @@ def sweep(
 ) -> SweepResult:
     """Run every combination of some values: ``fedapp.sweep(lr=[0.03, 0.1], seed=range(5))``.
 
-    What was made before isn't made again: the same call goes on where an earlier one was stopped.
+    Finished runs aren't repeated: the same call goes on where an earlier one was stopped.
 
     Parameters
     ----------
     out : path, optional
         Folder of the sweep; default: one in ``results`` that is named by its plan.
     jobs : int
-        Runs at a time; 1: in this process. More are made in processes of their own; a script then needs
+        Number of runs at a time; 1: in this process. More run in separate processes; a script then needs
         ``if __name__ == "__main__"``.
     tune : str or sequence of str
-        Axes of which each setting gets its best value, found on seeds that aren't reported.
+        Axes that are tuned: each setting gets its best value, found on seeds that aren't reported.
     by, tuning_seeds
-        What is best, and on how many seeds that is found: see `fedapp.sweeps.plan.SweepPlan`.
+        The metric that decides which value is best, and the number of tuning seeds: `fedapp.sweeps.plan.SweepPlan`.
     **keys
-        As for `run`; one whose value is a list or a range is an axis.
+        As for `run`; a key whose value is a list or a range is an axis.
 
     Raises
     ------
     TypeError, ConfigError
-        As for `run`. A run that fails or diverges raises nothing: it is a row that says so.
+        As for `run`. A run that fails or diverges raises nothing: its row has the status.
     RunError
-        If a process that makes runs was killed: the same call goes on.
+        If a worker process was killed; the same call goes on.
     """
     tuned = [axis.replace("_", "-") for axis in ([tune] if isinstance(tune, str) else tune)]
     content: dict[str, Any] = {"title": title, "tune": tuned, "by": by, "tuning-seeds": tuning_seeds}
@@ -172,13 +176,13 @@ def sweep(
     try:
         outcome = make_sweep(plan, folder, engine=engine, jobs=0 if jobs == 1 else jobs, console=console)
     except ConfigError as error:
-        raise told(error) from None
+        raise in_python_names(error) from None
     write_results(outcome)
     return SweepResult(outcome)
 
 
 def _base_and_grid(keys: Mapping[str, Any], num_clients: int | None) -> dict[str, Any]:
-    """Return what all runs share, and the axes: keys with a list or a range."""
+    """Return the values that all runs share, and the axes, which are keys with a list or a range."""
     axes = {name.replace("_", "-"): each for name, each in keys.items() if isinstance(each, list | range)}
     base = as_values({name: each for name, each in keys.items() if not isinstance(each, list | range)})
     return {
@@ -195,12 +199,12 @@ def _choice(key: str, given: Any) -> Any:
 
 
 def load(path: str | Path) -> RunResult | SweepResult:
-    """Read a run, or a sweep, back from its folder.
+    """Read a run or a sweep from its folder.
 
     Raises
     ------
     ConfigError
-        If there is none.
+        If the folder holds neither.
     """
     folder = Path(path).expanduser()
     if (folder / PLAN).is_file():
@@ -213,7 +217,7 @@ def load(path: str | Path) -> RunResult | SweepResult:
 
 
 def compare(*runs: "RunResult | SweepResult | str | Path") -> ComparedRuns:
-    """Lay runs beside each other: at their end, and at equal time, equal rounds and equal bytes.
+    """Compare runs at their end, and at equal time, equal rounds and equal bytes.
 
     Parameters
     ----------
@@ -230,7 +234,7 @@ def compare(*runs: "RunResult | SweepResult | str | Path") -> ComparedRuns:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator[Callable[[], bool]]:
-    """Yield what tells whether the run is to end; without signals in any thread but the main one."""
+    """Yield a function that returns True once the run is interrupted; always False outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield never
         return

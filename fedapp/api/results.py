@@ -1,4 +1,4 @@
-"""What comes of runs, as tables of pandas, for Python and notebooks."""
+"""Results of runs and sweeps in Python and notebooks: configs, summaries, models, and tables as pandas frames."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RunResult:
-    """A recorded run, read when it is asked for.
+    """A recorded run, read from its folder at the first access.
 
     Attributes
     ----------

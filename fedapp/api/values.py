@@ -1,4 +1,4 @@
-"""What is handed over in Python, as values of the run config: keys with underscores, arrays, classes, functions."""
+"""Values of the run config from Python: keys with underscores, and arrays, classes and functions as their values."""
 
 import hashlib
 import os
@@ -17,14 +17,14 @@ from fedapp.data.places import handed_over_dir
 from fedapp.own import register
 
 _CLIENTS = "num-supernodes"
-# What objects may be that can be called; one of a model is no maker of it.
-_CALLED = ("loss", "metrics", "dataset")
+# Keys that take a callable object; a model's key takes a class or a function that makes a model.
+_CALLABLES = ("loss", "metrics", "dataset")
 _PAIR = ("x_train", "y_train")
 _ARRAYS = (*_PAIR, "x_test", "y_test", "group_train", "group_test")
 
 
 def load_config(keys: Mapping[str, Any]) -> RunConfig:
-    """Return the run config that keys of Python make.
+    """Return the run config of keys and values that are given in Python.
 
     Raises
     ------
@@ -36,11 +36,11 @@ def load_config(keys: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.load(as_values(keys))
     except ConfigError as error:
-        raise told(error) from None
+        raise in_python_names(error) from None
 
 
-def told(error: ValueError) -> Exception:
-    """Return the error as Python's users are told: an unknown key is a TypeError, with names as Python has them."""
+def in_python_names(error: ValueError) -> Exception:
+    """Return an error with the keys' Python names; an unknown key becomes a TypeError."""
     text = str(error)
     if not text.startswith("unknown key"):
         of_clients = text.startswith(_CLIENTS)
@@ -55,7 +55,7 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
     Raises
     ------
     ConfigError
-        If a value is none that it can have.
+        If an object can't be a key's value.
     """
     values: dict[str, Value] = {}
     for name, given in keys.items():
@@ -64,7 +64,7 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
         if key == "dataset" and all(map(is_hugging_face_form, pair)):
             values[key] = register(_returning(given))
         elif key == "dataset" and not isinstance(given, str) and not callable(given):
-            values |= _data(given, keys)
+            values |= _file_of_arrays(given, keys)
         else:
             values[key] = as_value(key, given)
     return values
@@ -76,7 +76,7 @@ def as_value(key: str, given: Any) -> Value:
     Raises
     ------
     ConfigError
-        If it is none that it can have.
+        If the object can't be the key's value.
     """
     if isinstance(given, np.generic):
         given = given.item()
@@ -88,7 +88,7 @@ def as_value(key: str, given: Any) -> Value:
         return ",".join(str(as_value(key, each)) for each in given)
     if _key(key) == "optimizer-options" and isinstance(given, Mapping):
         return " ".join(f"{option}={_in_toml(option, value)}" for option, value in given.items())
-    if isinstance(given, type) or (callable(given) and (hasattr(given, "__qualname__") or key in _CALLED)):
+    if isinstance(given, type) or (callable(given) and (hasattr(given, "__qualname__") or key in _CALLABLES)):
         return register(given)
     what = (
         "a class, or a function that returns a new one, not"
@@ -116,7 +116,7 @@ def _in_toml(option: str, value: Any) -> str:
 
 
 def _returning(given: Any) -> Callable[[], Any]:
-    """Return a function of data that returns what is given."""
+    """Return a dataset function that returns the given object."""
 
     def dataset() -> Any:
         return given
@@ -124,8 +124,8 @@ def _returning(given: Any) -> Callable[[], Any]:
     return dataset
 
 
-def _data(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
-    """Put arrays into a file of the cache, named by what is in them: other processes, and later ones, find it."""
+def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
+    """Save arrays in the cache, in a file named by their digest, so that other processes find them."""
     if "data_path" in keys or "data-path" in keys:
         raise ConfigError("data-path: isn't read where dataset is arrays")
     path = handed_over_dir() / f"{_digest(arrays := _arrays(given))}.npz"
@@ -158,7 +158,7 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
 
 
 def _array(name: str, value: Any) -> np.ndarray:
-    """Return an array, or a tensor or a table's column as one; float64 as float32, which is what is trained on."""
+    """Return an array, or a tensor or a table's column as one; float64 as float32, in which models are trained."""
     try:
         found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
@@ -173,7 +173,7 @@ def _array(name: str, value: Any) -> np.ndarray:
     if found.dtype.kind not in kinds:
         holds = {"U": "texts", "O": "objects"}.get(found.dtype.kind, f"{found.dtype} values")
         raise ConfigError(f"dataset: {name} holds {holds}; {needed} are needed")
-    with np.errstate(over="ignore"):  # what isn't finite is refused where it is read
+    with np.errstate(over="ignore"):  # values that aren't finite are refused where the file is read
         return found.astype(np.float32) if found.dtype == np.float64 else found
 
 

@@ -1,12 +1,13 @@
-"""What tells one part from another: all that its doings depend on, as one digest.
+"""A digest of a class or function: two parts with equal digests behave alike.
 
-Source text doesn't: of two functions with the same, one may have other defaults, other values from around it or
-other globals. A part's code, these, and what they are made of in turn are gone through. What has no content to
-compare, such as an open file, makes the whole unknown.
+The source text alone isn't enough: two functions with the same text may differ in their default arguments, in the
+variables that they close over, or in globals. The digest covers the code, these values, and the objects that the
+values are made of, recursively. A part that holds an object without comparable content, such as an open file, has no
+digest.
 
-Of a module of the user's there are its file, and the values that the code reads from it. Not followed are modules
-that it imports in turn, those behind a package (``package.settings.width``), and what a function imports when it is
-called.
+Of a user's module the digest covers the file and the values that the code reads from the module. It doesn't follow
+modules that this module imports, attributes behind a package (``package.settings.width``), or imports inside a
+function.
 """
 
 import copyreg
@@ -24,8 +25,8 @@ from typing import Any
 from fedapp.own.sources import file_digest, is_users
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
-# Of code, all that it does; not where it stands.
-_OF_CODE = (
+# Attributes of a code object that decide what it computes; names of files and line numbers are left out.
+_CODE_ATTRIBUTES = (
     "co_code",
     "co_names",
     "co_varnames",
@@ -38,8 +39,8 @@ _OF_CODE = (
     "co_exceptiontable",
     "co_consts",
 )
-# What Python notes in a class beside what was written.
-_NOTES = (
+# Attributes that Python adds to a class by itself.
+_ADDED_BY_PYTHON = (
     "__dict__",
     "__weakref__",
     "__module__",
@@ -51,72 +52,72 @@ _NOTES = (
 
 
 def fingerprint(part: object) -> str | None:
-    """Return a digest of all that a part's doings depend on, the same in every process; None if there is none.
+    """Return a digest of all that a part's behaviour depends on, equal in every process; None if it has none.
 
-    But for what isn't followed, which the head of this file names.
+    The module's docstring says which dependencies aren't followed.
     """
     try:
-        gone_through = _Through()
-        gone_through.add(part)
-    except Exception:  # whatever other people's objects raise when asked what they are made of
+        digest = _Digest()
+        digest.add(part)
+    except Exception:  # a user-defined object may raise anything when its content is read
         return None
-    return gone_through.content.hexdigest()
+    return digest.content.hexdigest()
 
 
-class _Through:
-    """Goes through an object and all that it is made of, once each."""
+class _Digest:
+    """Digest of an object and of the objects that it is made of, each visited once."""
 
     def __init__(self) -> None:
         self.content = hashlib.sha256()
         self._seen: dict[int, int] = {}
-        self._alive: list[object] = []  # an address that is free may be another's
+        self._alive: list[object] = []  # keeps visited objects alive, so that no address is used twice
 
     def add(self, value: Any) -> None:
-        """Take in a value."""
+        """Add a value to the digest."""
         if isinstance(value, _PLAIN):
             if type(value) in _PLAIN:
-                return self._say(f"{type(value).__name__} {value!r}")
+                return self._update(f"{type(value).__name__} {value!r}")
         elif type(value) is tuple:
-            return self._all("tuple", value)
+            return self._add_all("tuple", value)
         if id(value) in self._seen:
-            return self._say(f"again {self._seen[id(value)]}")
+            return self._update(f"again {self._seen[id(value)]}")
         self._seen[id(value)] = len(self._seen)
         self._alive.append(value)
-        return self._made_of(value)
+        return self._add_content(value)
 
-    def _say(self, text: str) -> None:
+    def _update(self, text: str) -> None:
         self.content.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
 
-    def _all(self, what: str, values: Any) -> None:
-        self._say(f"{what} {len(values)}")
+    def _add_all(self, what: str, values: Any) -> None:
+        self._update(f"{what} {len(values)}")
         for value in values:
             self.add(value)
 
-    def _made_of(self, value: Any) -> None:
+    def _add_content(self, value: Any) -> None:
         if isinstance(value, ModuleType):
-            self._say(f"module {value.__name__} {_source_of(value)}")
+            self._update(f"module {value.__name__} {_source_of(value)}")
         elif isinstance(value, CodeType):
-            self._all("code", [getattr(value, name) for name in _OF_CODE])
-        elif (place := _place(value)) is not None:
-            self._say(place)
+            self._add_all("code", [getattr(value, name) for name in _CODE_ATTRIBUTES])
+        elif (place := _import_path(value)) is not None:
+            self._update(place)
         elif isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, MethodType):
-            self._all("method", (value.__func__, value.__self__))
+            self._add_all("method", (value.__func__, value.__self__))
         elif isinstance(value, staticmethod | classmethod):
-            self._all(type(value).__name__, (value.__func__,))
+            self._add_all(type(value).__name__, (value.__func__,))
         elif isinstance(value, property):
-            self._all("property", (value.fget, value.fset, value.fdel))
+            self._add_all("property", (value.fget, value.fset, value.fdel))
         elif inspect.ismemberdescriptor(value) or inspect.isgetsetdescriptor(value):
-            self._say(f"descriptor {value.__qualname__}")
+            self._update(f"descriptor {value.__qualname__}")
         elif type(value) is list:
-            self._all("list", value)
+            self._add_all("list", value)
         elif type(value) in (dict, MappingProxyType):
-            self._all("dict", [part for item in value.items() for part in item])
+            self._add_all("dict", [part for item in value.items() for part in item])
         elif type(value) in (set, frozenset):
-            self._all(type(value).__name__, sorted(_digest_of(each) for each in value))
+            self._add_all(type(value).__name__, sorted(_digest_of(each) for each in value))
         elif _is_array(value):
             self._array(value)
         else:
@@ -132,21 +133,22 @@ class _Through:
         names = sorted(set(_names_of(function.__code__)))
         cells = zip(function.__code__.co_freevars, around, strict=True)
         known = [*read.items(), *((name, value) for name, held in cells for value in held)]
-        for module, found in known:  # whose values may have been set since it was imported
+        for module, found in known:  # its values may have been set since the import
             if isinstance(found, ModuleType) and _source_of(found):
                 read |= {f"{module}.{name}": vars(found)[name] for name in names if name in vars(found)}
         own = (function.__defaults__, function.__kwdefaults__, function.__dict__)
-        self._all("function", (function.__code__, *own, around, read))
+        self._add_all("function", (function.__code__, *own, around, read))
 
     def _class(self, kind: type) -> None:
-        self._all(f"class {kind.__qualname__}", (type(kind), *kind.__bases__))
-        self._all(
+        written = sorted(vars(kind).keys() - set(_ADDED_BY_PYTHON))
+        self._add_all(f"class {kind.__qualname__}", (type(kind), *kind.__bases__))
+        self._add_all(
             "with",
-            [part for name in sorted(vars(kind)) if name not in _NOTES for part in (name, vars(kind)[name])],
+            [part for name in written for part in (name, vars(kind)[name])],
         )
 
     def _array(self, array: Any) -> None:
-        """Take in an array of NumPy, or a tensor, which has other types and may be on a GPU."""
+        """Add a NumPy array, or a PyTorch tensor, which may be on a GPU and have a type that NumPy lacks."""
         import numpy as np
 
         kind = f"{type(array).__qualname__} {array.dtype} {tuple(array.shape)}"
@@ -157,32 +159,32 @@ class _Through:
                 values.float() if "float" in str(values.dtype) and values.itemsize < 4 else values
             ).numpy()
         if array.dtype.hasobject:
-            return self._all(kind, array.ravel().tolist())
-        self._say(kind)
+            return self._add_all(kind, array.ravel().tolist())
+        self._update(kind)
         self.content.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
         return None
 
     def _object(self, value: Any) -> None:
-        """Take in any other object, by what it would be copied from."""
+        """Add any other object by what pickle would store of it."""
         reduce = copyreg.dispatch_table.get(type(value))
         made = reduce(value) if reduce else value.__reduce_ex__(4)
-        if isinstance(made, str):  # a name, by which it is found in a module, or else isn't found
-            if (place := _found_at(value, pickle.whichmodule(value, made), made)) is not None:  # type: ignore[attr-defined]
-                return self._say(place)
-            return self._all(f"{type(value).__qualname__} of", (value.__wrapped__,))
+        if isinstance(made, str):  # the name by which pickle would look it up in a module
+            if (place := _path_in_module(value, pickle.whichmodule(value, made), made)) is not None:  # type: ignore[attr-defined]
+                return self._update(place)
+            return self._add_all(f"{type(value).__qualname__} of", (value.__wrapped__,))
         parts = [list(part) if isinstance(part, Iterator) else part for part in made]
-        return self._all("object", (type(value), *parts))
+        return self._add_all("object", (type(value), *parts))
 
 
-def _place(value: Any) -> str | None:
-    """Return where a class or function is imported from; None if it can't be, and of all else."""
+def _import_path(value: Any) -> str | None:
+    """Return the import path of a class or function, with its file's digest; None if it can't be imported."""
     if not isinstance(value, type | FunctionType | BuiltinFunctionType):
         return None
-    return _found_at(value, getattr(value, "__module__", None), value.__qualname__)
+    return _path_in_module(value, getattr(value, "__module__", None), value.__qualname__)
 
 
-def _found_at(value: Any, module: Any, path: str) -> str | None:
-    """Return the name of an object in a module, and what that is; None if it isn't there, or is the program's own."""
+def _path_in_module(value: Any, module: Any, path: str) -> str | None:
+    """Return an object's import path, with its file's digest; None if the module lacks it or is ``__main__``."""
     if not isinstance(module, str) or module == "__main__":
         return None
     found: Any = sys.modules.get(module)
@@ -193,7 +195,7 @@ def _found_at(value: Any, module: Any, path: str) -> str | None:
 
 
 def _source_of(module: ModuleType | None) -> str:
-    """Return a digest of a module's file if it is the user's; of the app and of libraries nothing."""
+    """Return the digest of a user's module's file; an empty text for the app's and for libraries' modules."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if not file or name == "__main__":
         return ""
@@ -201,7 +203,7 @@ def _source_of(module: ModuleType | None) -> str:
 
 
 def _digest_of(value: Any) -> str:
-    alone = _Through()
+    alone = _Digest()
     alone.add(value)
     return alone.content.hexdigest()
 
@@ -217,7 +219,7 @@ def _is_array(value: Any) -> bool:
 def _contents(cell: Any) -> Any:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # the cell has no value yet
         return ()
 
 

@@ -1,7 +1,7 @@
-"""A user's own parts, by ``module:name``: models, losses, data, strategies.
+"""User-defined models, losses, data, metrics, optimizers and strategies, by ``module:name``.
 
-A part that was handed over in Python and that no module has, such as a class made in a notebook, is ``python:NAME``:
-it is known in this process alone.
+A part that is given as a Python object and can't be imported, such as a class defined in a notebook, is called
+``python:NAME`` and exists in this process alone.
 """
 
 import hashlib
@@ -17,32 +17,32 @@ from uuid import uuid4
 from fedapp.own.fingerprint import fingerprint
 from fedapp.own.sources import file_digest, files_of, has_changed
 
-HERE = "python"  # the module of what is known in this process alone
+HERE = "python"  # stands for the module of parts that exist in this process alone
 
-# Keys whose values may be parts of the user's own, by module:name.
+# Keys whose values may be user-defined parts, by module:name.
 PARTS = ("strategy", "model", "loss", "dataset", "metrics", "optimizer")
 
 _registered: dict[str, object] = {}
 
 
 class OwnPartError(ValueError):
-    """A part that can't be found or doesn't fit; the text names the key, the value and what is allowed."""
+    """A user-defined part can't be imported or doesn't fit; the text names the key, the value and what is allowed."""
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a value names a part of the user's own."""
+    """Return True if a value names a user-defined part."""
     return ":" in name
 
 
 def imported(key: str, name: str) -> object:
-    """Return what ``module:name`` names, for the value of a key.
+    """Import the object ``module:name`` that is the value of a key.
 
-    Modules are found as Python finds them, and in the working directory: a console script doesn't look there.
+    Modules are looked up on Python's path and in the working directory, which isn't on a console script's path.
 
     Raises
     ------
     OwnPartError
-        If there is none, or its module raises an error.
+        If there is no such object, or its module raises an error.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -53,10 +53,10 @@ def imported(key: str, name: str) -> object:
                 f"{key} = {name!r}: was handed over in Python, and is known in that process alone"
             )
         return _registered[attribute]
-    _see_working_directory(module.partition(".")[0])
+    _add_working_directory(module.partition(".")[0])
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # whatever a user's module raises, the cause is told
+    except Exception as error:  # a user's module may raise anything; the message has the cause
         raise OwnPartError(
             f"{key} = {name!r}: can't be imported ({type(error).__name__}: {error})"
         ) from error
@@ -90,7 +90,7 @@ def register(part: Any) -> str:
 
 
 def in_process_names(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of a config's values that name parts known in this process alone."""
+    """Return by key the config's values that name parts of this process alone."""
     here = {
         key: [name for name in names if name.startswith(f"{HERE}:")]
         for key, names in own_parts(values).items()
@@ -99,13 +99,13 @@ def in_process_names(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_parts(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of the user's own parts in a config's values, by key."""
+    """Return by key the names of the user-defined parts in a config's values."""
     named = {key: str(values.get(key, "")).split(",") for key in PARTS}
     return {key: own for key, names in named.items() if (own := [name for name in names if is_own(name)])}
 
 
 def source_digest(name: str) -> str:
-    """Return a digest of the files of ``module:name``, with which what it computes may change; "" without one."""
+    """Return a digest of the Python files that ``module:name`` depends on; an empty text if there are none."""
     try:
         digests = [(file.name, file_digest(file)) for file in source_files(name)]
     except (OwnPartError, OSError):
@@ -116,7 +116,7 @@ def source_digest(name: str) -> str:
 
 
 def changed_since(values: Mapping[str, Any]) -> str:
-    """Say which part of a config other processes would import otherwise than it is here; "" if there is none."""
+    """Return a message on a part that other processes would import in another version; an empty text if all agree."""
     for key, names in own_parts(values).items():
         for name in names:
             with suppress(OwnPartError, OSError):
@@ -129,30 +129,30 @@ def changed_since(values: Mapping[str, Any]) -> str:
 
 
 def source_files(name: str) -> list[Path]:
-    """Return the Python files that ``module:name`` is made of, sorted; none for what no module has.
+    """Return the Python files that ``module:name`` depends on, sorted; none for a part of this process alone.
 
-    They are that of its module, that in which it is defined, and those of the user's modules that these import, in
-    turn (``fedapp.own.sources``).
+    They are the file of its module, the file in which it is defined, and those of the user's modules that these
+    import, recursively (``fedapp.own.sources``).
 
     Raises
     ------
     OwnPartError
-        If it can't be imported.
+        If the part can't be imported.
     OSError
         If a file can't be read.
     """
     part, module = imported("", name), name.partition(":")[0]
-    if module == HERE:  # its name says what it is
+    if module == HERE:  # its name has the digest
         return []
     found = {module: getattr(sys.modules[module], "__file__", None)}
-    with suppress(TypeError, ValueError):  # an object, or wrapped in itself
+    with suppress(TypeError, ValueError):  # not a function or class, or it wraps itself
         function: Any = inspect.unwrap(part)  # type: ignore[arg-type]
         found[function.__module__] = inspect.getsourcefile(function)
     files = [files_of(each, Path(file)) for each, file in found.items() if file and file.endswith(".py")]
     return sorted({file for each in files for file in each})
 
 
-def _see_working_directory(package: str) -> None:
+def _add_working_directory(package: str) -> None:
     here = Path.cwd()
     if package in sys.modules or str(here) in sys.path or "" in sys.path:
         return

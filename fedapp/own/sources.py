@@ -1,6 +1,7 @@
-"""Which Python files a module of the user's is made of: its own, and those that it imports of the user's, in turn.
+"""The Python files that a user's module depends on, and their digests.
 
-Imports count as they are written, wherever in a file; one whose name is worked out isn't seen.
+The files are the module's own and those of the user's modules that it imports, recursively. Import statements count
+wherever they stand in a file; an import by a computed name isn't found.
 """
 
 import ast
@@ -19,7 +20,7 @@ from pathlib import Path
 log = logging.getLogger("fedapp.own")
 
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = ("fedapp", "strategies")  # versions of the app are versions, as those of libraries are
+_APP_PACKAGES = ("fedapp", "strategies")  # their version identifies them, as a library's does
 
 # Of each imported file: its module's spec, and the file's digest when it was imported.
 _files: dict[Path, tuple[object, str]] = {}
@@ -27,19 +28,19 @@ _warned: set[tuple[Path, str]] = set()
 
 
 def is_users(module: str, file: Path) -> bool:
-    """Tell whether a module is the user's, and neither the app's nor a library's."""
-    if file.suffix != ".py" or module.partition(".")[0] in _OWN:
+    """Return True if a module is the user's, neither the app's nor a library's."""
+    if file.suffix != ".py" or module.partition(".")[0] in _APP_PACKAGES:
         return False
     return not any(file.is_relative_to(each) for each in _LIBRARIES)
 
 
 def files_of(module: str, file: Path) -> list[Path]:
-    """Return a module's file and, if it is the user's, those of the user's that it imports, in turn; sorted.
+    """Return a module's file and those of the user's modules that it imports, recursively; sorted.
 
     Raises
     ------
     OSError
-        If one can't be read.
+        If a file can't be read.
     """
     found, waiting = {file}, [(module, file)]
     while waiting:
@@ -48,7 +49,7 @@ def files_of(module: str, file: Path) -> list[Path]:
             continue
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         for name in _imported(file.read_bytes(), package):
-            for other, place in _modules(name):
+            for other, place in _modules_along(name):
                 if place not in found and is_users(other, place):
                     found.add(place)
                     waiting.append((other, place))
@@ -57,10 +58,10 @@ def files_of(module: str, file: Path) -> list[Path]:
 
 @lru_cache(maxsize=256)
 def _imported(source: bytes, package: str) -> tuple[str, ...]:
-    """Return the full names of what Python code imports: of modules, or of what is in them."""
+    """Return the full names of the modules and attributes that Python code imports."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):  # it is being written
+    except (SyntaxError, ValueError):  # the file is being written
         return ()
     found: dict[str, None] = {}
     for node in nodes:
@@ -71,18 +72,18 @@ def _imported(source: bytes, package: str) -> tuple[str, ...]:
             if node.level:
                 try:
                     base = resolve_name("." * node.level + base, package)
-                except ImportError:  # beyond the package, or there is none
+                except ImportError:  # the relative import leaves the package, or there is no package
                     continue
             found |= dict.fromkeys(f"{base}.{each.name}" for each in node.names)
     return tuple(found)
 
 
-def _modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the modules along a full name, with their files; nothing is imported for it."""
+def _modules_along(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the modules along a dotted name, with their files, without importing them."""
     module, *rest = name.split(".")
     try:
         spec = find_spec(module)
-    except (ImportError, ValueError):  # ValueError: of a script, or what isn't there as others are
+    except (ImportError, ValueError):  # ValueError: __main__, or a module without a spec
         return
     if spec is None:
         return
@@ -98,12 +99,11 @@ def _modules(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def file_digest(path: Path) -> str:
-    """Return a digest of a Python file: of one that is imported, as it was then.
+    """Return the digest of a Python file, for an imported file as it was at the import.
 
-    What has been imported stays as it is until its module is loaded again, whatever becomes of the file; where that
-    has changed, a line says so.
+    An imported module stays as it is until it is loaded again. If its file has changed since, a warning is logged.
     """
-    then, now = _then_and_now(path)
+    then, now = _digests(path)
     if then != now and (path, now) not in _warned:
         _warned.add((path, now))
         log.warning(
@@ -115,23 +115,23 @@ def file_digest(path: Path) -> str:
 
 
 def has_changed(path: Path) -> bool:
-    """Tell whether a Python file isn't what was imported from it here, and another process would import another."""
-    then, now = _then_and_now(path)
+    """Return True if a Python file has changed since this process imported it."""
+    then, now = _digests(path)
     return then != now
 
 
-def _then_and_now(path: Path) -> tuple[str, str]:
-    """Return a file's digest as it was when it was imported, and as it is; twice the latter if it wasn't."""
+def _digests(path: Path) -> tuple[str, str]:
+    """Return a file's digest at its import and its digest now; twice the latter if it wasn't imported."""
     now = hashlib.sha256(path.read_bytes()).hexdigest()
-    if (spec := _spec_of(path)) is None:
+    if (spec := _module_spec(path)) is None:
         return now, now
     if (known := _files.get(path)) is None or known[0] is not spec:
-        _files[path] = known = spec, _as_imported(path, spec, now)
+        _files[path] = known = spec, _digest_as_imported(path, spec, now)
     return known[1], now
 
 
-def _spec_of(path: Path) -> object:
-    """Return the spec of the module made of a file, another one when it is loaded again; None if none was made."""
+def _module_spec(path: Path) -> object:
+    """Return the spec of the module imported from a file, a new object after a reload; None if it wasn't imported."""
     for module in list(sys.modules.values()):
         of_module = getattr(module, "__dict__", {})
         if of_module.get("__file__") == str(path):
@@ -139,15 +139,15 @@ def _spec_of(path: Path) -> object:
     return None
 
 
-def _as_imported(path: Path, spec: object, now: str) -> str:
-    """Return a file's digest, or another one if Python has noted that what it imported isn't what is there now."""
-    # Of a script it is a module.
+def _digest_as_imported(path: Path, spec: object, now: str) -> str:
+    """Return a file's digest, or another one if its bytecode file was compiled from a former version."""
+    # A script has a module in place of a spec.
     compiled = Path((spec.cached if isinstance(spec, ModuleSpec) else None) or "")
     if sys.dont_write_bytecode or not compiled.is_file() or not os.access(compiled, os.W_OK):
         return now
     flags, time, size = struct.unpack("<4xLLL", compiled.read_bytes()[:16])
     stat = path.stat()
     there = int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF
-    if flags or (time, size) == there:  # flags: it goes by a hash
+    if flags or (time, size) == there:  # flags: the bytecode file is checked by a hash
         return now
     return hashlib.sha256(f"{now} {time} {size}".encode()).hexdigest()
