@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from fedapp.training.augment import augmented
 from fedapp.training.batches import Batch
-from fedapp.training.dense import has_fused
-from fedapp.training.factors import Factors
 from fedapp.training.losses import Loss
 from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
@@ -91,14 +89,6 @@ def plain_gradient(
     return Tensors(dict(zip(leaves, gradients, strict=True))), value.detach()
 
 
-def factored_gradient(
-    factors: Factors, loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Tensors, Tensor]:
-    """As ``plain_gradient``, with the large matrices of dense layers as products."""
-    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    return factors.gradient(lambda: loss(leaves, x, y, mask), leaves)
-
-
 def functional_gradient(
     loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
 ) -> tuple[Tensors, Tensor]:
@@ -144,7 +134,7 @@ def train(
     neighbours, constant : dict of str to Tensor, optional
         u, the neighbour average, without which ``rule.beta`` < 1 is a ValueError; h, added to every gradient.
     gradient : Gradient
-        ``plain_gradient``, ``factored_gradient``, or ``functional_gradient`` under vmap.
+        ``plain_gradient``, or ``functional_gradient`` under vmap.
     move : callable, optional
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
@@ -192,8 +182,6 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     trainee = _own_copy(task.model)
     fixed = {name: value.clone() for name, value in task.fixed.items()}
     move = task.optimizer.begin()
-    # Products do where no gradient is needed as a whole.
-    products = move is None and has_fused(task.rule)
     state, x = {**fixed, **task.start}, task.x[task.rows]
     drawn = draws_globally(task.model, trainee, state, x)
     laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else as_it_is
@@ -211,7 +199,6 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
             anchor=task.anchor,
             neighbours=task.neighbours,
             constant=task.constant,
-            gradient=partial(factored_gradient, trainee.factors) if products else plain_gradient,
             move=move,
             changes=_changes(task),
         )

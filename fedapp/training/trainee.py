@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedapp.training.factors import Factors
 from fedapp.training.fourier import convolution, has_fourier
 from fedapp.training.layers import is_changed
 from fedapp.training.state import StateNames, names_of
@@ -69,7 +68,6 @@ class Trainee:
         self._generators: dict[torch.device, torch.Generator] = {}  # noqa: TID251
         self._seed = 0
         self.drops = _seed_dropout(self.module, self)
-        self.factors = Factors(self.module)
         self._alone = False
         for layer in self.module.modules():
             if has_fourier(layer) and "forward" not in vars(layer):

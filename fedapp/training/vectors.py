@@ -65,8 +65,6 @@ class Tensors:
                 value.sub_(other, alpha=rate)
             else:
                 value -= self.each(rate, value) * other
-        if isinstance(direction, Factored):
-            direction.multiplied_into(self.named, -float(rate))
 
     def _total(self, value: Tensor) -> Tensor:
         return value.sum()
@@ -74,68 +72,6 @@ class Tensors:
     def each(self, number: float | Tensor, value: Tensor) -> float | Tensor:
         """Shape a number of each client so that it multiplies the client's part of ``value``."""
         return number
-
-
-# A factor, δ (B, out) and x (B, in): the matrix factor · δᵀ x.
-Product = tuple[float, Tensor, Tensor]
-Products = list[Product]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Factored(Tensors):
-    """A vector some of whose matrices are sums of products δᵀ x, worked out only if they must be.
-
-    Attributes
-    ----------
-    named : dict of str to Tensor
-        The others, and what is to be added to the products; a name may be here, there or in both.
-    products : dict of str to list of Product
-    """
-
-    products: dict[str, Products]
-
-    def __add__(self, other: Tensors) -> "Factored":
-        named = {**self.named, **other.named}
-        named |= {name: self.named[name] + other.named[name] for name in self.named.keys() & other.named}
-        products = {name: list(own) for name, own in self.products.items()}
-        for name, more in other.products.items() if isinstance(other, Factored) else ():
-            products.setdefault(name, []).extend(more)
-        return Factored(named, products)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Tensors) -> "Factored":
-        return self + (-1.0) * other
-
-    def __rsub__(self, other: Tensors) -> "Factored":
-        return (-1.0) * self + other
-
-    def __rmul__(self, factor: float) -> "Factored":
-        products = {
-            name: [(factor * own, delta, x) for own, delta, x in each] for name, each in self.products.items()
-        }
-        return Factored({name: factor * value for name, value in self.named.items()}, products)
-
-    def clipped(self, norm: float) -> Tensors:  # type: ignore[override]
-        return self.worked_out().clipped(norm)
-
-    def square(self) -> Tensor:
-        return self.worked_out().square()
-
-    def worked_out(self) -> Tensors:
-        """Return the vector with every matrix as a tensor."""
-        named = dict(self.named)
-        for name, ((factor, delta, x), *more) in self.products.items():
-            first = (factor * delta).mT @ x
-            named[name] = named[name] + first if name in named else first
-            Factored({}, {name: more}).multiplied_into(named, 1.0)
-        return Tensors(named)
-
-    def multiplied_into(self, named: Parameters, factor: float) -> None:
-        """Add a multiple of the products to some tensors, in place."""
-        for name, products in self.products.items():
-            for own, delta, x in products:
-                named[name].addmm_(delta.mT, x, alpha=factor * own)
 
 
 class Stack(Tensors):

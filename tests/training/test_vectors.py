@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedapp.training.span import Basis, Columns, Network, Span
-from fedapp.training.vectors import Factored, Parameters, Stack, Tensors
+from fedapp.training.vectors import Parameters, Stack, Tensors
 
 seeds, numbers = st.integers(0, 2**32 - 1), st.floats(-3, 3, width=32)
 SHAPES = {"weight": (3, 4), "bias": (3,), "scale": ()}
@@ -46,43 +46,6 @@ def test_a_vector_is_cut_to_its_norm_and_a_shorter_one_left(seed: int, limit: fl
     cut = Tensors(a).clipped(limit).named
     assert_close(cut, {name: value * min(1.0, limit / norm(a)) for name, value in a.items()})
     assert norm(cut) <= limit * (1 + 1e-5)
-
-
-@given(seed=seeds, factor=numbers, limit=st.floats(0.01, 20), beside=st.booleans(), count=st.integers(1, 3))
-def test_products_are_as_the_matrices_that_they_stand_for(
-    seed: int, factor: float, limit: float, beside: bool, count: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    a, b = named(generator), named(generator)
-    rest = {name: value for name, value in a.items() if beside or name != "weight"}
-    products = [
-        (0.5 * i, torch.randn(2, 3, generator=generator), torch.randn(2, 4, generator=generator))
-        for i in range(count)
-    ]
-    whole = rest | {
-        "weight": sum((i * (d.mT @ x) for i, d, x in products), rest.get("weight", torch.zeros(3, 4)))
-    }
-    v, other = Factored(rest, {"weight": products}), Tensors(b)
-    assert_alike(v.worked_out(), whole)
-    assert_alike((v + other).worked_out(), {name: whole[name] + b[name] for name in a})
-    assert_alike((other + v).worked_out(), {name: whole[name] + b[name] for name in a})
-    assert_alike((v - other).worked_out(), {name: whole[name] - b[name] for name in a})
-    assert_alike((other - v).worked_out(), {name: b[name] - whole[name] for name in a})
-    assert_alike((v + v).worked_out(), {name: 2 * whole[name] for name in a})
-    assert_alike((factor * v).worked_out(), {name: factor * whole[name] for name in a})
-    assert_alike(
-        v.clipped(limit), {name: value * min(1.0, limit / norm(whole)) for name, value in whole.items()}
-    )
-    moved = Tensors({name: value.clone() for name, value in b.items()})
-    moved.descend(factor, factor * v + other)
-    assert_alike(moved, {name: b[name] - factor * (factor * whole[name] + b[name]) for name in a})
-
-
-def assert_alike(found: Tensors, expected: Parameters) -> None:
-    """By name: a sum with products has no order of its own."""
-    assert found.named.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found.named[name], value, rtol=1e-4, atol=1e-4)
 
 
 def test_a_zero_vector_survives_clipping() -> None:
