@@ -39,14 +39,14 @@ class AbsentClients:
         self._away: dict[int, tuple[Client, int]] = {}
 
     def counting(self, clients: Sequence[Client]) -> Sequence[Client]:
-        """Return the clients that count, by index, where these are there."""
+        """Return the clients that count, by index: those that are connected, and those that count while away."""
         if not self._away:
             return clients
         away = [client for client, _ in self._away.values()]
         return sorted([*clients, *away], key=lambda client: client.index)
 
     def look(self, clients: Sequence[Client]) -> None:
-        """Note who of those that counted isn't among the clients, and drop those that have been away for long."""
+        """Note which clients have counted and are away now, and drop those that have been away for too long."""
         here, number = {client.index for client in clients}, self._run.aggregations + 1
         known = {client.index: (client, number) for client in self._run.clients} | self._away
         counted = self._have_counted()
@@ -66,11 +66,11 @@ class AbsentClients:
         return {index for index, account in self._accounts.items() if account.accepted}
 
     def reset(self) -> None:
-        """Forget who was away."""
+        """Forget which clients were away."""
         self._away = {}
 
     def state(self) -> dict[str, Any]:
-        """Return whose work has counted: index, size (NaN: it hasn't told one) and, if away, since which round."""
+        """Return rows of the clients that have counted: index, size (NaN: unknown), first round away or 0."""
         since, counted = {index: first for index, (_, first) in self._away.items()}, self._have_counted()
         rows = [
             (
@@ -84,7 +84,7 @@ class AbsentClients:
         return {_COUNTING: np.array(rows, dtype=np.float64).reshape(-1, 3)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the clients of a state for away, until it is seen who is there."""
+        """Take the clients of a state as away, until they are seen connected."""
         first = state["aggregations"] + 1
         self._away = {}
         for index, size, since in np.asarray(state.get(_COUNTING, np.empty((0, 3)))).tolist():
@@ -98,16 +98,16 @@ class Population:
     Parameters
     ----------
     kind : str
-        How much a client counts: ``samples``, ``uniform`` or ``adjacency``.
+        The kind of importance: ``samples``, ``uniform`` or ``adjacency``.
     graph : ClientGraph, optional
-        Of the clients, where they count by ``adjacency``.
+        The graph of clients, with importance ``adjacency``.
     away : AbsentClients, optional
         The clients that count while they are away, where a method corrects for participation.
 
     Attributes
     ----------
     listeners : list of callable
-        Told at each look which clients are there, before they are asked for anything.
+        Called with the connected clients each time before requests are made.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Population:
         self.listeners: list[Callable[[Sequence[Client]], None]] = []
 
     def look(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
-        """Look who is there; with a graph, who is in it. Without ``wait``, newcomers are in once they answer."""
+        """Return the connected clients (of a graph: its own). Without ``wait`` new clients join when they answer."""
         run = self._run
         clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
         if self.graph is not None and clients:

@@ -16,30 +16,31 @@ from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Local, Tell, chain
 from strategies.updates.safeguards import Safeguards
 
-# Told of every valid local model (D,), by client index, before it is aggregated; the array is on loan.
+# Called with a client's index and its local model (D,) for every valid reply, before it is aggregated. The array is
+# only valid during the call.
 Witness = Callable[[int, Vector], None]
 
 
 class Receiver:
-    """Reads replies.
+    """Turns replies into contributions.
 
     Parameters
     ----------
     must_weigh : bool
-        Whether a client that has never said how much it counts is left out.
+        Whether a client without a number of examples is left out.
     bound : float
         S: a longer update is shortened to it; 0: no bound.
     local_rule, received : callable
         Hooks of the method.
     compressed : CompressedUpdates, optional
-        How clients were asked to compress their updates.
+        The compression that clients were asked for.
     clip : Clip, optional
-        Of differential privacy.
+        The clipping of central differential privacy.
 
     Attributes
     ----------
     witness : callable, optional
-        Told of every valid local model.
+        Called for every valid local model.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Receiver:
         self.witness = witness
 
     def check(self, apart: Untrained) -> Check:
-        """Return what reads replies, and sets apart the values that aren't trained."""
+        """Return the check of replies, which puts the buffers (values that aren't trained) into ``apart``."""
         compressed, layout = self._compressed, self._run.layout
         return Check(
             layout,
@@ -74,7 +75,7 @@ class Receiver:
         )
 
     def links(self) -> Link:
-        """Return what a local model goes through between the check and the sum."""
+        """Return the chain of steps for a local model between the check and the sum."""
         safeguards, witness = self._safeguards, self.witness
         return chain(
             Bound(self._bound) if self._bound else None,
@@ -86,7 +87,7 @@ class Receiver:
 
     @property
     def bounds_updates(self) -> bool:
-        """Whether updates are shortened that are too long, and counted as such."""
+        """Whether updates that are too long are shortened, and reported as clipped."""
         return (bool(self._bound) or self._safeguards.learns_norms) and self._clip is None
 
     def contribution(
@@ -97,18 +98,18 @@ class Receiver:
         staleness: int,
         sent: Iterable[str] = (),
     ) -> Contribution:
-        """Return what a local model contributes after the links; ``sent``: records beside the model."""
+        """Return the contribution of a local model after the chain; ``sent``: records beside the model, by name."""
         made = Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
         if isinstance(reply, Message):
             self._check_applied(made, sent)
         return made
 
     def beside(self, sent: Iterable[str]) -> list[str]:
-        """Return the records that go beside the model, without one in its place."""
+        """Return the names of the records beside the model, without a record in place of the model."""
         return [name for name in sent if name != self._run.flower.arrayrecord_key]
 
     def _check_applied(self, contribution: Contribution, sent: Iterable[str]) -> None:
-        """Warn once that a client doesn't say that its local steps go by the method's rule."""
+        """Warn once if a client doesn't confirm that its local steps follow the method's rule."""
         asked = [*self._local_rule(), *self.beside(sent)]
         applied = contribution.records.get(messages.APPLIED)
         done = dict(applied) if isinstance(applied, ConfigRecord) else {}

@@ -1,4 +1,4 @@
-"""What a run reports after every aggregation: to its observer, or to the log."""
+"""The report of every aggregation, to the run's observer or to the log."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from strategies.flower import messages
 
 @dataclass(frozen=True)
 class Progress:
-    """What an observer is told after the initial evaluation (aggregation 0) and after every aggregation.
+    """The report to an observer, after the initial evaluation (aggregation 0) and after every aggregation.
 
     Attributes
     ----------
@@ -29,13 +29,13 @@ class Progress:
     arrays : ArrayRecord
         The global model.
     metrics : mapping of str to float
-        Of this aggregation and, if ``evaluated``, of the evaluation.
+        The metrics of this aggregation and, if ``evaluated``, of the evaluation.
     evaluated : bool
         Whether the model was evaluated.
     clients : mapping of str to list
-        At evaluations, what a strategy knows of each client, by index.
+        At evaluations, the per-client statistics of the strategy, each a list by client index.
     names : mapping of int to str
-        What clients that are devices are called, by index; those that have a name.
+        The names of the clients that have one, by index.
     """
 
     aggregation: int
@@ -64,21 +64,21 @@ _NOT_LOGGED = (
 
 
 class Reporter:
-    """Reports a run.
+    """Reports the aggregations of a run.
 
     Parameters
     ----------
     unit : str
-        What is counted: ``round`` or ``aggregation``. The log has each round, and aggregations once a second at most.
+        ``round`` or ``aggregation``. Every round is logged, and an aggregation at most once a second.
     bytes_kept : callable
-        How much the method keeps of clients, in bytes.
+        Returns the bytes that the method keeps of its clients.
 
     Attributes
     ----------
     observer : callable, optional
-        Told of every aggregation, in place of the log.
+        Receives every aggregation, in place of the log.
     by_client : dict of str to dict
-        What clients told in an evaluation that isn't reported yet.
+        The clients' metrics of an evaluation that isn't reported yet.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Reporter:
         Parameters
         ----------
         metrics : mapping
-            Of the aggregation, and of the clients' evaluation.
+            The metrics of the aggregation, and of the clients' evaluation.
         evaluate_fn : callable, optional
             The server's evaluation.
         shares : callable, optional
-            What is known of each client, by index, which an observer is told; given where the model is evaluated now.
+            Returns the per-client statistics for the observer; given where the model is evaluated now.
         losses : callable, optional
-            What the loop makes of the losses f_i of all clients, by index.
+            Returns metrics of the loop from the losses f_i of all clients, by index.
         """
         collected: dict[str, Any] = {**metrics, **self._accounts.costs()}
         if kept := self._bytes_kept():
@@ -145,7 +145,7 @@ class Reporter:
     def _of_clients(
         self, clients: Mapping[str, list[float]], collected: dict[str, Any]
     ) -> Mapping[str, list[float]]:
-        """Return what is known of each client, and collect how the clients' metrics are spread."""
+        """Return the per-client statistics, and collect the spread of the clients' metrics."""
         by_client, self.by_client = self.by_client, {}
         for name, values in by_client.items():
             collected.update(client_metrics.spread(name, values.values()))
@@ -159,7 +159,7 @@ class Reporter:
         return {**client_metrics.columns(by_client, size), **clients}
 
     def costs_of_clients(self, size: int) -> dict[str, list[float]]:
-        """Return what each client's tasks took, by index: bytes, seconds, and energy where watts are known."""
+        """Return the bytes, the seconds and, where watts are known, the joules of each client's tasks, by index."""
         seconds = self._accounts.column("seconds", size)
         costs = {
             "bytes": self._accounts.column("bytes", size),
@@ -171,7 +171,7 @@ class Reporter:
         return costs
 
     def _log_line(self, aggregation: int, metrics: Mapping[str, float]) -> None:
-        """Log how a run goes that nobody observes."""
+        """Log the progress of a run without an observer."""
         now = self._watch.now()
         if self._unit == "round" or now >= self._quiet_until:
             self._quiet_until = now + 1.0

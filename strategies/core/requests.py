@@ -19,18 +19,18 @@ Records = Callable[[Client], Mapping[str, messages.RecordType]]
 
 
 class TrainingRequests:
-    """Makes the training requests of a run.
+    """The training requests of a run.
 
     Parameters
     ----------
     loads : Loads
-        What clients' tasks weigh.
+        The work and the bytes of clients' tasks.
     local_rule, task_fields : callable
         Hooks of the method: fields of the message that local steps depend on, and others.
     outgoing : callable
-        Hook of the method: a client's records beside the model.
+        Hook of the method: the records for a client beside the model.
     compressed : CompressedUpdates, optional
-        How clients are to compress their updates.
+        The compression that clients are asked for.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class TrainingRequests:
         self._compressed = compressed
 
     def note_model(self, arrays: ArrayRecord) -> None:
-        """Note how many bytes of a model a client is sent, and how many it sends."""
+        """Note the bytes of the model in a request and in a reply."""
         size = messages.num_bytes(arrays)
         self._loads.model = size
         self._loads.up = size if self._compressed is None else self._compressed.size(arrays)
 
     def fields(self, client: Client, server_round: int, task: int, config: ConfigRecord) -> ConfigRecord:
-        """Return the fields of a client's request, with those of the loop's ``config``, which stays as it is."""
+        """Return the fields of a client's request: a copy of the loop's ``config`` and the strategy's own fields."""
         own = config.copy()
         own[messages.SERVER_ROUND] = server_round
         own[messages.CLIENT] = client.index
@@ -79,34 +79,34 @@ class TrainingRequests:
         )
 
     def note_sent(self, client: Client, request: Message, part: float = 1.0) -> None:
-        """Note what a client's task weighs where its time follows from that; ``part``: of its usual work."""
+        """Note the load of a client's task, where task times follow from loads; ``part``: share of its usual work."""
         if self._run.pace.weighs:
             self._loads.note(client.index, messages.total_bytes(request), part)
 
 
 class PendingReplies:
-    """Sends requests, yields their replies, and knows meanwhile who hasn't answered."""
+    """Sends requests, yields the replies, and knows which clients haven't answered yet."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self._asked: dict[int, int] = {}  # clients whose answer is waited for, by node id
+        self._asked: dict[int, int] = {}  # indices of the clients that haven't answered, by node id
 
     def at_work(self) -> list[int]:
-        """Return the clients, by index, whose answer is waited for; another thread may ask."""
+        """Return the indices of the clients that haven't answered; safe to call from another thread."""
         return list(self._asked.copy().values())
 
     def expect(self, clients: Mapping[int, int]) -> None:
-        """Wait for the answers of these clients alone, indices by node id."""
+        """Expect answers of these clients and of no others: indices by node id."""
         self._asked = dict(clients)
 
     def answered(self, node_id: int) -> int | None:
-        """Take note of a node's answer; return its client's index, None if none was waited for."""
+        """Note a node's answer; return its client's index, None if no answer of the node is expected."""
         return self._asked.pop(node_id, None)
 
     def awaited(
         self, grid: Grid, requests: Iterable[Message], arrived: Callable[[int], None] | None = None
     ) -> Iterator[Message]:
-        """Push requests at once, and yield the replies as they come; ``arrived`` is told each client's index."""
+        """Push requests at once, and yield the replies as they come; ``arrived`` gets each client's index."""
         requests = list(requests)
         nodes = {request.metadata.dst_node_id for request in requests}
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})

@@ -1,4 +1,4 @@
-"""The step of the global model: the server optimizer, and whether its outcome can be trained on."""
+"""The server's step: the server optimizer moves the global model, and a model that isn't finite ends the run."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,16 +18,16 @@ log = logging.getLogger("flwr.strategies")
 
 
 class ServerStep:
-    """Moves the global model.
+    """The server optimizer's step of the global model.
 
     Parameters
     ----------
     optimizer : str
         One of ``OPTIMIZERS``.
     lr : float
-        η_g; 0: the optimizer's own, or the method's.
+        η_g; 0: the optimizer's usual step size, else the method's.
     own_lr : callable
-        The method's η_g.
+        Returns the method's η_g.
     """
 
     def __init__(self, run: RunState, optimizer: str, lr: float, own_lr: Callable[[], float]) -> None:
@@ -39,11 +39,11 @@ class ServerStep:
         self.optimizer = make_optimizer(self._name, self._lr or 1.0)
 
     def state(self) -> dict[str, Any]:
-        """Return what the next step rests on."""
+        """Return the optimizer's state."""
         return self.optimizer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` returned."""
+        """Restore the optimizer's state."""
         self.optimizer.restore(state)
 
     def moved(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:

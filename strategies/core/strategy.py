@@ -1,4 +1,4 @@
-"""The base of both loops: the parts that every strategy has, and the hooks that a method fills in."""
+"""The base class of both loops: the parts that every strategy has, and the hooks that a method implements."""
 
 import logging
 from abc import abstractmethod
@@ -53,32 +53,32 @@ class FederatedStrategy(Strategy):
     config : StrategyConfig
         The algorithm's own frozen config.
     options
-        Fields of the config by name, in place of a config or to change it, and the keywords of Flower's own
-        strategies (``strategies.core.config.FlowerOptions``): ``FedProx(proximal_mu=0.1, fraction_train=0.5)``.
+        Fields of the config by name, which replace those of ``config``, and the keywords of Flower's own strategies
+        (``strategies.core.config.FlowerOptions``): ``FedProx(proximal_mu=0.1, fraction_train=0.5)``.
     clock : Clock, optional
-        ``VirtualClock()`` or ``WallClock()``. By default it follows from where a run is: real time on devices,
-        virtual time in any simulation; each run begins with a new one, and the log says which.
+        ``VirtualClock()`` or ``WallClock()``. By default a run on devices has real time and a simulation has virtual
+        time; each run begins with a new clock, and the log says which.
     observer : callable
-        Called with a ``Progress`` after every aggregation. Without one the log says how a run goes.
+        Called with a ``Progress`` after every aggregation. Without an observer the progress is logged.
     witness : callable
         Called with the client's index and its model (D,) for every valid reply, before it is aggregated.
     stopped : callable
-        Asked at every poll; True ends the run with the last complete aggregation.
+        Called at every poll; True ends the run with the last complete aggregation.
 
     Attributes
     ----------
     run : RunState
-        The model, the clients that are there, and how far the run is.
+        The model, the clients that are connected, and the number of aggregations.
     accounts : Accounts
-        What has become of each client's work.
+        The outcomes, the seconds and the bytes of each client's tasks.
     timeline : Timeline
-        When each client's tasks began and ended, until somebody takes that down; empty when a run begins.
+        The beginning and end of each client's tasks, until an observer takes them; empty when a run begins.
     safeguards : Safeguards
-        What one device can do to the model at most.
+        The bounds on the influence of one client on the model.
     population : Population
-        Who takes part, and how much each counts.
+        The clients that count, and their importances p_i.
     pending : PendingReplies
-        Who has been asked for something and hasn't answered yet.
+        The clients that have a request and haven't answered yet.
     requests, receiver : TrainingRequests, Receiver
         The messages to clients, and how a reply becomes a contribution.
     server_step : ServerStep
@@ -86,12 +86,12 @@ class FederatedStrategy(Strategy):
     evaluator, reporter : Evaluator, Reporter
         The evaluation on clients, and what a run reports.
     compressed : CompressedUpdates, optional
-        Where clients are asked to compress their updates.
+        The server's side of compression, where clients compress their updates.
 
     Raises
     ------
     TypeError
-        If there is no such keyword, or its value is of another type.
+        If a keyword isn't known, or its value has another type.
     ValueError
         If a value isn't allowed.
     """
@@ -100,7 +100,7 @@ class FederatedStrategy(Strategy):
     config: StrategyConfig
     #: What the class needs of its loop.
     capabilities: ClassVar[Capabilities]
-    #: Whether it goes round by round, each of models of one age, or takes work as it comes.
+    #: True of a synchronous strategy; False of an asynchronous one, which aggregates work as it arrives.
     has_rounds: ClassVar[bool] = True
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -178,20 +178,20 @@ class FederatedStrategy(Strategy):
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
-        """Return the config with what the algorithm demands."""
+        """Return the config with the values that the algorithm demands."""
         return config
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError if the config is none for so many clients."""
+        """Raise ValueError if the config can't be used with this number of clients."""
 
     @hook
     def local_rule(self) -> dict[str, float]:
-        """Return the message fields that tell clients the algorithm's local step."""
+        """Return the fields of training messages that define the algorithm's local step."""
         return {}
 
     @hook
     def task_fields(self) -> Mapping[str, Any]:
-        """Return further fields of a training message, which local steps don't depend on."""
+        """Return further fields of training messages, on which local steps don't depend."""
         return {}
 
     @hook
@@ -201,10 +201,10 @@ class FederatedStrategy(Strategy):
 
     @hook
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        """Yield for each of the clients what it is sent beside the model: vectors (D,) by record name.
+        """Yield for each client the vectors (D,) that it is sent beside the model, by record name.
 
-        They arrive as records of the model's layout. By default none; a loop asks once for all that it sends. One
-        under the model's own name, ``arrayrecord_key``, is sent in its place.
+        The vectors arrive as records of the model's layout. By default there are none. The loop asks once for all
+        clients of a round. A vector under the model's own name, ``arrayrecord_key``, is sent in place of the model.
         """
         return iter(())
 
@@ -214,12 +214,12 @@ class FederatedStrategy(Strategy):
 
     @hook
     def counted(self, contribution: Contribution) -> Vector:
-        """Return what of a contribution is weighted and summed, (D,); by default its update Δ_i."""
+        """Return the vector (D,) of a contribution that is weighted and summed; by default its update Δ_i."""
         return contribution.update
 
     @hook
     def direction(self, total: Vector) -> Vector:
-        """Return the update (D,) that the server optimizer takes, from the sum over what counted, (D,)."""
+        """Return the update (D,) for the server optimizer's step, from the weighted sum (D,)."""
         return total
 
     @hook
@@ -238,34 +238,34 @@ class FederatedStrategy(Strategy):
         return self.server_step.moved(model, self.direction(total.total), total.squares)
 
     def own_lr(self) -> float:
-        """Return η_g where config and server optimizer leave it to the method."""
+        """Return the method's server step size η_g, used where config and server optimizer have none."""
         return 1.0
 
     def begin(self, layout: Layout, model: Vector) -> None:
-        """Prepare for a run from this model (D,), or for one that goes on: its ``memory`` is back then."""
+        """Prepare for a run from this model (D,); ``memory`` is restored before, where a run is resumed."""
 
     def clients_present(self, clients: Sequence[Client]) -> None:
-        """Take note of the clients that are there, at each look before they are asked for anything."""
+        """Take note of the connected clients, each time before requests are made."""
 
     def evaluation_rule(self) -> dict[str, float]:
-        """Return the message fields that tell clients what to evaluate beside the global model."""
+        """Return the fields of evaluation messages that name what is evaluated beside the global model."""
         return {}
 
     @hook
     def personal_model(self, client: Client) -> Vector | None:
-        """Return the model (D,) that a client is to evaluate beside the global one; None if it keeps its own."""
+        """Return the model (D,) that a client evaluates beside the global model; None if the client keeps its own."""
         return None
 
     def without_companions(self) -> str:
-        """Say with which parameter nothing goes beside the model; "" if there is none."""
+        """Return the parameter and value with which no vector is sent beside the model; "" if there is none."""
         return ""
 
     def unseen_by_wrappers(self) -> str:
-        """Say how clients' work affects the model outside a round's weighted sum; "" if it doesn't."""
+        """Return how clients' work affects the model outside a round's weighted sum; "" if it doesn't."""
         return self.capabilities.past_the_sum
 
     def bytes_kept(self) -> int:
-        """Return how much the method keeps of clients, in bytes; in a file beyond a limit (``vectors``)."""
+        """Return the bytes of the clients' vectors that the method keeps, in memory or in a file."""
         return sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
 
     # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------
@@ -277,27 +277,27 @@ class FederatedStrategy(Strategy):
 
     @property
     def clients(self) -> list[Client]:
-        """The clients that are there, by index."""
+        """The connected clients, by index."""
         return self.run.clients
 
     @property
     def aggregations(self) -> int:
-        """How many aggregations there have been."""
+        """The number of aggregations so far."""
         return self.run.aggregations
 
     @property
     def memory(self) -> Memory:
-        """What the method remembers: saved and restored with the run, empty when one begins."""
+        """The method's memory: saved and restored with the run, empty when a run begins."""
         return self.run.memory
 
     @property
     def pace(self) -> Scheduler:
-        """The run's time."""
+        """The run's scheduler."""
         return self.run.pace
 
     @property
     def clock(self) -> Clock:
-        """The run's clock; another one may be put in its place between two runs."""
+        """The run's clock; it may be replaced between two runs."""
         return self.run.clock
 
     @clock.setter
@@ -311,12 +311,12 @@ class FederatedStrategy(Strategy):
 
     @property
     def graph(self) -> ClientGraph | None:
-        """The graph of clients, where they count by it."""
+        """The graph of clients, where importances follow from it."""
         return self.population.graph
 
     @property
     def observer(self) -> Observer | None:
-        """Who is told of every aggregation, in place of the log."""
+        """The callable that receives every aggregation, in place of the log."""
         return self.reporter.observer
 
     @observer.setter
@@ -324,14 +324,14 @@ class FederatedStrategy(Strategy):
         self.reporter.observer = observer
 
     def vectors(self, name: str) -> ClientVectors:
-        """Return a vector (D,) of each client that the method remembers under this name, at first 0."""
+        """Return the method's vectors (D,) of the clients under a name; a new vector is 0."""
         known = self.memory.vectors
         if name not in known:
             known[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
         return known[name]
 
     def importance(self) -> dict[int, float]:
-        """Return p_i of the clients that count now, by index."""
+        """Return the importances p_i of the clients that count now, by index."""
         return self.population.importance()
 
     def minimised(self) -> dict[int, float]:

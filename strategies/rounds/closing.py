@@ -1,4 +1,4 @@
-"""When a round closes, and whose work counts in it."""
+"""When a round closes, and which replies count in it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from strategies.rounds.round import Chosen, Round
 
 
 class Closing(Protocol):
-    """What the loop of rounds asks whoever closes a round.
+    """The interface between the round loop and the part that closes rounds.
 
     Attributes
     ----------
@@ -28,77 +28,77 @@ class Closing(Protocol):
 
     @property
     def waits_for_late_work(self) -> bool:
-        """Whether work of earlier rounds is under way, or there and not counted yet."""
+        """Whether work of earlier rounds is under way, or has arrived and isn't counted yet."""
 
     def begin(self) -> None:
-        """Begin a run, or go on with one."""
+        """Begin or resume a run."""
 
     def log_objective(self) -> None:
         """Log once which objective the run minimises."""
 
     def end(self) -> None:
-        """End a run: log how much each client counted, where that couldn't be known before."""
+        """End a run: log the observed weights of the clients, where they couldn't be known before."""
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError if so many clients are too few."""
+        """Raise ValueError if this number of clients is too small."""
 
     def check_loop(self) -> None:
-        """Raise RunError where a loop around the strategy won't do."""
+        """Raise RunError if the closing doesn't work in a user-defined loop around the strategy."""
 
     def busy(self) -> list[int]:
-        """Return the clients, by index, that are at work on earlier rounds."""
+        """Return the indices of the clients that are at work on earlier rounds."""
 
     def free(self, grid: Grid) -> list[Client]:
-        """Return the clients that are there and aren't at work on earlier rounds."""
+        """Return the connected clients that aren't at work on earlier rounds."""
 
     def nobody(self, free: Sequence[Client]) -> Chosen | None:
-        """Return the participants of a round that asks nobody, where these are free; None: it is drawn."""
+        """Return the empty participants of a round that asks no client, given the free ones; None: draw the round."""
 
     def number_to_draw(self) -> int | None:
-        """Return how many participants are drawn; None: as the scheme says."""
+        """Return the number of participants to draw; None: the participation scheme's number."""
 
     def open(self, current: Round, config: ConfigRecord) -> None:
-        """Begin a round, before its requests are made; ``config``: what the loop adds to each."""
+        """Open a round, before its requests are made; ``config``: the fields that the loop adds to each request."""
 
     def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Take note of what a client is sent."""
+        """Note a client's request, and the vectors (D,) beside the model."""
 
     def ready(self, current: Round) -> None:
-        """Take note that all requests of a round are made."""
+        """Note that all requests of a round are made."""
 
     def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterable[Message]:
-        """Send a round's requests, and yield the replies that count."""
+        """Send a round's requests, and return the replies that count, as they come."""
 
     def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
-        """Return the replies that count, of all that a loop around the strategy has waited for."""
+        """Return the replies that count, of all replies that a user-defined loop has waited for."""
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
-        """Enter late work in the accounts, and return counts."""
+        """Enter late work in the accounts, and return the round's metrics of late work."""
 
     def cut_off(self) -> bool:
-        """Tell whether the round under way is given up: the run is to end, or its time budget would be passed."""
+        """Return True if the round is given up: the run is stopped, or the round would exceed the time budget."""
 
     def duration(self, current: Round | None, server_round: int) -> float:
-        """Return the seconds by which a round moves the clock on."""
+        """Return the duration of a round, seconds of the run's clock."""
 
     def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return the share (n,) of each client in what is minimised, from that by the participation scheme."""
+        """Return each client's expected share (n,) of the objective, from its share under full replies."""
 
     def may_evaluate(self) -> list[Client]:
-        """Return the clients that may be asked to evaluate a model."""
+        """Return the clients that can be asked to evaluate a model."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a run goes on from."""
+        """Return the state for a checkpoint."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``."""
+        """Restore the state of a checkpoint."""
 
     def reset(self) -> None:
         """Forget an earlier run."""
 
 
 class WaitForAll:
-    """A round closes when all its participants have answered, or the timeout is over."""
+    """Closes a round when all its participants have answered, or the timeout is over."""
 
     early = False
     waits_for_late_work = False
@@ -110,19 +110,19 @@ class WaitForAll:
         """Do nothing: nothing is late."""
 
     def log_objective(self) -> None:
-        """Do nothing: the participation scheme says it."""
+        """Do nothing: the participation scheme logs the objective."""
 
     def end(self) -> None:
-        """Do nothing: all was known before."""
+        """Do nothing: all weights were known before."""
 
     def check(self, num_clients: int) -> None:
-        """Do nothing: any number will do."""
+        """Do nothing: any number of clients works."""
 
     def check_loop(self) -> None:
-        """Do nothing: any loop waits for all replies."""
+        """Do nothing: every loop waits for all replies."""
 
     def busy(self) -> list[int]:
-        """Return nobody."""
+        """Return no client."""
         return []
 
     def free(self, grid: Grid) -> list[Client]:
@@ -147,7 +147,7 @@ class WaitForAll:
         """Do nothing."""
 
     def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
-        """Send the requests, and yield all replies as they come."""
+        """Send the requests, and return all replies, as they come."""
         current.begin(requests, self._timeline, self._run.pace)
         requests = current.to_work_on(requests)
         return self._pending.awaited(
@@ -163,15 +163,15 @@ class WaitForAll:
         return {}
 
     def cut_off(self) -> bool:
-        """Tell whether the run is to end."""
+        """Return True if the run is stopped."""
         return self._run.stopped()
 
     def duration(self, current: Round | None, server_round: int) -> float:
-        """Return the time of the slowest participant."""
+        """Return the task time of the slowest participant, seconds."""
         return 0.0 if current is None else self._run.pace.round_time(current.clients, server_round)
 
     def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return what the participation scheme says."""
+        """Return the share under full replies."""
         return expected
 
     def may_evaluate(self) -> list[Client]:

@@ -1,4 +1,4 @@
-"""A round under way: who was sent the model with which weight, and what has come of it."""
+"""A round: its participants with their weights, its requests, and the outcomes of its replies."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -29,44 +29,44 @@ GONE = "it went away before its task was done"
 
 @dataclass
 class Round:
-    """A round under way.
+    """The state of a round from its draw to its aggregation.
 
     Attributes
     ----------
     number : int
-        From 1.
+        The round's number, from 1.
     model : Vector
-        What was sent, (D,).
+        The model (D,) that was sent.
     clients : list of Client
-        Who got it, by index.
+        The participants, by index.
     weights : sequence of float, optional
-        Their weights d_i; None: by the sizes in their replies.
+        The weights d_i of the participants; None: by the sizes in their replies.
     metrics : MetricsMean
-        What clients tell.
+        The clients' training metrics.
     requests : list of Metadata
-        Of the messages, in the order of the clients; none where the round asks for sums.
+        The metadata of the requests, in the order of the clients; empty where an engine is asked for the sum.
     companions : tuple of str
-        Names of the records beside the model.
+        The names of the records beside the model.
     bytes_down, bytes_up : int
-        Of what all clients were sent, and of their updates.
+        Bytes of all requests, and of the updates that count.
     contributions : list of Contribution
-        Where a hook wants to see them all.
+        The contributions, where a hook needs all of them at once.
     failures : dict of int to str
-        Why a client was left out, by its index.
+        The reason why a client's work doesn't count, by client index.
     outcomes : dict of int to str
-        What became of each one's work: see strategies/clients/accounts.py.
+        The outcome of each client's task, by client index: see strategies/clients/accounts.py.
     bounded : set of int
-        Whose updates were longer than allowed.
+        The indices of the clients whose updates were shortened.
     sizes : dict of int to int
-        Bytes of each one's update.
+        The bytes of each client's update, by client index.
     by_mods : set of int
-        Whom a mod in front of the app left out.
+        The indices of the clients whose app refused by a mod.
     lost : set of int
-        Who goes away before the task is done.
+        The indices of the clients that go away before their tasks are done.
     worth : dict of int to float
         The weights d_i by which clients count, by index.
     bases : dict of int to (array (D,), int)
-        The model that a client was sent, and in which round, where that isn't this round's model.
+        The model that a client was sent and its round, where it isn't this round's model, by client index.
     """
 
     number: int
@@ -89,11 +89,11 @@ class Round:
     bases: dict[int, tuple[NDArray[Any], int]] = field(default_factory=dict)
 
     def base_of(self, client: Client) -> tuple[NDArray[Any], int]:
-        """Return the model (D,) that a client was sent whose work counts in this round, and of which round."""
+        """Return the model (D,) from which a client's counted work started, and the round of that model."""
         return self.bases.get(client.index, (self.model, self.number))
 
     def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Scheduler) -> None:
-        """Note what is really sent, by a ``configure_train`` of somebody else's too, and that tasks begin."""
+        """Note the requests that are really sent, which a user-defined loop may change, and that tasks begin."""
         by_node = {request.metadata.dst_node_id: request.metadata for request in requests}
         self.requests = [
             by_node.get(client.node_id, before)
@@ -102,7 +102,7 @@ class Round:
         self.begin_tasks(timeline, pace)
 
     def begin_tasks(self, timeline: Timeline, pace: Scheduler) -> None:
-        """Note that tasks begin, and of which it is known that their clients go away."""
+        """Note that tasks begin, and which clients are known to go away before their tasks are done."""
         clients = self.clients
         ends = pace.foretold_all(clients, self.number)
         parts = map(pace.parts, clients) if pace.weighs else repeat(None)
@@ -110,17 +110,17 @@ class Round:
         self.lost |= {client.index for client in pace.losing(clients, self.number)}
 
     def to_work_on(self, requests: Sequence[Message]) -> list[Message]:
-        """Return the requests but those that are lost: nobody needs to work on these."""
+        """Return the requests without those of lost tasks, on which no client needs to work."""
         gone = {client.node_id for client in self.clients if client.index in self.lost}
         return [request for request in requests if request.metadata.dst_node_id not in gone]
 
     def take_in(self, contribution: Contribution, weight: float, reply: Message, *, bounded: bool) -> None:
-        """Note that a client's work counts, and what it tells."""
+        """Note that a client's work counts, and its metrics."""
         self.count(contribution.client.index, contribution.num_bytes, bounded=bounded)
         self.metrics.add(weight, reply.content)
 
     def count(self, index: int, num_bytes: int, *, bounded: bool) -> None:
-        """Note that a client's work counts, by its index."""
+        """Note that the work of a client, given by index, counts."""
         self.outcomes[index] = ACCEPTED
         if bounded:
             self.bounded.add(index)
@@ -128,14 +128,14 @@ class Round:
         self.bytes_up += num_bytes
 
     def count_all(self, indices: Sequence[int], num_bytes: int, bounded: Iterable[int]) -> None:
-        """Note that the work of some clients counts, of so many bytes each; some of them are bounded."""
+        """Note that the work of some clients counts, ``num_bytes`` each; the updates of some were shortened."""
         self.outcomes.update(dict.fromkeys(indices, ACCEPTED))
         self.sizes.update(dict.fromkeys(indices, num_bytes))
         self.bytes_up += num_bytes * len(indices)
         self.bounded.update(bounded)
 
     def client(self, index: int) -> Client:
-        """Return one of the clients by its index."""
+        """Return a participant by its client index."""
         return self._by_index[index]
 
     @cached_property
@@ -145,7 +145,7 @@ class Round:
     def leave_out(
         self, client: Client, reason: str, reply: Message | None = None, outcome: str | None = None
     ) -> None:
-        """Note why a client's work doesn't count, and what became of it: by default what its reply shows."""
+        """Note why a client's work doesn't count, and its outcome: by default the fault that its reply shows."""
         lost = client.index in self.lost
         self.failures[client.index] = GONE if lost else reason
         self.outcomes[client.index] = messages.LOST if lost else outcome or messages.fault_of(reply)
@@ -153,7 +153,7 @@ class Round:
             self.by_mods.add(client.index)
 
     def told(self, *, clipped: bool) -> MetricRecord:
-        """Return what came of it and what the clients tell, with the number of clipped updates if asked for."""
+        """Return the round's and the clients' metrics; with ``clipped``, also the number of clipped updates."""
         metrics = MetricRecord(
             {
                 messages.PARTICIPANTS: len(self.clients) - len(self.failures),
@@ -170,7 +170,7 @@ class Round:
         return MetricRecord({**metrics, **told})
 
     def credit(self, accounts: Accounts) -> None:
-        """Enter the weights by which a round counted: those left out share theirs over the others."""
+        """Enter the clients' weights in the accounts; weights of work that doesn't count are shared over the rest."""
         worth = self.worth
         counted = [
             index for index, outcome in self.outcomes.items() if outcome == ACCEPTED and index in worth
@@ -180,7 +180,7 @@ class Round:
             accounts[index].weight += worth[index] * (total / given) if given else 0.0
 
     def settle(self, accounts: Accounts, timeline: Timeline, now: float) -> None:
-        """Enter what came of it by now in the books; name every client left out, in one line per reason."""
+        """Enter the outcomes in the accounts, and log the clients whose work doesn't count, one line per reason."""
         indices = [client.index for client in self.clients if client.index in self.outcomes]
         outcomes, sizes, bounded = self.outcomes, self.sizes, self.bounded
         for index in indices:

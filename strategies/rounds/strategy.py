@@ -1,11 +1,11 @@
-"""The round loop of the synchronous strategies, and the hooks an algorithm fills in.
+"""The round loop of the synchronous strategies, and the hooks that a method implements.
 
 A round draws its participants, sends each the global model, waits for the trained models and puts them together:
 w̄ ← step(w̄, Σ d_i Δ_i), with Δ_i = w_i − w̄, d_i the weight that makes the participation scheme unbiased (Dhasade,
 Kremer & Renard, algorithm 1; strategies/rounds/participation.py) and step the server optimizer's, by default the
-sum. Σ runs in the order of the clients, in float64, so that a run doesn't depend on who answers first. A reply that
-is an error, missing, not finite or of another shape or dtype is left out, named in the log and counted; its weight is
-shared over the others. A round with no valid reply keeps the model, and the optimizer takes no step.
+sum. Σ runs in the order of the clients, in float64, so that a run doesn't depend on the order of the replies. A reply
+that is an error, missing, not finite or of another shape or dtype doesn't count: the log names its client, and its
+weight is shared over the other clients. A round with no valid reply keeps the model, and the optimizer takes no step.
 """
 
 import logging
@@ -51,18 +51,18 @@ Outcome = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class SynchronousStrategy(FederatedStrategy):
-    """The loop that FedAvg, FedProx and the spectral method share; a Flower Strategy for any Flower app.
+    """The round loop of all synchronous methods; a Flower Strategy for any Flower app.
 
     The parameters are those of ``strategies.FederatedStrategy``. In virtual time a round takes as long as its slowest
     participant, unless it closes early (strategies/rounds/deadline.py). Under Flower's own ``Strategy.start`` the
-    rounds are the same; clock, time budget and observer belong to this one.
+    rounds are the same; clock, time budget and observer belong to ``start`` of this class.
 
     Attributes
     ----------
     selection : Selection
-        The participation scheme: who takes part, and which weights are expected.
+        The participation scheme: the draw of participants, and their expected weights.
     closing : WaitForAll or EarlyClosing
-        When a round closes, and whose work counts in it.
+        When a round closes, and which replies count in it.
     aggregator : Aggregator
         How a round's replies become one update.
 
@@ -122,14 +122,14 @@ class SynchronousStrategy(FederatedStrategy):
     def select(
         self, clients: Sequence[Client], rng: np.random.Generator
     ) -> tuple[Sequence[Client], Sequence[float] | None]:
-        """Return who takes part in a round and their weights d_i; None: by the sizes that their replies tell.
+        """Return the participants of a round and their weights d_i; None: by the sizes in their replies.
 
         Parameters
         ----------
         clients : sequence of Client
-            Those that are there and free, by index; ``importance`` has the p_i of all.
+            The clients that are present and free, by index; ``importance`` has the p_i of all clients.
         rng : np.random.Generator
-            The round's own.
+            The round's random generator.
         """
         return self.selection.draw(clients, rng, self.closing.number_to_draw())
 
@@ -141,13 +141,13 @@ class SynchronousStrategy(FederatedStrategy):
         return [weight * (sum(worth.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
 
     def expected_weights(self, p: Weights) -> Weights | None:
-        """Return the share (n,) that each client has of what is minimised, by its p_i (n,); None if nobody knows."""
+        """Return each client's expected share (n,) of the objective, from its p_i (n,); None if it is unknown."""
         if self.capabilities.corrects_participation and not self.closing.early:
-            return self.selection.corrected(p)  # who takes part changes corrections, not whose minimum it is
+            return self.selection.corrected(p)  # participation changes the corrections, not the objective
         return self.closing.expected(p, self.selection.expected(p))
 
     def minimised(self) -> dict[int, float]:
-        """Return E[d_i] of the clients that count now, by index, if all were there and in time."""
+        """Return E[d_i] of the clients that count now, by index, as if all were present and in time."""
         return self.selection.minimised()
 
     # ---- The loop ----------------------------------------------------------------------------------------------
@@ -269,11 +269,13 @@ class SynchronousStrategy(FederatedStrategy):
             if self.closing.cut_off():
                 return None, None
             return self._conclude(current, asked.request.tasks.weights, total, Untrained(self.run.buffers_at))
-        if current is None:  # a ``configure_train`` of somebody else's has its own idea of a round
+        if current is None:  # a user-defined ``configure_train`` opens no round
             return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
         replies = self.closing.replies(current, grid, asked)
         if "aggregate_train" in self.capabilities.round_hooks:
-            return self.aggregate_train(server_round, list(replies))  # as Flower's own loop gives them
+            return self.aggregate_train(
+                server_round, list(replies)
+            )  # a user-defined ``aggregate_train`` gets a list, as from Flower's loop
         aggregation = RoundAggregation(self.aggregator, current)
         for reply in replies:
             aggregation.take(reply)
@@ -298,7 +300,7 @@ class SynchronousStrategy(FederatedStrategy):
         return self._requests(self._open(server_round, arrays, chosen), arrays, config)
 
     def _open(self, server_round: int, arrays: ArrayRecord, chosen: Chosen) -> Round:
-        """Begin a round of the participants that were chosen, with their weights."""
+        """Open a round of the chosen participants, with their weights."""
         self.run.model, (participants, weights) = self.run.layout.to_vector(arrays), chosen
         flower = self.run.flower
         metrics = MetricsMean(flower.weighted_by_key, flower.train_metrics_aggr_fn)
@@ -328,9 +330,9 @@ class SynchronousStrategy(FederatedStrategy):
 
     @hook
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Outcome:
-        """Put the valid replies of the round together; None for the arrays if there is none.
+        """Aggregate the valid replies of the round; None for the arrays if no reply is valid.
 
-        A round that is cut off leaves no trace: None for both.
+        A round that is cut off leaves no trace: None for the arrays and the metrics.
         """
         current = self._round
         if current is None:
@@ -354,7 +356,7 @@ class SynchronousStrategy(FederatedStrategy):
     def _conclude(
         self, current: Round, weights: Sequence[float], total: WeightedSum, apart: Untrained
     ) -> Outcome:
-        """Enter a round in the accounts, and make the next model of its sum; None if there is nothing."""
+        """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
         metrics = current.told(clipped=self.receiver.bounds_updates)
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
@@ -373,7 +375,7 @@ class SynchronousStrategy(FederatedStrategy):
         return self.run.layout.to_record(moved), metrics
 
     def _step(self, current: Round, weights: Sequence[float], total: WeightedSum) -> Vector | None:
-        """Return the next global model (D,); None if there is nothing that it could be made of."""
+        """Return the next global model (D,); None if the valid replies are too few."""
         if self.capabilities.needs_all_updates:
             if not (taken := current.contributions):
                 return None
@@ -385,7 +387,7 @@ class SynchronousStrategy(FederatedStrategy):
             return None
         update = self.direction(summed)
         if self._noise is not None:
-            # Nobody can know the noise, unless the run is to be repeated.
+            # The noise must be unpredictable, unless the run is to be repeated.
             rng = streams.unpredictable()
             if self.run.repeatable:
                 rng = streams.generator(self.config.seed, "central-noise", current.number)
@@ -396,7 +398,7 @@ class SynchronousStrategy(FederatedStrategy):
         )
 
     def _takes_sums(self) -> bool:
-        """Tell whether nobody looks at single updates of a round."""
+        """Return True if the sum of a round's updates is enough: no part of the strategy looks at single updates."""
         able = self.capabilities
         return not (
             able.sees_single_updates
@@ -420,7 +422,7 @@ class SynchronousStrategy(FederatedStrategy):
         return self.evaluator.requests(server_round, arrays, config, self.closing.may_evaluate())
 
     def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
-        """Take part in somebody else's loop, such as Flower's ``Strategy.start`` and its wrappers."""
+        """Prepare a round of a user-defined loop, such as Flower's ``Strategy.start`` and its wrappers."""
         run, config = self.run, self.config
         if why := self.unseen_by_wrappers():
             raise RunError(
@@ -450,10 +452,10 @@ class SynchronousStrategy(FederatedStrategy):
     # ---- What a run knows of its clients, and its checkpoint ---------------------------------------------------
 
     def shares_of_clients(self) -> dict[str, list[float]]:
-        """Return what is known of each client, by index: how often it counted, and how much it ought to and did.
+        """Return per-client statistics, by index: participations, importance, expected and observed share.
 
-        How much is told where weights say it: not under a robust rule, nor where a method chooses clients or puts
-        their work together by itself.
+        The shares are only known where weights define them: not under a robust rule, nor where a method chooses
+        clients or aggregates their work by itself.
         """
         sized = self.config.client_weights != "samples" or all(
             client.num_examples is not None for client in self.run.clients
@@ -471,16 +473,16 @@ class SynchronousStrategy(FederatedStrategy):
         return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
 
     def at_work(self) -> list[int]:
-        """Return the clients, by index, that have been asked for something, also for late work."""
+        """Return the indices of the clients that have a request, late work included."""
         return list({*super().at_work(), *self.closing.busy()})
 
     def parts(self) -> list[Any]:
-        """Return the parts of every strategy, and those of a loop of rounds."""
+        """Return the parts that have a state: those of every strategy, and those of the round loop."""
         return [*super().parts(), self.closing, self.aggregator]
 
 
 def _check(name: str, strategy: SynchronousStrategy) -> None:
-    """Refuse configs whose parts don't go together; warn of keys that a method's own ``select`` may not read."""
+    """Raise ValueError for values that exclude each other; warn of keys that a method's ``select`` may not read."""
     config, able, scheme = strategy.config, strategy.capabilities, strategy.selection.scheme.scheme
     if scheme == "paired" and not strategy.run.pace.always:
         raise ValueError(
