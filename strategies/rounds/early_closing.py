@@ -1,4 +1,4 @@
-"""Rounds that may close before all replies are there: who is asked, whose replies count, what becomes of late work.
+"""Rounds that may close before all replies are there: whom they ask, which replies count, and late work.
 
 See strategies/rounds/deadline.py for when a round closes. With d_i the weight that a client was drawn with, a round
 counts those that are in time and, with ``late = next``, the late work of earlier rounds that has arrived when it
@@ -51,34 +51,34 @@ def bytes_of(reply: Message | None) -> int:
 
 @dataclass
 class Early:
-    """What closing the round under way rests on.
+    """The closing of one round.
 
     Attributes
     ----------
     began : float
-        Clock seconds.
+        Clock seconds at which the round began.
     needed : float
-        L, valid replies that close it; infinity: all.
+        L, the number of valid replies that closes the round; infinity: all replies.
     worth : dict of int to int
-        For how many of them each client's counts, by index.
+        The number of replies for which each client's reply counts, by index.
     due : dict of int to float
         In virtual time, clock seconds at which each reply comes.
     bytes : dict of int to int
-        What each client was sent.
+        Bytes of each client's request.
     beside : dict of int to mapping
-        Vectors that went beside the model.
+        The vectors beside the model in each client's request.
     share : float
-        Σ p_i of the clients that were free, of all that were there.
+        Σ p_i of the free clients over Σ p_i of the connected clients.
     closed : ClosingTime, optional
-        How it closed.
+        How the round closed.
     late : dict of int to LateTask
-        Tasks of this round that weren't done.
+        Tasks of this round that weren't done when it closed.
     earlier : dict of int to LateTask
         Tasks of earlier rounds that count in this one.
     gone : set of int
-        Clients of such tasks that never counted, and do no longer work on them.
+        Clients whose tasks of earlier rounds never count, and are no longer worked on.
     lost : set of int
-        Those of them that went away while they worked.
+        Those of ``gone`` that went away while they worked.
     wasted : int
         Bytes of replies that came too late.
     """
@@ -97,20 +97,16 @@ class Early:
     lost: set[int] = field(default_factory=set)
     wasted: int = 0
 
-    def note_sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Note what a client is sent."""
-        self.bytes[client.index], self.beside[client.index] = messages.total_bytes(request), beside
-
 
 class EarlyClosing:
-    """A round closes at its deadline, or with as many valid replies as it needs.
+    """Closes a round at its deadline, or with as many valid replies as it needs.
 
     Parameters
     ----------
     requests, receiver : TrainingRequests, Receiver
-        How late work is asked for again, and how it is known whether a reply is valid.
+        They make the requests for late work, and check whether a reply is valid.
     objective : EarlyObjective
-        What such rounds minimise.
+        The objective that rounds with an early closing minimise.
     """
 
     early = True
@@ -143,7 +139,7 @@ class EarlyClosing:
     # ---- Who is asked ------------------------------------------------------------------------------------------
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError if so many clients are too few to ask more than needed."""
+        """Raise ValueError if there aren't more clients than a round needs, so that none can be over-selected."""
         scheme, over = self._selection.scheme, self._config.over_select
         if over and scheme.scheme != "md" and scheme.sample_size(num_clients) == num_clients:
             raise ValueError(
@@ -152,20 +148,20 @@ class EarlyClosing:
             )
 
     def number_to_draw(self) -> int | None:
-        """Return how many are drawn, by the clients that are there, at work or not."""
+        """Return the number of participants to draw, from the number of connected clients, at work or not."""
         return self._size.to_ask(self._size.there())
 
     @property
     def waits_for_late_work(self) -> bool:
-        """Whether work of earlier rounds is under way, or there and not counted yet."""
+        """Whether work of earlier rounds is under way, or has arrived and isn't counted yet."""
         return bool(self.late_work.tasks)
 
     def busy(self) -> list[int]:
-        """Return the clients, by index, that are at work on what is late."""
+        """Return the indices of the clients that are at work on late tasks."""
         return [task.client for task in list(self.late_work.tasks.values()) if task.reply is None]
 
     def free(self, grid: Grid) -> list[Client]:
-        """Return the clients that aren't at work on what is late."""
+        """Return the connected clients that aren't at work on late tasks."""
         tasks, pace = self.late_work.tasks, self._run.pace
         if not tasks:
             return self._run.clients
@@ -180,7 +176,7 @@ class EarlyClosing:
         return [client for client in self._run.clients if client.index not in tasks]
 
     def nobody(self, free: Sequence[Client]) -> Chosen | None:
-        """Return no participants where all that could be asked are at work."""
+        """Return an empty draw if all clients that the scheme could draw are at work; None otherwise."""
         fixed, late = set(self._selection.scheme.fixed), self.late_work.tasks.keys()
         by_scheme = not self._capabilities.chooses_clients
         if free and not (by_scheme and fixed & late and not fixed & {client.index for client in free}):
@@ -189,7 +185,7 @@ class EarlyClosing:
         return [], None if by_replies else []
 
     def open(self, current: Round, config: ConfigRecord) -> None:
-        """Work out what closes the round."""
+        """Work out how many valid replies close the round."""
         indices, there = [client.index for client in current.clients], self._size.there()
         worth = self._size.worth(current.weights or [1.0] * len(indices), there)
         self._fields = config
@@ -204,12 +200,12 @@ class EarlyClosing:
         )
 
     def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Note what a client is sent."""
+        """Note a client's request, and the vectors (D,) beside the model."""
         early = self._early
         early.bytes[client.index], early.beside[client.index] = messages.total_bytes(request), beside
 
     def ready(self, current: Round) -> None:
-        """Foresee when each client's reply comes, or its client goes: by now it is known how much each is sent."""
+        """Compute when each reply is due, or its client goes away; the bytes of all requests are known now."""
         foretold = {c.index: self._run.pace.foretold(c, current.number) for c in current.clients}
         self._early.due = {index: time for index, time in foretold.items() if time is not None}
 
@@ -219,7 +215,7 @@ class EarlyClosing:
         return self._current
 
     def _free_share(self) -> float:
-        """Return Σ p_i over the clients that were free, of all that are there: their d_i are by those alone."""
+        """Return the free clients' share of Σ p_i over the connected ones: the d_i were computed among the free."""
         late = self.late_work.tasks
         if not late:
             return 1.0
@@ -230,7 +226,7 @@ class EarlyClosing:
     # ---- Whose replies count -----------------------------------------------------------------------------------
 
     def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterable[Message]:
-        """Send a round's requests and return its replies, up to its end."""
+        """Send a round's requests, and return the replies that count."""
         current.begin(requests, self._timeline, self._run.pace)
         by_node = {request.metadata.dst_node_id: request for request in requests}
         asked = {
@@ -243,7 +239,7 @@ class EarlyClosing:
         return self._as_foretold(current, grid, asked)
 
     def _plan(self, failed: Collection[int] = ()) -> ClosingTime:
-        """Return how a round closes in virtual time, given whose replies aren't valid."""
+        """Return how the round closes in virtual time, given the clients whose replies aren't valid."""
         early = self._early
         return closing(
             early.due,
@@ -256,7 +252,7 @@ class EarlyClosing:
         )
 
     def _as_foretold(self, current: Round, grid: Grid, asked: dict[int, Message]) -> Iterator[Message]:
-        """Send what is in time, and with it what is late for earlier rounds and comes now."""
+        """Send the tasks that are done in time, and the late tasks of earlier rounds that are done by now."""
         early, run, replies = self._early, self._run, list[Message]()
         failed = early.due.keys() - asked.keys()
         plan = self._plan(failed)
@@ -286,7 +282,7 @@ class EarlyClosing:
 
     @property
     def _clients_keep_something(self) -> bool:
-        """Whether clients keep something from task to task, so that also work that is dropped is seen later."""
+        """Whether clients keep a state from task to task, which dropped work changes, too."""
         return self._capabilities.clients_keep_models or self._config.compression != "none"
 
     def _loses(self, client: Client, task: LateTask) -> bool:
@@ -300,7 +296,7 @@ class EarlyClosing:
         )
 
     def _requested_again(self, tasks: Iterable[LateTask]) -> list[Message]:
-        """Return the requests of late tasks, which are worked on now."""
+        """Return requests for late tasks: their clients work on them in the round in which they count."""
         by_index, requests = {client.index: client for client in self._run.clients}, list[Message]()
         arrays = {}
         for task in tasks:
@@ -314,7 +310,7 @@ class EarlyClosing:
         return requests
 
     def _as_they_come(self, current: Round, grid: Grid, asked: dict[int, Message]) -> list[Message]:
-        """Send all, and wait for what closes the round; what is late for earlier rounds may come meanwhile."""
+        """Send all requests, and wait until the round closes; late replies to earlier rounds may come, too."""
         early, run, replies = self._early, self._run, list[Message]()
         tasks, by_index = self.late_work.tasks, {c.index: c for c in current.clients}
         self._pending.expect({by_index[index].node_id: index for index in asked})
@@ -350,7 +346,7 @@ class EarlyClosing:
         return replies
 
     def _settle_real_time(self, current: Round, late: Mapping[int, Message | None]) -> None:
-        """Note which tasks are late, and which late ones of earlier rounds have come, or never will."""
+        """Note the late tasks of this round, and those of earlier rounds that have arrived or never will."""
         early, run = self._early, self._run
         metadata = dict(zip((c.index for c in current.clients), current.requests, strict=True))
         nodes = {client.index: client.node_id for client in run.clients}
@@ -383,7 +379,7 @@ class EarlyClosing:
         return wrong
 
     def _close(self, current: Round, plan: ClosingTime) -> None:
-        """Let those count that are in time, and what is late for earlier rounds: all by client."""
+        """Replace the participants by the clients whose work counts: in time, or late for an earlier round."""
         early = self._early
         early.closed = plan
         current.lost -= early.late.keys()  # whether such a task is lost is known when it would have come
@@ -412,7 +408,7 @@ class EarlyClosing:
             current.weights = shared([count[index][0] for index in order], total)
 
     def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
-        """Return the replies that count, of all that a loop around the strategy has waited for."""
+        """Return the replies that count, of all replies that a user-defined loop has waited for."""
         replies, early, failed = list(replies), self._early, set[int]()
         if early.needed < inf:
             failed = self._invalid(current, early.due, replies)
@@ -425,7 +421,7 @@ class EarlyClosing:
     # ---- What becomes of late work -----------------------------------------------------------------------------
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
-        """Enter what is late in the accounts, and return the counts; a round that is cut off leaves no trace."""
+        """Enter late tasks in the accounts, and return their metrics; a round that is cut off leaves no trace."""
         early = self._early
         if early.closed is None:
             return {}
@@ -481,11 +477,11 @@ class EarlyClosing:
     # ---- Time, and what is minimised ---------------------------------------------------------------------------
 
     def cut_off(self) -> bool:
-        """Tell whether the run is to end, or the round under way would take the clock past the time budget."""
+        """Return True if the run is stopped, or the round would exceed the time budget."""
         return self._run.stopped() or self._out_of_time
 
     def duration(self, current: Round | None, server_round: int) -> float:
-        """Return the seconds by which the round under way moves the clock on."""
+        """Return the duration of the round, seconds of the run's clock."""
         pace = self._run.pace
         if current is None:
             return 0.0
@@ -494,14 +490,14 @@ class EarlyClosing:
         return (self._early.closed or self._plan()).at - pace.now()
 
     def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return the share (n,) of each client in what is minimised; None if nobody can know."""
+        """Return each client's expected share (n,) of the objective; None if it can't be known."""
         if self._capabilities.counts_again or expected is None:
             return expected
         foreseen = self._objective.shares()  # of those that are there
         return foreseen if foreseen is not None and len(foreseen) == len(p) else None
 
     def may_evaluate(self) -> list[Client]:
-        """Leave out, in real time, who is at work: nobody waits for them."""
+        """Return the connected clients; in real time without those at work, for which no evaluation waits."""
         if not self._run.pace.real_time:
             return self._run.clients
         return [client for client in self._run.clients if client.index not in self.late_work.tasks]
@@ -509,7 +505,7 @@ class EarlyClosing:
     # ---- A run, and going on where an earlier one was ----------------------------------------------------------
 
     def check_loop(self) -> None:
-        """Refuse a loop around the strategy where late work would need the strategy's own."""
+        """Raise RunError in a user-defined loop if late work needs the strategy's own loop."""
         config = self._config
         if not self._run.own_loop and (config.late == NEXT or self._run.pace.real_time):
             given = f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}"
@@ -520,7 +516,7 @@ class EarlyClosing:
             )
 
     def begin(self) -> None:
-        """Go on with late work, in a run that goes on; in real time it is lost."""
+        """Continue late work of a resumed run; in real time it is lost."""
         config, tasks, pace = self._config, self.late_work.tasks, self._run.pace
         self._out_of_time = False
         if pace.real_time and config.round_deadline > self._run.timeout:
@@ -542,7 +538,7 @@ class EarlyClosing:
         self._objective.log_beforehand()
 
     def end(self) -> None:
-        """Log at the end how much each client counted, where that couldn't be known before."""
+        """Log the observed weights of the clients, where they couldn't be known before."""
         self._objective.log_observed()
 
     def state(self) -> dict[str, Any]:
@@ -550,11 +546,11 @@ class EarlyClosing:
         return self.late_work.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the late work of a state."""
+        """Restore the late work of a state."""
         self.late_work = LateWork.restored(state)
 
     def reset(self) -> None:
-        """Forget late work, and what was foreseen."""
+        """Forget the late work and the expected shares of an earlier run."""
         self.late_work = LateWork()
         self._objective.reset()
 
@@ -571,12 +567,12 @@ def make_early_closing(
     timeline: Timeline,
     capabilities: Capabilities,
 ) -> EarlyClosing:
-    """Return what closes rounds at a deadline, or with as many valid replies as they need.
+    """Return the closing at a deadline, or with as many valid replies as a round needs.
 
     Raises
     ------
     ValueError
-        If rounds that close early can't be, by the rest of the config or by the method.
+        If the rest of the config or the method excludes rounds that close early.
     """
     check_early(run.name, config, selection.scheme.scheme, capabilities)
     size = RoundSize(run, selection.scheme, config.over_select)
@@ -598,7 +594,7 @@ def make_early_closing(
 
 
 def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
-    """Raise ValueError for what can't be where rounds close early."""
+    """Raise ValueError if the config or the method excludes rounds that close early."""
     given = f"over_select = {config.over_select:g}"
     if config.over_select and scheme not in ("uniform", "md", "flower"):
         raise ValueError(f"{given}: goes with participation uniform, md or flower, not with {scheme!r}")

@@ -1,4 +1,4 @@
-"""What rounds that close early minimise: known beforehand in virtual time, observed at the end in real time."""
+"""The objective of rounds that close early: computed beforehand in virtual time, observed in real time."""
 
 import logging
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SEVERAL = 5
 
 
 class EarlyObjective:
-    """The shares q_i of clients in what is minimised, where fast clients are in time more often than slow ones."""
+    """The clients' shares q_i of the objective, where fast clients are in time more often than slow ones."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class EarlyObjective:
         self._said = False
 
     def shares(self) -> Weights | None:
-        """Return q_i (C,); None where nobody can know, or so many clients are that it would take too long."""
+        """Return q_i (C,); None if it can't be known, or would take too long to compute for this many clients."""
         played = self._played()
         return played.shares if played is not None and played.sure else None
 
     def distance(self, q: Weights) -> float:
-        """Return ½ Σ |q_i − p_i|: how far the objective that is minimised is from the federated one."""
+        """Return ½ Σ |q_i − p_i|, the distance of the shares from the importances."""
         return 0.5 * float(np.abs(q - self._population.importances(self._run.clients)).sum())
 
     def log_beforehand(self) -> None:
-        """Log once which objective the run minimises, where that can be known, and which clients never count.
+        """Log once the objective of the run, where it can be known, and the clients that never count.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class EarlyObjective:
             )
 
     def log_observed(self) -> None:
-        """Log at the end how much each client counted, where that couldn't be known before."""
+        """Log the observed weights of the clients, where they couldn't be known before."""
         clients = self._run.clients
         if not clients or self._run.stopped() or self.shares() is not None:
             return
@@ -121,7 +121,7 @@ class EarlyObjective:
             )
 
     def _played(self) -> Played | None:
-        """Return what rounds of the clients that are there come to; None where nobody can know."""
+        """Return the simulated rounds of the connected clients; None if their shares can't be known."""
         run, config, clients = self._run, self._config, self._run.clients
         if self._capabilities.chooses_clients or not clients:
             return None
@@ -144,7 +144,7 @@ class EarlyObjective:
         return self._selection.scheme.may_draw(self._run.clients[place].index)
 
     def _draw(self, places: Sequence[int], p: Weights, server_round: int, there: int) -> Draw:
-        """Draw as the participation scheme does, among the clients at some places."""
+        """Draw by the participation scheme among the clients at ``places``."""
         free, scheme = [self._run.clients[place] for place in places], self._selection.scheme
         if scheme.scheme == "fixed":
             if not {client.index for client in free} & set(scheme.fixed):

@@ -73,11 +73,11 @@ class Selection:
             )
 
     def lots(self, server_round: int) -> np.random.Generator:
-        """Return the stream that a round's participants are drawn from."""
+        """Return the random generator of a round's draw."""
         return streams.generator(self._config.seed, "participants", server_round)
 
     def draw(self, clients: Sequence[Client], rng: np.random.Generator, number: int | None = None) -> Chosen:
-        """Return who takes part in a round and their weights d_i; None: by the sizes that their replies tell.
+        """Return the participants of a round and their weights d_i; None: by the sizes in their replies.
 
         ``number``: how many ``uniform``, ``md`` and ``flower`` draw; None: as the scheme says.
         """
@@ -93,7 +93,7 @@ class Selection:
         return [clients[place] for place in draw.clients], None if by_replies else draw.weights
 
     def without_stragglers(self, chosen: Chosen, server_round: int) -> Chosen:
-        """Return who is sent the model, and their weights: stragglers that are dropped aren't asked."""
+        """Return the participants and weights without the stragglers that are dropped: no request goes to them."""
         return chosen if self.stragglers is None else self.stragglers.among(*chosen, server_round)
 
     def asks(self, client: Client) -> Mapping[str, float]:
@@ -101,7 +101,7 @@ class Selection:
         return {} if self.stragglers is None else self.stragglers.asks(client)
 
     def among(self, clients: Sequence[Client]) -> Participation:
-        """Return the scheme with client indices of ``fixed`` translated to places among those that are there."""
+        """Return the scheme with the client indices of ``fixed`` as places among the connected clients."""
         if self.scheme.scheme != "fixed":
             return self.scheme
         places = tuple(i for i, client in enumerate(clients) if client.index in self.scheme.fixed)
@@ -114,7 +114,7 @@ class Selection:
         return replace(self.scheme, fixed=places)
 
     def weights_of(self, current: Round, replies: Sequence[Message | None]) -> Sequence[float]:
-        """Return a round's weights d_i; by the sizes in its clients' replies where none were known before."""
+        """Return a round's weights d_i, from the sizes in its clients' replies if they weren't known before."""
         if current.weights is not None:
             return current.weights
         pairs = zip(current.clients, replies, strict=True)
@@ -130,7 +130,7 @@ class Selection:
 
     @property
     def weights_say_shares(self) -> bool:
-        """Whether d_i says how much a client counts: not where a method or a robust rule puts updates together."""
+        """Whether d_i is a client's share of the update: not where a method or a robust rule aggregates."""
         able = self._capabilities
         weighed = self._config.aggregation_rule == MEAN and not able.records_shares
         return weighed and (able.by_weights or not able.needs_all_updates)
@@ -138,7 +138,7 @@ class Selection:
     # ---- What is minimised -------------------------------------------------------------------------------------
 
     def minimised(self) -> dict[int, float]:
-        """Return E[d_i] of the clients that count now, by index, if all were there and in time."""
+        """Return E[d_i] of the clients that count now, by index, as if all were present and in time."""
         p = self._population.importance()
         if not p or self._capabilities.chooses_clients:
             return p
@@ -146,7 +146,7 @@ class Selection:
         return dict(zip(p, shares.tolist(), strict=True)) if shares.any() else p
 
     def expected(self, p: Weights) -> Weights | None:
-        """Return E[d_i] (n,) by the scheme and by who is there; None if nobody can know."""
+        """Return E[d_i] (n,) under the scheme and the clients' availability; None if it can't be known."""
         able = self._capabilities
         if (able.needs_all_updates and not able.by_weights) or able.chooses_clients:
             return None
@@ -159,7 +159,7 @@ class Selection:
         )
 
     def corrected(self, p: Weights) -> Weights | None:
-        """Return E[d_i] (n,) over all that are ever done: where a method corrects who takes part more often."""
+        """Return E[d_i] (n,) over the clients that ever finish a task, for methods that correct for participation."""
         expected = self.expected(p)
         if expected is None or self._run.pace.always:
             return expected
@@ -167,7 +167,7 @@ class Selection:
         return np.asarray(shares / (shares.sum() or 1.0))
 
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
-        """Return E[d_i] (m,) by the scheme, of the clients at some places; zeros if it wants none of them."""
+        """Return E[d_i] (m,) under the scheme of the clients at ``places``; zeros if the scheme draws none of them."""
         fixed, counting = self.scheme.fixed, self._population.counting
         here = tuple(at for at, place in enumerate(places) if counting[place].index in fixed)
         if self.scheme.scheme == "fixed" and not here:
@@ -177,7 +177,7 @@ class Selection:
 
 
 def check_equality(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
-    """Raise ValueError for what rests on all clients counting alike where they don't."""
+    """Raise ValueError for a rule that needs equal clients, with a config in which clients aren't equal."""
     if config.aggregation_rule not in RULES:
         raise ValueError(f"aggregation_rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}")
     asked = {
@@ -206,17 +206,17 @@ Select = Callable[[Sequence[Client], np.random.Generator], Chosen]
 
 
 class CallUp:
-    """Calls up a round's participants.
+    """Finds a round's participants among the connected clients.
 
     Parameters
     ----------
     select, check : callable
-        Hooks of the method: who of the clients that are free takes part, and whether so many clients are enough.
+        Hooks of the method: the draw among the free clients, and the check of the number of clients.
 
     Attributes
     ----------
     nobody_comes : bool
-        Whether no client is there any more, or none before the run's time is over.
+        Whether no client is present any more, or none before the time budget is over.
     """
 
     def __init__(
@@ -235,10 +235,12 @@ class CallUp:
     def begin(self) -> None:
         """Begin a run."""
         self.nobody_comes = False
-        self._too_few: int | None = 0  # how many clients weren't enough so far; None once that is settled
+        self._too_few: int | None = (
+            0  # the largest number of clients that was too small so far; None once the number is accepted
+        )
 
     def participants(self, server_round: int, grid: Grid, config: ConfigRecord) -> Chosen | None:
-        """Return a round's participants, in the order of the clients, and their weights; None if nobody comes.
+        """Return a round's participants, in the order of the clients, and their weights; None if no client comes.
 
         Raises
         ------
@@ -260,12 +262,12 @@ class CallUp:
         return selection.without_stragglers(chosen, server_round)
 
     def _check_number(self, grid: Grid) -> None:
-        """Check whether so many clients are enough, until they are or no more come; in real time more always may.
+        """Check the number of clients, until it is enough or no more clients come; in real time more may always come.
 
         Raises
         ------
         RunError
-            If they are too few, or none of those that the config names is there.
+            If the clients are too few, or none of the clients that the config names is connected.
         """
         if self._too_few is None:
             return
@@ -289,10 +291,10 @@ class CallUp:
 def present(
     pace: Scheduler, clients: Sequence[Client], wanted: Callable[[int], bool], *, wait: bool
 ) -> list[Client]:
-    """Return those of the clients that are there.
+    """Return the clients that are present, by their availability.
 
-    Where none is that is ``wanted``, by its index, the clock moves on until one comes, if it may ``wait``. Nobody, if
-    none ever comes, or not before the run's time is over: one line says so.
+    If no client is present that is ``wanted``, by its index, the clock moves on until one comes, where ``wait`` is
+    True. The list is empty if none ever comes, or not before the time budget is over, which is logged.
     """
     if pace.always:
         return list(clients)
@@ -302,7 +304,7 @@ def present(
 
 
 def _waited(pace: Scheduler, clients: Sequence[Client]) -> bool:
-    """Move the clock on until one of the clients is there; tell whether one is."""
+    """Move the clock on until one of the clients is present; return False if none comes in time."""
     now = pace.now()
     comes = min((pace.comes(client, now) for client in clients), default=NEVER)
     if comes == NEVER:
@@ -316,7 +318,7 @@ def _waited(pace: Scheduler, clients: Sequence[Client]) -> bool:
 
 
 def check_loop(pace: Scheduler, config: StrategyConfig) -> None:
-    """Refuse a loop around a strategy, whose time doesn't pass, where clients come and go."""
+    """Raise RunError in a user-defined loop, in which virtual time doesn't pass, if clients come and go."""
     if not pace.always:
         raise RunError(
             f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: time passes in the "

@@ -14,7 +14,7 @@ from strategies.flower import messages
 
 
 class Stragglers:
-    """Who straggles in the round under way, and by how much.
+    """The stragglers of a round, and the part of its usual work that each does.
 
     Parameters
     ----------
@@ -28,22 +28,22 @@ class Stragglers:
 
     @property
     def drops(self) -> bool:
-        """Whether some work is left out."""
+        """Whether the work of stragglers is dropped."""
         return self.config.drop_stragglers and self.config.stragglers > 0
 
     def number(self, participants: int) -> int:
-        """Return how many of a round's participants straggle: the share, rounded; all only if the share is 1."""
+        """Return the number of stragglers: the rounded share, and all participants only if the share is 1."""
         share = self.config.stragglers
         return participants if share == 1 else min(int(share * participants + 0.5), max(participants - 1, 0))
 
     def counting(self, participants: int) -> int:
-        """Return of how many participants the work counts."""
+        """Return the number of participants whose work counts."""
         return participants - self.number(participants) * self.config.drop_stragglers
 
     def among(
         self, participants: Sequence[Client], weights: Sequence[float] | None, server_round: int
     ) -> tuple[Sequence[Client], Sequence[float] | None]:
-        """Draw a round's stragglers; return who is sent the model, and their weights d_i.
+        """Draw a round's stragglers; return the clients that get a request, and their weights d_i.
 
         Those that are dropped aren't asked, since what they send wouldn't count; the others share their weight.
         """
@@ -64,16 +64,16 @@ class Stragglers:
         return kept, [d * sum(weights) / sum(own) for d in own] if sum(own) > 0 else own
 
     def part(self, index: int) -> float:
-        """Return what part of its usual work a participant gets done, by its index."""
+        """Return the part of its usual work that a participant does, by its index, in (0, 1]."""
         return self._parts.get(index, 1.0)
 
     def asks(self, client: Client) -> dict[str, float]:
-        """Return what a participant's request says beside the rest: the part of its work, if it straggles."""
+        """Return the additional fields of a participant's request: the part of its work, if it straggles."""
         return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}
 
 
 def check_stragglers(config: SynchronousConfig) -> None:
-    """Raise ValueError if no participant would ever count, or rounds close early as well."""
+    """Raise ValueError if no participant would ever count, or rounds also close early."""
     if not 0 <= config.stragglers <= 1:
         raise ValueError(f"stragglers = {config.stragglers}: must be a number in [0, 1]")
     if config.stragglers == 1 and config.drop_stragglers:

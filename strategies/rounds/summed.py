@@ -1,4 +1,4 @@
-"""Rounds of which an engine returns the sums of updates: no single update is looked at."""
+"""Rounds of which an engine returns sums of updates, where no part of the strategy needs single updates."""
 
 from collections.abc import Callable
 
@@ -65,7 +65,7 @@ class SummedRound:
         self.request = SumRequest(arrays, fields, tasks, rule, bound, squares)
 
     def work(self, grid: SummingGrid, cut_off: Callable[[], bool]) -> WeightedSum:
-        """Have a round's tasks done, and return their sum; ``cut_off``: whether the round is given up."""
+        """Have the engine work on the tasks; return their weighted sum. ``cut_off``: whether the round is given up."""
         current, request = self._current, self.request
         current.begin_tasks(self._timeline, self._run.pace)
         tasks = request.tasks
@@ -89,7 +89,7 @@ class SummedRound:
         gathered: WeightedSum,
         cut_off: Callable[[], bool],
     ) -> None:
-        """Take sums in as they come, until the round is cut off; keep the reasons against single tasks."""
+        """Add the blocks' sums as they come, until the round is cut off; note the tasks that don't count."""
         current, size = self._current, messages.num_bytes(request.arrays)
         tasks, begin = request.tasks, 0
         self._pending.expect(dict(zip(tasks.nodes, tasks.clients, strict=True)))
