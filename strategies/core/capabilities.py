@@ -1,4 +1,4 @@
-"""What a method needs of its loop: declared by its class and by the hooks that it fills in, worked out once.
+"""What a method needs of its loop: declared by its class and by the hooks that it implements, worked out once.
 
 A hook's default is marked by ``hook``; a class fills in a hook where its function has no such mark. This is the one
 place that looks at which hooks a class fills in: loops, engines, reports and errors ask its ``Capabilities``.
@@ -113,7 +113,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, kind: type) -> "Capabilities":
-        """Work out those of a strategy's class."""
+        """Work out the capabilities of a strategy's class."""
         defaults: dict[str, Any] = {item.name: item.default for item in fields(cls)}
         declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
         beside = _fills_in(kind, "outgoing", "companions")
@@ -145,7 +145,7 @@ class Capabilities:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return what differs from a method that fills in nothing, by name."""
+        """Return the capabilities that differ from those of a method without hooks, by name."""
         plain = {item.name: item.default for item in fields(self) if item.name in DECLARED}
         return {
             item.name: value

@@ -1,4 +1,4 @@
-"""A vector of each client, such as its last local model or its last update: what methods with a memory keep."""
+"""Vectors of each client, such as its last local model or its last update, for methods with a memory."""
 
 import os
 import tempfile
@@ -88,7 +88,7 @@ class ClientVectors:
         return list(self._rows)
 
     def rows(self, clients: Sequence[int]) -> list[int]:
-        """Return the rows of clients, making those that there aren't."""
+        """Return the rows of clients; new clients get new rows."""
         rows = [self._rows.setdefault(client, len(self._rows)) for client in clients]
         if len(self._rows) > len(self.matrix):
             known, self.matrix = self.matrix, self._allocate(len(self._rows))
@@ -102,7 +102,7 @@ class ClientVectors:
         return np.asarray(self.matrix[row], dtype=np.float64)
 
     def put(self, client: int, vector: Vector) -> None:
-        """Keep a vector (D,) as a client's."""
+        """Set a client's vector (D,)."""
         (row,) = self.rows([client])
         self.matrix[row] = vector
 
@@ -114,12 +114,12 @@ class ClientVectors:
         return total
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return what a strategy adds to its ``state`` under this name."""
+        """Return the entries of a strategy's ``state`` under this name."""
         return {name: self.matrix, f"{name}-initial": self.initial, f"{name}-clients": self.clients}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any], name: str, limit: float = 4.0) -> "ClientVectors | None":
-        """Return what such a state holds; None if it holds none."""
+        """Return the vectors of a state; None if the state has none of this name."""
         if name not in state:
             return None
         vectors = cls(np.array(state[f"{name}-initial"]), len(state[name]), limit)

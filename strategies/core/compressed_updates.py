@@ -1,4 +1,4 @@
-"""The server's side of compressed updates: what requests ask for, how replies are read, what is left out."""
+"""The server's side of compressed updates: fields of requests, reading of replies, compression residuals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from strategies.updates.compression_residual import LeftOut
 
 
 class CompressedUpdates:
-    """A run whose clients are asked to compress their updates.
+    """The compression of clients' updates in a run.
 
     Parameters
     ----------
     name : str
-        The code (``strategies.updates.compressors``), not ``none``.
+        The compressor (``strategies.updates.compressors``), not ``none``.
     seed : int
-        Of the run.
+        The run's seed.
     """
 
     def __init__(self, name: str, seed: int, run: RunState) -> None:
@@ -29,7 +29,7 @@ class CompressedUpdates:
         self._residual = LeftOut(name)
 
     def look(self, grid: Grid, *, evaluating: bool) -> None:
-        """Look where clients keep what their updates leave out; ``evaluating``: they evaluate while they train."""
+        """Find where clients keep their compression residuals; ``evaluating``: clients evaluate while they train."""
         self._residual.look(grid, evaluating=evaluating)
 
     def fields(self, run_id: int) -> Mapping[str, Any]:
@@ -38,15 +38,15 @@ class CompressedUpdates:
         return request_fields(self.name, self._seed, run_id, flower.arrayrecord_key, flower.untrained)
 
     def reader(self, layout: Layout) -> Compression | None:
-        """Return what reads compressed updates of a model."""
+        """Return the reader of compressed updates of a model."""
         return compressing(self.name, layout, self._run.flower.untrained)
 
     def size(self, arrays: ArrayRecord) -> int:
-        """Return how many bytes a client's reply to a model takes."""
+        """Return the bytes of a client's compressed reply to a model."""
         return size_of(Layout.of(arrays), self.name, self._run.flower.untrained)
 
     def whole_model_came(self) -> None:
-        """Warn once that clients don't compress."""
+        """Warn once that clients send their models whole."""
         self._run.warn_once(
             "compression = %r: clients send their models whole; an app follows by the mod `compresses` of "
             "strategies.compression",
@@ -54,16 +54,16 @@ class CompressedUpdates:
         )
 
     def hand_back(self, clients: Sequence[Client]) -> None:
-        """Give clients, who are there now, what a resumed run's state has of them."""
+        """Return the residuals in a resumed run's state to the clients, which are connected now."""
         self._residual.hand_back(self._run.run_id)
 
     def reset(self) -> None:
-        """Keep nothing of an earlier run: what its clients have left out belongs to its number."""
+        """Do nothing: residuals belong to a run's id."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, once clients are there."""
+        """Keep a state's residuals until clients are connected."""
         self._residual.restore(state)
 
     def state(self) -> dict[str, Any]:
-        """Return what clients have left out so far."""
+        """Return the clients' compression residuals."""
         return self._residual.state(self._run.run_id)

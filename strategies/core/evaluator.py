@@ -49,7 +49,7 @@ class Evaluator:
     def requests(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, clients: Sequence[Client]
     ) -> list[Message]:
-        """Ask some of the clients to evaluate: ``fraction_evaluate``, ``min_evaluate_nodes`` of them at least."""
+        """Return evaluation requests to ``fraction_evaluate`` of the clients, ``min_evaluate_nodes`` at least."""
         fraction, number = self._run.flower.fraction_evaluate, len(clients)
         if not fraction:
             return []
@@ -82,7 +82,7 @@ class Evaluator:
         )
 
     def mean(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the clients' metrics by p_i; None if none replied.
+        """Average the clients' metrics by p_i; None if no client replied.
 
         A client that hasn't described itself counts by the number of examples in its reply.
         """
@@ -107,7 +107,7 @@ class Evaluator:
         grid: Grid,
         aggregate: Callable[[int, list[Message]], MetricRecord | None],
     ) -> tuple[MetricRecord | None, dict[str, client_metrics.ByClient]]:
-        """Wait for the replies; return what ``aggregate`` makes of them, and the metrics of each client."""
+        """Wait for the replies; return the result of ``aggregate`` on them, and the metrics of each client."""
         if not requests:
             return None, {}
         replies = list(self._pending.awaited(grid, requests))
@@ -121,17 +121,17 @@ class Evaluator:
         return averages, {} if averages is None else self.by_client(replies)
 
     def by_client(self, replies: Iterable[Message]) -> dict[str, client_metrics.ByClient]:
-        """Return the metrics that replies tell, client by client."""
+        """Return the metrics in the replies, by client."""
         indices = {client.node_id: client.index for client in self._run.clients}
         return client_metrics.from_replies(replies, indices.get, self._run.flower.weighted_by_key)
 
     def name_missing(self, aggregation: int, late: Collection[int], asked: int) -> None:
-        """Name the nodes whose answer to an evaluation hasn't come in time."""
+        """Log the nodes whose answer to an evaluation hasn't come in time."""
         if late:
             log.warning(_LATE, aggregation, len(late), asked, self._population.roster.named(late))
 
     def _name_failed(self, server_round: int, replies: Sequence[Message], *, everybody: bool) -> None:
-        """Name those that couldn't evaluate the model; where nobody can, as an app may have no handler, only once."""
+        """Log the clients that couldn't evaluate the model; only once if no client can (an app without a handler)."""
         located = {client.node_id: client.located for client in self._run.clients}
         failed: dict[str, list[str]] = {}
         for reply in replies:  # the SuperLink's own, where a node is gone, don't say which
@@ -148,7 +148,7 @@ class Evaluator:
     def _weighed(
         self, server_round: int, clients: Sequence[Client], by_node: Mapping[int, Message]
     ) -> list[Client]:
-        """Return the clients with the sizes that they evaluated on; those that tell none are left out and named."""
+        """Return the clients with the sizes of their evaluation data; log and drop the clients without a size."""
         key = self._run.flower.weighted_by_key
         # Not as many as it trains on, which its replies to training have told.
         unsized = [c if c.described else replace(c, num_examples=None) for c in clients]
@@ -163,7 +163,7 @@ class Evaluator:
 
 
 def _unweighed(reply: Message, key: str) -> str:
-    """Return why a reply doesn't say how much it counts."""
+    """Return why a reply has no valid weight."""
     try:
         messages.weight_of(messages.metrics_of(reply), key)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The state of a run: what a checkpoint holds of the model, of how far the run is, and of what a method remembers."""
+"""The state of a run: its model, the number of aggregations, its clients, and the method's memory."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import untrained_positions
 from strategies.updates.server_optimizer import ServerOptimizer
 
-_VALUES, _VECTORS = "memory:", "vectors:"  # how the names begin under which a state holds them
+_VALUES, _VECTORS = "memory:", "vectors:"  # prefixes of the memory's names in a state
 
 
 class Memory(dict[str, Any]):
-    """Arrays and values that JSON holds, by name, and vectors of each client.
+    """A method's memory: arrays and JSON values by name, and vectors of each client.
 
     Attributes
     ----------
     vectors : dict of str to ClientVectors
-        By name.
+        The clients' vectors, by name.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Memory(dict[str, Any]):
         self.vectors: dict[str, ClientVectors] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return what a run goes on from."""
+        """Return the memory for a checkpoint."""
         state = {f"{_VALUES}{name}": value for name, value in self.items()}
         for name, vectors in self.vectors.items():
             state |= vectors.state(f"{_VECTORS}{name}")
@@ -69,7 +69,7 @@ State = dict[str, Any]
 
 
 class RunState:
-    """What a run is at.
+    """The progress of a run.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class RunState:
 
     @property
     def clock(self) -> Clock:
-        """The run's clock; another one may be put in its place between two runs."""
+        """The run's clock; it may be replaced between two runs."""
         return self.pace.clock
 
     @clock.setter
@@ -162,7 +162,7 @@ class RunState:
         self.pace = self._make_scheduler(clock)
 
     def enter(self, grid: Grid) -> None:
-        """Take note of where the clients are, and begin with a clock that suits the grid unless one was given."""
+        """Note the grid of a run, and begin with a clock that suits the grid, unless a clock was given."""
         self.grid = grid
         if self._clock_follows:
             on_devices = engine_of(grid) == DEPLOYMENT
@@ -170,16 +170,16 @@ class RunState:
             log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
 
     def is_stopped(self) -> bool:
-        """Tell whether the run is to end."""
+        """Return True if the run is to end."""
         return self.stopped()
 
     def reset(self) -> None:
-        """Drop what the method of an earlier run remembered."""
+        """Drop the method's memory of an earlier run."""
         self.memory = Memory()
         self.run_id = int(streams.unpredictable().integers(2**62))
 
     def state(self) -> State:
-        """Return what a run goes on from: the model (D,), the counts and the method's memory."""
+        """Return the state for a checkpoint: the model (D,), the counts and the method's memory."""
         arrays = self.result.arrays
         values = [
             np.empty(0, Layout.of(arrays).narrow),
@@ -196,7 +196,7 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the memory of a state; ``begin`` takes up the rest.
+        """Restore the memory of a state; ``begin`` restores the rest.
 
         Raises
         ------
@@ -212,12 +212,12 @@ class RunState:
         self._resumed = dict(state)
 
     def resumed(self) -> State | None:
-        """Return, once, the state that the next run goes on from; None: it begins anew."""
+        """Return, once, the state that the next run resumes; None: the run begins anew."""
         state, self._resumed = self._resumed, None
         return state
 
     def begin(self, arrays: ArrayRecord, state: Mapping[str, Any] | None = None) -> None:
-        """Begin a run with initial arrays, or go on from the state of an earlier one.
+        """Begin a run with initial arrays, or resume the state of an earlier run.
 
         Raises
         ------
@@ -250,7 +250,7 @@ class RunState:
         self.buffers_at = untrained_positions(self.layout, self.flower.untrained)
 
     def initial_model(self, arrays: ArrayRecord) -> Vector:
-        """Return the model (D,) that a run begins with, or raise ArraysMismatchError: it is none."""
+        """Return the initial model (D,); raise ArraysMismatchError if the arrays are no valid model."""
         try:
             return self.layout.to_vector(arrays)
         except ArraysMismatchError as error:
@@ -261,7 +261,7 @@ class RunState:
             ) from None
 
     def in_real_time(self) -> bool:
-        """Tell whether time passes by itself, so that task times are observed."""
+        """Return True in real time, where task times are observed; False in virtual time."""
         return self.pace.real_time
 
     def told(self, optimizer: ServerOptimizer) -> Result:
@@ -272,13 +272,13 @@ class RunState:
         return replace(self.result, arrays=self.layout.to_record(outcome))
 
     def warn_once(self, text: str, *values: object) -> None:
-        """Log a warning that would otherwise come again and again in a run."""
+        """Log a warning only once in a run."""
         if text not in self._said:
             self._said.add(text)
             log.warning(text, *values)
 
     def missed(self, reason: str) -> None:
-        """Take note that a client's work couldn't be had, and why."""
+        """Note that a client's work was missed, and why."""
         self.any_missed, self.last_reason = True, reason
 
     def check_worked(self, initial_arrays: ArrayRecord) -> None:

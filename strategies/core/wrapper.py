@@ -1,4 +1,4 @@
-"""What a strategy can tell of a wrapper around it, such as Flower's for differential privacy, and say where it fails.
+"""Checks of a wrapper around a strategy, such as Flower's wrappers for differential privacy.
 
 A wrapper has the loop: it asks the strategy for a round's requests, and passes the replies on to it. Two things go
 wrong without a word that helps, with Flower's own strategies as well:
@@ -30,12 +30,12 @@ _SLACK, _EPSILON = 1e-3, float(np.finfo(np.float32).eps)
 
 
 class Wrapped:
-    """What is known of the wrapper, from a run's first round on; nothing is, where there is none.
+    """Observations of a wrapper, from the first round of a run on.
 
     Parameters
     ----------
     name : str
-        The strategy's, for the log.
+        The strategy's name, for the log.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,16 +51,16 @@ class Wrapped:
         self._said: set[str] = set()
 
     def asks(self, server_round: int, config: Mapping[str, Any]) -> None:
-        """Take note of a wrapper's request for a round."""
+        """Note that the wrapper asks for a round's requests."""
         self._asked, norm = server_round, config.get(CLIPPING_NORM)
         self._norm = float(norm) if isinstance(norm, int | float) and norm > 0 else 0.0
 
     def passes_on(self) -> None:
-        """Take note that replies have come."""
+        """Note that the wrapper has passed replies on."""
         self._asked, self._any_passed = 0, True
 
     def ends(self, server_round: int) -> None:
-        """Say so if a round is over of which nothing came."""
+        """Warn if a round is over and the wrapper has passed no reply on."""
         if server_round and self._asked == server_round:
             log.warning(
                 "round %d: the wrapper around %s passed no replies on, and the model stays as it is: Flower's "
@@ -71,7 +71,7 @@ class Wrapped:
             )
 
     def look(self, local: Local, untrained_at: NDArray[np.intp], reply: Message) -> None:
-        """Look at a client's update, all of it, as it came."""
+        """Check the norm of a client's whole update, as it came, against the wrapper's clipping norm."""
         if not self._norm:
             return
         square = float(np.linalg.norm(local.model - local.base)) ** 2
@@ -90,7 +90,7 @@ class Wrapped:
         )
 
     def judge(self) -> None:
-        """Say after a round what can't be told of it."""
+        """Warn after a round if no update was long enough to show whether clients clip."""
         if self._norm and not self._clips:
             self._say_once(
                 "%s = %g, and no update was as long: whether clients clip can't be told. Where a wrapper leaves it "

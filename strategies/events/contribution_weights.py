@@ -1,4 +1,4 @@
-"""What every client counts in a run without rounds.
+"""The weights of contributions in an asynchronous run.
 
 p_i is a client's importance, d_i the weight of its contributions, and q̃_i its share of the objective that is really
 minimised: q̃_i ∝ d_i / P_i, with P_i the aggregations from one contribution of the client to the next (Fraboni et al.
@@ -39,7 +39,7 @@ class ClientWeights:
 
 
 class ContributionWeights:
-    """Works out what clients count, anew when p_i or an estimate of P_i has changed.
+    """Computes the clients' weights, again whenever p_i or an estimate of P_i has changed.
 
     Parameters
     ----------
@@ -83,11 +83,11 @@ class ContributionWeights:
         self._current: ClientWeights | None = None
 
     def expire(self) -> None:
-        """Take note that estimates of P_i have changed."""
+        """Note that estimates of P_i have changed."""
         self._current = None
 
     def _look(self) -> None:
-        """Forget what was worked out for other clients than those that count now."""
+        """Forget the weights, as the set of clients that count has changed."""
         if self._changes != self._ledger.changes:
             self._changes = self._ledger.changes
             self._importance = self._current = None
@@ -102,7 +102,7 @@ class ContributionWeights:
 
     @property
     def current(self) -> ClientWeights:
-        """What every client that counts is worth now."""
+        """The weights of all clients that count now."""
         self._look()
         ledger = self._ledger
         if self._current is None:
@@ -122,7 +122,7 @@ class ContributionWeights:
         return self._current
 
     def weight(self, index: int) -> float:
-        """Return d_i of a client, 0 if it doesn't count; where P_i are observed without a look at the others."""
+        """Return d_i of a client, 0 if it doesn't count; with observed P_i without computing the other weights."""
         self._look()
         ledger = self._ledger
         if self._current is not None or not self._observes():
@@ -137,7 +137,7 @@ class ContributionWeights:
         return float(self._safeguards.weights([member.client], np.array([d]))[0])
 
     def expected_share(self) -> dict[int, float]:
-        """Return q̃_i by client index; worked out when it is asked for, at evaluations."""
+        """Return q̃_i by client index, computed at evaluations only."""
         current = self.current
         if current.weight and not current.periods:
             times = self.cycles(self._ledger.counting)
@@ -149,7 +149,7 @@ class ContributionWeights:
         return current.expected_share
 
     def worth(self) -> dict[int, float]:
-        """Return d_i by client index, where they depend on staleness the mean of those that came."""
+        """Return d_i by client index; where d_i depends on staleness, the mean over the client's contributions."""
         worth, known = self.current.weight, self._ledger.members
         if not self._discounts():
             return worth
@@ -157,14 +157,14 @@ class ContributionWeights:
         return worth | came
 
     def observed_periods(self) -> Times:
-        """Return P_i (n,) of the clients that count, as observed since each is there."""
+        """Return P_i (n,) of the clients that count, observed since each joined."""
         return observed_periods.periods(self._ledger.counting, self._run.aggregations)
 
     def _periods(self, times: Times) -> Times:
         return self.observed_periods() if self._observes() else self._method_periods(times)
 
     def cycles(self, members: Iterable[Member]) -> Times:
-        """Return how long some clients work for a contribution (n,), with the time that they aren't there."""
+        """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""
         return self._run.pace.cycles(members, self._ledger.members.values(), self._interval())
 
     def _by_index(self, values: NDArray[np.float64]) -> dict[int, float]:
@@ -174,7 +174,7 @@ class ContributionWeights:
     # ---- Reports ---------------------------------------------------------------------------------------------------
 
     def distance(self) -> float:
-        """Return ½ Σ |q̃_i − p_i|: how far the objective that is minimised is from the federated one."""
+        """Return ½ Σ |q̃_i − p_i|, the distance of the effective weights from the importances."""
         p, q = self.current.importance, self.expected_share()
         return 0.5 * sum(abs(p[index] - q[index]) for index in p)
 
@@ -191,7 +191,7 @@ class ContributionWeights:
         }
 
     def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
-        """Return what is known of each client, by index: how often it counted, with what, and what it is worth."""
+        """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
         current, known, q, worth = self.current, self._ledger.members, self.expected_share(), self.worth()
         indices = list(range(max(known) + 1))
         members = [known.get(index) for index in indices]
@@ -209,7 +209,7 @@ class ContributionWeights:
         }
 
     def log_objective(self) -> None:
-        """Log which objective the run minimised, if it wasn't the federated one."""
+        """Log the objective that the run minimised, if it wasn't the federated objective."""
         if not self._ledger.members or self._run.stopped():
             return
         p, q = self.current.importance, self.expected_share()

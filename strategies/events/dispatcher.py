@@ -1,4 +1,4 @@
-"""Who is sent the model when, and with what a run goes on: the dispatcher of the asynchronous loop.
+"""The dispatcher of the asynchronous loop: which clients get the model when, and tasks of a resumed run.
 
 A task is a version of the model that a client was sent; one client has one at a time. Tasks under way are in the
 ledger (strategies/events/tasks.py), and in virtual time a resumed run dispatches them again as they were.
@@ -34,7 +34,7 @@ Beside = Mapping[str, Vector]
 
 
 class Dispatcher:
-    """Sends clients the model, and keeps note of who is there.
+    """Dispatches tasks to clients, and tracks which clients are present.
 
     Parameters
     ----------
@@ -71,19 +71,19 @@ class Dispatcher:
         self._working: WorkingGrid | None = None
 
     def begin(self, grid: Grid, mail: Mail, config: ConfigRecord) -> None:
-        """Begin a run, or go on with one, from the run's model."""
+        """Begin or resume a run, from the run's model."""
         self._mail, self._config = mail, config
         self.take_model()
         self._working = self._needs_no_messages(grid)
 
     def take_model(self) -> None:
-        """Send the run's model from now on."""
+        """Dispatch the run's model from now on."""
         self._sent = self._run.model.astype(self._run.layout.narrow)
 
     # ---- Who is there ----------------------------------------------------------------------------------------------
 
     def welcome(self, clients: Iterable[Client]) -> None:
-        """Send the model to clients that are new, or back as another node."""
+        """Dispatch the model to clients that are new, or back as another node."""
         ledger, aggregations, fresh = self._ledger, self._run.aggregations, []
         for client in clients:
             member = ledger.members.get(client.index)
@@ -105,7 +105,7 @@ class Dispatcher:
             self.dispatch(fresh)
 
     def _watch(self, member: Member) -> None:
-        """Note whether a client is there now, and when it comes or goes next: before anything else at that time."""
+        """Note whether a client is present, and queue its next change, before other events of that time."""
         pace, client = self._run.pace, member.client
         member.there = pace.there(client)
         self._ledger.moved(member)
@@ -115,14 +115,14 @@ class Dispatcher:
             self._ledger.queue.push(turns, client.index - FIRST, Turn(member))
 
     def turn(self, member: Member) -> None:
-        """Let a client come or go. That its task is lost when it goes is known since the task began."""
+        """Let a client come or go. The loss of its task was known when the task began."""
         member.turning = False
         self._watch(member)
         if member.there and (member.again or not member.dropped):
             self.dispatch([member])
 
     def retry(self, member: Member) -> None:
-        """Ask a client again that was dropped, or when it is there again."""
+        """Dispatch a task to a client that was dropped, now or when it is present again."""
         pace = self._run.pace
         if member.there:
             self._ledger.ask_again(member)
@@ -133,7 +133,7 @@ class Dispatcher:
     # ---- Tasks -----------------------------------------------------------------------------------------------------
 
     def dispatch(self, members: Iterable[Member]) -> None:
-        """Send the model to whom the method chooses, now that these are free: a task each, one at a time."""
+        """Dispatch the model to the clients that the method chooses among the free ones: one task each."""
         ledger = self._ledger
         free = [member for member in members if member.there and not ledger.busy(member)]
         # The place of a client that went, or was dropped, is another's, where there are places.
@@ -189,7 +189,7 @@ class Dispatcher:
         version: int,
         base: NDArray[Any],
     ) -> None:
-        """Send it without messages; ``sent`` are clock seconds by index."""
+        """Dispatch tasks without messages; ``sent``: clock seconds by client index."""
         loads = self._run.pace.loads
         for member in members if self._run.pace.weighs else ():
             loads.note(member.client.index, loads.model)
@@ -204,11 +204,11 @@ class Dispatcher:
             self._open(Task(member, version, base, message_id, when, gone, gone))
 
     def _goes(self, member: Member, when: float) -> bool:
-        """Tell whether a client goes before the task is done that it is sent at a clock time."""
+        """Return True if a client goes away before it is done with a task that it is sent at ``when``."""
         return self._run.pace.loses(member.client, member.tasks, when)
 
     def _open(self, task: Task) -> None:
-        """Enter a task in the ledger that was sent."""
+        """Enter a dispatched task in the bookkeeping."""
         member, index, pace = task.member, task.member.client.index, self._run.pace
         if task.gone:  # there is no message
             task = replace(task, message_id=f"lost/{index}/{member.tasks}")
@@ -225,7 +225,7 @@ class Dispatcher:
         return WorkRequest(self._run.layout, base, self._config, version + 1, tasks, self._local_rule())
 
     def _needs_no_messages(self, grid: Grid) -> WorkingGrid | None:
-        """Return the grid if its clients need no messages, and nobody looks at these."""
+        """Return the grid if its clients need no messages, and no hook writes or reads messages."""
         run = self._run
         if (
             not isinstance(grid, WorkingGrid)
@@ -240,7 +240,7 @@ class Dispatcher:
     # ---- Going on where an earlier run was ------------------------------------------------------------------
 
     def resume(self, *, more: bool) -> None:
-        """Fill the ledger from the state of an earlier run, and send again what was under way.
+        """Restore the tasks of an earlier run, and dispatch again those that were under way.
 
         ``more``: whether there are aggregations to come, so that whoever is free is sent the model.
         """

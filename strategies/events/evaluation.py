@@ -1,4 +1,4 @@
-"""An evaluation on clients that nobody waits for: in real time a run without rounds goes on meanwhile."""
+"""Evaluations on clients in the background: in real time an asynchronous run goes on meanwhile."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from strategies.timing.scheduler import patience
 
 
 class EvaluationUnderWay:
-    """Asks clients to evaluate a model, and tells when all have answered or the time for it is over.
+    """One evaluation in the background: complete when all clients have answered, or the timeout is over.
 
     An answer is waited for as long as a task's is, by what this client's usually take. Before its first it is by what
     those of the slowest do, so that one that never answers doesn't keep the next evaluation; at the end, after which
@@ -44,7 +44,7 @@ class EvaluationUnderWay:
 
     @property
     def due(self) -> float:
-        """When what is missing is given up, in the mail's seconds."""
+        """The time at which missing answers are given up, seconds of the mail's clock."""
         if not self._took:
             return self._began + self.mail.timeout
         usual = {node: seconds / number for node, (seconds, number) in self._took.items()}
@@ -53,7 +53,7 @@ class EvaluationUnderWay:
         return self._began + patience(max(missing, default=0.0), self.mail.timeout)
 
     def begin(self, number: int, requests: Iterable[Message]) -> None:
-        """Ask about the model of an aggregation, unless clients are still busy with an earlier one."""
+        """Ask clients to evaluate the model of an aggregation, unless an earlier evaluation is under way."""
         now = self.mail.clock.now()
         if self._waiting and now < self.due:
             return
@@ -72,7 +72,7 @@ class EvaluationUnderWay:
         self.mail.listen(self._waiting, self._take)
 
     def wait(self, still: Callable[[Collection[int]], None]) -> None:
-        """Wait for the answers; ``still`` is told whose are missing, by node, in the end nobody's."""
+        """Wait for the answers; ``still`` gets the nodes whose answers are missing, at last none."""
         clock, self._at_the_end = self.mail.clock, True
         while self._waiting and not self.mail.stopped():
             over = clock.now() >= self.due  # what came since the last look still counts
@@ -87,7 +87,7 @@ class EvaluationUnderWay:
         self.end()
 
     def end(self) -> None:
-        """Make do with the answers that are there."""
+        """End the evaluation with the answers that have arrived."""
         overdue = self._waiting and self.mail.clock.now() >= self.due
         late = [self._asked[name][0] for name in self._waiting] if overdue else []
         self._waiting, replies, self._replies, self._at_the_end = set(), self._replies, [], False
@@ -109,7 +109,7 @@ class EvaluationUnderWay:
 
 
 class RealTimeEvaluation:
-    """Evaluates models on clients while a run goes on; what clients tell is reported with the next model.
+    """Evaluates models on clients while a run goes on; their metrics are reported with the next model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is due when: a queue of events in clock time."""
+"""A queue of events, ordered by clock time."""
 
 import heapq
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class EventQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[tuple[float, Any]]:
-        """Due times and items, in no order."""
+        """The due times and items, in no order."""
         return ((due, item) for due, _, _, item in self._heap)
 
     def push(self, due: float, client: int, item: Any) -> None:

@@ -1,4 +1,4 @@
-"""What happens in a run without rounds, one event after the other, in virtual and in real time.
+"""The events of an asynchronous run, one after the other, in virtual and in real time.
 
 In virtual time the next event is the one that is due next in the queue; the clock jumps there, and the loop waits for
 the reply that is due, however long that takes in real seconds. In real time the loop polls for replies, and a task
@@ -26,29 +26,29 @@ SHORTEST_POLL, LONGEST_POLL = 0.005, 0.5  # real seconds between two looks for r
 
 
 class Arrival(NamedTuple):
-    """The reply to a task is there, or it is certain that none comes (None)."""
+    """The reply to a task; None if it is certain that no reply comes."""
 
     task: Task
     reply: Message | Work | None
 
 
 class PatienceOver(NamedTuple):
-    """What is held back is to be taken in."""
+    """The replies that were held back are to be aggregated."""
 
 
 class Tick(NamedTuple):
-    """An interval is over."""
+    """An interval between two aggregations is over."""
 
 
 class Look(NamedTuple):
-    """It is time to look who is connected."""
+    """The connected clients are to be looked up."""
 
 
 Event = Arrival | Retry | Turn | PatienceOver | Tick | Look
 
 
 def events(scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None) -> Iterator[Event]:
-    """Yield what happens until the time budget is spent; each event is to be handled before the next is asked for.
+    """Yield events until the time budget is spent; each event must be handled before the next is requested.
 
     Parameters
     ----------

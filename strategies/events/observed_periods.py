@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 
 class Observable(Protocol):
-    """What counts of a client."""
+    """The counts of one client."""
 
     contributions: int
     since: int  # aggregations that came before it
 
 
 def periods(members: Sequence[Observable], aggregations: int) -> NDArray[np.float64]:
-    """Return P_i (n,) of all clients that count, after so many aggregations: the formula, over all of them."""
+    """Return P_i (n,) of all clients that count, after a number of aggregations: the formula, over all clients."""
     there = np.array([max(aggregations + 1 - member.since, 1) for member in members], np.float64)
     counts = np.array([member.contributions for member in members])
     usual = there.sum() / max(counts.sum(), 1)
@@ -49,11 +49,11 @@ class Observed:
         self._grown, self._before = 0, 0  # how many others there are, and Σ of their aggregations before
 
     def contributed(self) -> None:
-        """Take note of a contribution of one of them."""
+        """Note a contribution of a client."""
         self._contributions += 1
 
     def period(self, member: Observable, aggregations: int) -> float:
-        """Return P_i of one of them after so many aggregations, which never become fewer."""
+        """Return P_i of a client after a number of aggregations, which never decreases between calls."""
         while self._new and self._new[-1] <= aggregations:
             self._before += self._new.pop()
             self._grown += 1

@@ -1,4 +1,4 @@
-"""What happened in an asynchronous run since its last evaluation."""
+"""Statistics of an asynchronous run since its last evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from strategies.updates.chain import Contribution
 
 @dataclass
 class Tally:
-    """What happened since the last evaluation."""
+    """Counts and sums since the last evaluation."""
 
     staleness: list[int] = field(default_factory=list)
     values: dict[str, list[Any]] = field(default_factory=dict)  # of each metric
@@ -29,7 +29,7 @@ class Tally:
     unevaluated: bool = False
 
     def take(self, contributions: Sequence[Contribution], key: str = messages.NUM_EXAMPLES) -> None:
-        """Count what an aggregation took in; ``key`` is the metric by which clients are weighed."""
+        """Count the contributions of an aggregation; ``key`` is the metric by which clients are weighted."""
         self.unevaluated = True
         for contribution in contributions:
             self.staleness.append(contribution.staleness)
@@ -38,19 +38,19 @@ class Tally:
                 self.values.setdefault(name, []).append(value)
 
     def keep(self, content: RecordDict) -> None:
-        """Keep a reply's content for a function of metrics: not its arrays, of which many may come by then."""
+        """Keep a reply's content for a function of metrics, without its arrays, which would fill the memory."""
         small: dict[str, messages.RecordType] = {
             name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
         }
         self.contents.append(RecordDict(small))
 
     def discard(self, contribution: Contribution) -> None:
-        """Count work that came for nothing."""
+        """Count work that doesn't count."""
         self.discarded += 1
         self.bytes_up += contribution.num_bytes
 
     def metrics(self) -> MetricRecord:
-        """Return the counts, and the plain means of the staleness and of what clients tell over all contributions."""
+        """Return the counts, and the unweighted means of staleness and of the clients' metrics over contributions."""
         metrics = MetricRecord(
             {
                 "contributions": len(self.staleness),
@@ -74,7 +74,7 @@ class Tally:
         return metrics
 
     def state(self) -> "TallyState":
-        """Return the counts as JSON holds them."""
+        """Return the counts for a checkpoint, as JSON values."""
         return {
             "staleness": list(self.staleness),
             "values": {name: list(values) for name, values in self.values.items()},
@@ -89,7 +89,7 @@ class Tally:
 
     @classmethod
     def restored(cls, state: "TallyState") -> "Tally":
-        """Return the tally of a state."""
+        """Return the statistics of a state."""
         return cls(
             staleness=list(state["staleness"]),
             values={name: list(values) for name, values in state["values"].items()},

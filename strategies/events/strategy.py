@@ -1,4 +1,4 @@
-"""The event loop of the asynchronous strategies, and the hooks that a method fills in.
+"""The event loop of the asynchronous strategies, and the hooks that a method implements.
 
 Fraboni et al. 2023, algorithm 1 and eq. 6. Clients work at their own speed on the model they were sent:
 
@@ -78,7 +78,7 @@ _INSTEAD = {
 
 
 class AsynchronousStrategy(FederatedStrategy):
-    """The event loop; a method fills in ``ready`` or ``interval``, and more where it has to.
+    """The event loop; a method implements ``ready`` or ``interval``, and further hooks where needed.
 
     The parameters are those of ``strategies.FederatedStrategy``; ``num_rounds`` of ``start`` are aggregations.
 
@@ -151,12 +151,12 @@ class AsynchronousStrategy(FederatedStrategy):
 
     @hook
     def ready(self, arrived: int) -> bool:
-        """Tell whether to aggregate, now that ``arrived`` contributions wait."""
+        """Return True to aggregate, now that ``arrived`` contributions wait."""
         return False
 
     @hook
     def accept(self, contribution: Contribution) -> bool:
-        """Tell whether a contribution counts; if not, it is thrown away, and its client is free at once.
+        """Return True if a contribution counts; otherwise it is discarded, and its client is free at once.
 
         By default where its staleness is ``fresh``.
         """
@@ -164,11 +164,11 @@ class AsynchronousStrategy(FederatedStrategy):
 
     @hook
     def fresh(self, staleness: int) -> bool:
-        """Tell whether work counts that is so many aggregations old: how long a run is may follow from it."""
+        """Return True if work of this staleness counts; the length of a run may follow from it."""
         return True
 
     def choose(self, free: Sequence[Member]) -> Iterable[Member]:
-        """Return who is sent the model now.
+        """Return the clients that get the model now.
 
         Asked whenever clients have become free: at the start, when one is new, has answered or missed, when their
         work went into a new model, and when one that was dropped may be asked again. The answer may name any other
@@ -196,12 +196,12 @@ class AsynchronousStrategy(FederatedStrategy):
 
     @hook
     def discount(self, staleness: int) -> float:
-        """Return what a contribution is worth that is so many aggregations old, beside one on the present model."""
+        """Return the factor of a contribution's weight for its staleness, 1 for work on the present model."""
         return 1.0
 
     @property
     def discounts(self) -> bool:
-        """Whether d_i is known only when a contribution comes: then those that came say what a client counts."""
+        """Whether d_i is known only when a contribution comes: reports then have the mean over contributions."""
         return self.capabilities.discounts_staleness
 
     @hook
@@ -216,7 +216,7 @@ class AsynchronousStrategy(FederatedStrategy):
         return self.contribution_weights.observed_periods()
 
     def expected_periods(self, times: Times) -> Times:
-        """Return the P_i that really come about, where random task times make them differ from ``periods``."""
+        """Return the expected P_i, where random task times make them differ from ``periods``."""
         return self.periods(times)
 
     def identical_weight(self, num_clients: int) -> float:
@@ -224,18 +224,18 @@ class AsynchronousStrategy(FederatedStrategy):
         return 1.0
 
     def untrained_lr(self) -> float:
-        """Return η of strategies/updates/buffers.py: how far an arrival moves what isn't trained."""
+        """Return η of strategies/updates/buffers.py: the step by which an arrival moves the buffers."""
         return self.own_lr()
 
     @property
     def most_at_work(self) -> int:
-        """τ_c: clients that are at work at once, at most."""
+        """τ_c, the largest number of clients at work at once."""
         number = max(len(self.ledger.counting), 1)
         return min(self.config.concurrency or number, number)
 
     @property
     def observes_periods(self) -> bool:
-        """Whether P_i are those observed: nobody knows them beforehand, or the law of times isn't to be looked at."""
+        """Whether P_i are observed: they can't be known beforehand, or the config asks for observed ones."""
         unknown = self.contribution_weights.weighing == OBSERVED or not self.capabilities.knows_periods
         return bool(self.config.concurrency) or unknown
 
@@ -354,7 +354,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 self._look()
 
     def _look(self) -> None:
-        """Look who is there; send the model to clients that are new, or back."""
+        """Look up the connected clients; dispatch the model to clients that are new, or back."""
         self._release()
         run = self.run
         clients = self.population.look(self._mail.grid, self._train_config, wait=False)
@@ -370,7 +370,7 @@ class AsynchronousStrategy(FederatedStrategy):
     # ---- What becomes of a task -------------------------------------------------------------------------------
 
     def _arrive(self, task: Task, reply: Message | Work | None) -> None:
-        """Take a reply, or its absence, into account."""
+        """Handle a reply to a task, or its absence."""
         ledger, pace, norms = self.ledger, self.run.pace, self.safeguards.norms
         member = ledger.close(task)
         self.timeline.arrived(member.client.index, pace.now())
@@ -412,7 +412,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 self._take_in(task, local, reply)
 
     def _release(self) -> None:
-        """Take in what was held back until it is known which norms are usual, or until that takes too long."""
+        """Aggregate the replies that were held back until the usual norm is known, or the wait is over."""
         ledger, held, norms = self.ledger, self.ledger.held, self.safeguards.norms
         if not held:
             return
@@ -429,7 +429,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 self._take_in(*first)
 
     def _take_in(self, task: Task, local: Local, reply: Message | Work) -> None:
-        """Let a valid local model go through the chain, and into the buffer."""
+        """Put a valid local model through the chain, and its contribution into the buffer."""
         member, ledger, run = task.member, self.ledger, self.run
         self.receiver.links()(local)
         ledger.since.clipped += local.bounded
@@ -457,7 +457,7 @@ class AsynchronousStrategy(FederatedStrategy):
             self.dispatcher.dispatch([member])
 
     def _lose(self, member: Member) -> None:
-        """Take into account that a client went away while it worked: no fault of its, it goes on when it is there."""
+        """Note a task that is lost because its client went away; the client continues when it is back."""
         ledger, client, now = self.ledger, member.client, self.run.pace.now()
         ledger.since.failures += 1
         ledger.since.lost += 1
@@ -474,7 +474,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self._go_on_without(member)
 
     def _miss(self, member: Member, reason: str, outcome: str) -> None:
-        """Take into account that a client's task wasn't done, or not well."""
+        """Note a task that failed or had an invalid reply, and drop its client after several failures."""
         ledger, client, pace = self.ledger, member.client, self.run.pace
         ledger.since.failures += 1
         self.run.missed(reason)
@@ -512,7 +512,7 @@ class AsynchronousStrategy(FederatedStrategy):
     # ---- Whether the run goes on ------------------------------------------------------------------------------
 
     def _hopeless(self) -> bool:
-        """Tell whether nobody's work was ever of use, and all who are connected answered in vain when asked again.
+        """Return True if no work was ever accepted, and all connected clients failed again when they were retried.
 
         An app or a model that fails everywhere won't be well by itself. Whoever is at work may do better, but that
         is waited for a while only: of many clients, one always is.
@@ -532,12 +532,12 @@ class AsynchronousStrategy(FederatedStrategy):
             self._aggregate()
 
     def _is_ready(self) -> bool:
-        """Tell whether what waits is to be a model, though nothing has come."""
+        """Return True if the waiting contributions are to be aggregated although none has arrived now."""
         waiting = len(self.ledger.buffer)
         return waiting > 0 and self.run.aggregations < self.total and self.ready(waiting)
 
     def _check_waiting(self) -> None:
-        """Raise RunError where a method waits for more than there is; in real time, where devices may come, warn."""
+        """Raise RunError if a method waits for more clients than exist; in real time warn, as devices may come."""
         ledger, pace = self.ledger, self.run.pace
         if not ledger.buffer or self.interval is not None or ledger.held:
             return
@@ -591,13 +591,13 @@ class AsynchronousStrategy(FederatedStrategy):
             self.reporter.report(run.aggregations, run.result, {})
 
     def _is_due(self) -> bool:
-        """Tell whether to evaluate, after an aggregation."""
+        """Return True if the model is evaluated after this aggregation."""
         if every := self.config.eval_every:
             return self.run.aggregations % every == 0
         return len(self.ledger.since.staleness) >= len(self.ledger.counting)
 
     def _report_evaluation(self, *, last: bool) -> None:
-        """Evaluate the model, and report it with what happened since the last evaluation.
+        """Evaluate the model, and report it with the statistics since the last evaluation.
 
         In real time the clients' evaluation of this model is waited for only if it is the ``last``.
         """
@@ -638,15 +638,15 @@ class AsynchronousStrategy(FederatedStrategy):
         return self.contribution_weights.importance()
 
     def shares_of_clients(self) -> dict[str, list[float]]:
-        """Return what is known of each client, by index: how often it counted, with what, and what it is worth."""
+        """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
         return self.contribution_weights.of_clients(self.reporter)
 
     def at_work(self) -> list[int]:
-        """Return the clients, by index, that have been asked for something or have a task under way."""
+        """Return the indices of the clients that have a request or a task under way."""
         return list({*super().at_work(), *self.ledger.at_work()})
 
     def most_tasks(self) -> int:
-        """Return how many tasks a client has been handed at most."""
+        """Return the largest number of tasks that one client has got."""
         return max((member.tasks for member in self.ledger.members.values()), default=0)
 
     def parts(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The bookkeeping of tasks: who takes part, who works on what since when, and what waits for the next aggregation."""
+"""The bookkeeping of tasks: the clients, their tasks under way, and the buffer of the next aggregation."""
 
 import logging
 from bisect import bisect_left
@@ -64,7 +64,7 @@ class Held(NamedTuple):
 
 
 class Retry(NamedTuple):
-    """A client that was dropped is to be asked again."""
+    """A client that was dropped is to get another task."""
 
     member: Member
 
@@ -76,7 +76,7 @@ class Turn(NamedTuple):
 
 
 class TaskLedger:
-    """Who takes part, who works on what since when, and whose work waits for the next aggregation.
+    """The clients, their tasks under way, and the contributions that wait for the next aggregation.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class TaskLedger:
 
     @property
     def counting(self) -> list[Member]:
-        """The members that aren't dropped, by index."""
+        """The clients that aren't dropped, by index."""
         if self._counting is None:
             members = (self.members[index] for index in sorted(self.members))
             self._counting = [member for member in members if not member.dropped]
@@ -134,19 +134,19 @@ class TaskLedger:
 
     @property
     def observed(self) -> Observed:
-        """How often they have contributed."""
+        """The number of contributions of each client that counts."""
         if self._observed is None:
             self._observed = Observed(self.counting)
         return self._observed
 
     @property
     def idle(self) -> list[Member]:
-        """The members that are there, aren't dropped and have no task under way, by index."""
+        """The clients that are present, not dropped and without a task under way, by index."""
         return [member for member in self.counting if member.there and not self.busy(member)]
 
     @property
     def free(self) -> list[int]:
-        """The indices of the idle members that may be handed a task, in order; not to be changed."""
+        """The indices of the idle clients that can get a task, in order; don't change the list."""
         if self._free is None:
             self._free = [index for index in sorted(self.members) if self._is_free(self.members[index])]
         return self._free
@@ -157,12 +157,12 @@ class TaskLedger:
         return member.there and not waits and stays and not self.busy(member)
 
     def ask_again(self, member: Member) -> None:
-        """Let a member be among the free again, if it was dropped."""
+        """Let a client that was dropped be free again."""
         member.again = member.dropped and not self.busy(member)
         self.moved(member)
 
     def moved(self, member: Member) -> None:
-        """Take note that a member is free, or no longer."""
+        """Note whether a client is free."""
         if self._free is None:
             return
         index = member.client.index
@@ -175,24 +175,24 @@ class TaskLedger:
                 self._free.insert(at, index)
 
     def busy(self, member: Member) -> bool:
-        """Tell whether a member has a task under way."""
+        """Return True if a client has a task under way."""
         return member.task in self.tasks
 
     def at_work(self) -> list[int]:
-        """Return the clients, by index, that have a task under way; another thread may ask."""
+        """Return the indices of the clients with a task under way; safe to call from another thread."""
         return [task.member.client.index for task in self.tasks.copy().values() if not task.lost]
 
     def changed(self) -> None:
-        """Take note that other members count than before."""
+        """Note that the set of clients that count has changed."""
         self._counting = self._free = self._observed = None
         self.resized()
 
     def resized(self) -> None:
-        """Take note that members count p_i other than before."""
+        """Note that the importances p_i have changed."""
         self.changes += 1
 
     def count(self, member: Member, weight: float) -> None:
-        """Take note of a contribution and its weight."""
+        """Note a contribution and its weight."""
         member.contributions += 1
         member.weight += weight
         if self._observed is not None and not member.dropped:
@@ -206,7 +206,7 @@ class TaskLedger:
         self.moved(task.member)
 
     def close(self, task: Task) -> Member:
-        """Forget a task; return the member that had it."""
+        """Remove a task; return its client."""
         del self.tasks[task.message_id]
         self.moved(task.member)
         return task.member
@@ -217,12 +217,12 @@ class TaskLedger:
         self.buffer.append(contribution)
 
     def wait(self, member: Member, change: int) -> None:
-        """Let so many more contributions of a member wait, or fewer."""
+        """Change the number of a client's contributions that wait."""
         member.waiting += change
         self.moved(member)
 
     def take_buffer(self) -> list[Contribution]:
-        """Empty the buffer; return what was in it, in client order."""
+        """Empty the buffer; return its contributions, in client order."""
         taken, self.buffer = sorted(self.buffer, key=lambda c: c.client.index), []
         for contribution in taken:
             member = self.members[contribution.client.index]
@@ -268,12 +268,12 @@ class TaskLedger:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep a state until ``resume``: only then it is known which clients are there."""
+        """Keep a state until ``resume``, when the connected clients are known."""
         self.reset()
         self._resumed = state
 
     def resume(self, present: Mapping[int, Client], aggregations: int) -> Mapping[str, Any]:
-        """Enter the members of an earlier run, and drop those that aren't ``present``; return its state.
+        """Restore the clients of an earlier run, and drop those that aren't ``present``; return the state.
 
         The tasks that were under way are to be dispatched anew.
         """

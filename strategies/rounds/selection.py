@@ -167,7 +167,7 @@ class Selection:
         return np.asarray(shares / (shares.sum() or 1.0))
 
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
-        """Return E[d_i] (m,) under the scheme of the clients at ``places``; zeros if the scheme draws none of them."""
+        """Return E[d_i] (m,) of the clients at ``places`` under the scheme; zeros if it draws none of them."""
         fixed, counting = self.scheme.fixed, self._population.counting
         here = tuple(at for at, place in enumerate(places) if counting[place].index in fixed)
         if self.scheme.scheme == "fixed" and not here:

@@ -65,7 +65,7 @@ class SummedRound:
         self.request = SumRequest(arrays, fields, tasks, rule, bound, squares)
 
     def work(self, grid: SummingGrid, cut_off: Callable[[], bool]) -> WeightedSum:
-        """Have the engine work on the tasks; return their weighted sum. ``cut_off``: whether the round is given up."""
+        """Have the engine work on the tasks; return the weighted sum. ``cut_off``: whether to give up the round."""
         current, request = self._current, self.request
         current.begin_tasks(self._timeline, self._run.pace)
         tasks = request.tasks
