@@ -1,0 +1,39 @@
+"""What each client counts, p_i, alone: by size, alike, with a size that isn't known, and with some that are away."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strategies.core.population import Population
+from tests.strategies.parts import client, run_of
+
+ALL = SimpleNamespace(sizes=lambda clients, sizes: list(sizes))
+
+
+def population(kind: str, *sizes: int | None, away: Any = None) -> Population:
+    clients = [client(index, size) for index, size in enumerate(sizes)]
+    return Population(run_of(clients), None, ALL, kind, away=away)  # type: ignore[arg-type]
+
+
+def test_by_size_and_alike() -> None:
+    assert population("samples", 1, 2, 5).importance() == {0: 0.125, 1: 0.25, 2: 0.625}
+    assert population("uniform", 1, 2, 5, 8).importance() == dict.fromkeys(range(4), 0.25)
+    assert population("samples").importance() == {}
+
+
+def test_a_size_that_is_not_known_counts_as_the_mean_of_the_others() -> None:
+    # sizes 2, ?, 4: the mean is 3 of 9
+    assert population("samples", 2, None, 4).importance() == pytest.approx({0: 2 / 9, 1: 3 / 9, 2: 4 / 9})
+    assert population("samples", None, None).importance() == {0: 0.5, 1: 0.5}
+
+
+def test_those_that_are_away_share_too() -> None:
+    away = SimpleNamespace(counting=lambda clients: [*clients, client(2, 5)])
+    assert population("samples", 1, 2, away=away).importance() == {0: 0.125, 1: 0.25, 2: 0.625}
+
+
+def test_safeguards_bound_the_sizes() -> None:
+    part = population("samples", 1, 2, 50)
+    part.safeguards = SimpleNamespace(sizes=lambda clients, sizes: [min(size, 5) for size in sizes])  # type: ignore[assignment]
+    assert part.importance() == {0: 0.125, 1: 0.25, 2: 0.625}

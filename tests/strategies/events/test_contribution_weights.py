@@ -1,0 +1,89 @@
+"""What each client counts without rounds, alone: d_i = p_i P_i, alike, and what then is minimised, by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies.clients.member import Member
+from strategies.events.contribution_weights import ContributionWeights
+from strategies.events.tasks import TaskLedger
+from tests.strategies.parts import client, run_of
+
+P, PERIODS = [0.125, 0.25, 0.625], [1.0, 2.0, 4.0]
+
+
+def weights(weighing: str = "time-based", bound: Any = None, discounts: bool = False) -> ContributionWeights:
+    run = run_of(
+        pace=SimpleNamespace(real_time=False, cycles=lambda members, everybody, interval: periods_of(members))
+    )
+    ledger = TaskLedger(run)
+    ledger.members = {index: Member(client(index, size)) for index, size in enumerate((1, 2, 5))}
+    population = SimpleNamespace(
+        importances=lambda clients: (
+            np.array([c.num_examples for c in clients]) / sum(c.num_examples for c in clients)
+        )
+    )
+    return ContributionWeights(
+        run,
+        ledger,
+        population,  # type: ignore[arg-type]
+        SimpleNamespace(weights=bound or (lambda clients, d: d)),  # type: ignore[arg-type]
+        weighing,
+        observes=lambda: False,
+        discounts=lambda: discounts,
+        interval=lambda: None,
+        periods=lambda times: times,
+        expected_periods=lambda times: times,
+        identical_weight=lambda n: 1 / n,
+    )
+
+
+def periods_of(members: Any) -> Any:
+    return np.array([PERIODS[member.client.index] for member in members])
+
+
+def test_time_based_weights_make_up_for_how_seldom_a_client_contributes() -> None:
+    part = weights()
+    assert part.current.weight == {0: 0.125, 1: 0.5, 2: 2.5}  # p_i P_i
+    assert part.expected_share() == pytest.approx(dict(enumerate(P)))  # d_i / P_i: unbiased
+    assert part.distance() == pytest.approx(0)
+
+
+def test_with_the_same_weight_for_all_the_frequent_count_more() -> None:
+    part = weights("identical")
+    assert part.current.weight == pytest.approx(dict.fromkeys(range(3), 1 / 3))
+    # q ∝ 1/1, 1/2, 1/4: 4/7, 2/7, 1/7
+    assert part.expected_share() == pytest.approx({0: 4 / 7, 1: 2 / 7, 2: 1 / 7})
+    assert part.distance() == pytest.approx(0.5 * (4 / 7 - 1 / 8 + 2 / 7 - 1 / 4 + 5 / 8 - 1 / 7))
+    losses = part.losses([7.0, 14.0, 0.0])
+    assert losses["federated-loss"] == pytest.approx(7 / 8 + 14 / 4)
+    assert losses["surrogate-loss"] == pytest.approx(4 + 4)
+
+
+def test_safeguards_bound_them_and_one_that_never_comes_weighs_nothing() -> None:
+    part = weights(bound=lambda clients, d: np.minimum(d, 0.5))
+    assert part.current.weight == {0: 0.125, 1: 0.5, 2: 0.5}
+    part = weights()
+    part._method_periods = lambda times: np.array([1.0, np.inf, 4.0])
+    assert part.current.weight == {0: 0.125, 1: 0.0, 2: 2.5}
+
+
+def test_they_are_worked_out_anew_when_others_count() -> None:
+    part = weights()
+    assert part.weight(2) == 2.5
+    part._ledger.members[2].drop(0)
+    part._ledger.changed()
+    assert part.weight(2) == 0.0
+    assert part.importance() == pytest.approx({0: 1 / 3, 1: 2 / 3})
+    for member in part._ledger.members.values():
+        member.drop(0)
+    part._ledger.changed()
+    assert (part.current.weight, part.importance()) == ({}, {})
+
+
+def test_where_staleness_discounts_the_mean_of_those_that_came_says_what_a_client_is_worth() -> None:
+    part = weights("identical", discounts=True)
+    part._ledger.members[0].weight, part._ledger.members[0].contributions = 0.5, 4
+    assert part.worth() == pytest.approx({0: 0.125, 1: 1 / 3, 2: 1 / 3})

@@ -1,0 +1,98 @@
+"""Parts of the loop of rounds alone: the size of a round, who of its clients is there, and late work."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies.clients.timeline import Parts
+from strategies.flower.errors import RunError
+from strategies.rounds.late_work import LateTask, LateWork
+from strategies.rounds.participation import Participation
+from strategies.rounds.presence import check_loop, present
+from strategies.rounds.round_size import RoundSize
+from strategies.timing.availability import NEVER
+from tests.strategies.parts import client, run_of
+
+
+def test_of_l_needed_clients_so_many_more_are_asked() -> None:
+    # L = round(0.4 · 10) = 4; ⌈1.3 · 4⌉ = 6
+    size = RoundSize(run_of(), Participation("uniform", 0.4), 0.3)
+    assert (size.to_ask(10), size.needed(10)) == (6, 4)
+    assert size.worth([0.1, 0.9], 10) == [1, 1]
+    alone = RoundSize(run_of(), Participation("uniform", 0.4), 0.0)
+    assert (alone.to_ask(10), alone.needed(10)) == (4, float("inf"))
+
+
+def test_one_that_is_drawn_twice_counts_for_two() -> None:
+    size = RoundSize(run_of(), Participation("md", 0.4), 0.0)  # four draws, d_i = counts / 4
+    assert size.worth([0.25, 0.5, 0.25], 10) == [1, 2, 1]
+
+
+def pace(there: set[int], comes: dict[int, float], over: float = NEVER) -> Any:
+    now = [0.0]
+    clock = SimpleNamespace(wait_until=lambda due: now.__setitem__(0, due))
+    return SimpleNamespace(
+        always=False,
+        clock=clock,
+        now=lambda: now[0],
+        there=lambda c: c.index in there or comes.get(c.index, NEVER) <= now[0],
+        comes=lambda c, at: at if c.index in there else comes.get(c.index, NEVER),
+        over=lambda at: at > over,
+    )
+
+
+THREE = [client(index) for index in range(3)]
+
+
+def test_those_that_are_there_and_the_next_that_comes() -> None:
+    anyone = lambda index: True  # noqa: E731
+    assert [c.index for c in present(pace({1}, {}), THREE, anyone, wait=True)] == [1]
+    waiting = pace(set(), {0: 9.0, 2: 4.0})
+    assert present(waiting, THREE, anyone, wait=False) == []
+    assert [c.index for c in present(waiting, THREE, anyone, wait=True)] == [2]
+    assert waiting.now() == 4.0
+    wanted = pace(set(), {0: 9.0, 2: 4.0})
+    assert [c.index for c in present(wanted, THREE, lambda index: index == 0, wait=True)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("comes", "over", "said"), [({}, NEVER, "no client is there any more"), ({1: 5.0}, 3.0, "")]
+)
+def test_nobody_is_waited_for_for_ever(
+    comes: dict[int, float], over: float, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert present(pace(set(), comes, over), THREE, lambda index: True, wait=True) == []
+    assert said in caplog.text
+
+
+def test_a_loop_around_the_strategy_is_refused_where_clients_come_and_go() -> None:
+    config: Any = SimpleNamespace(availability="diurnal:0.5", task_failure=0.0)
+    with pytest.raises(RunError, match="diurnal"):
+        check_loop(pace(set(), {}), config)
+    check_loop(SimpleNamespace(always=True), config)  # type: ignore[arg-type]
+
+
+def test_late_work_is_due_by_client_and_comes_back_from_a_state() -> None:
+    work, base = LateWork(), np.array([1.0, 2.0])
+    work.add(LateTask(2, 1, 0.0, 3.0, 0.5, base, {"extra": np.array([4.0])}, sent_bytes=8))
+    work.add(LateTask(0, 1, 0.0, 2.0, None, base, {"extra": np.array([5.0])}, parts=Parts(1.0, 2.0, 3.0)))
+    work.add(LateTask(1, 2, 1.0, 9.0, 0.25, base.copy(), {"extra": np.array([6.0])}))
+    assert [task.client for task in work.due_by(3.0)] == [0, 2]
+    again = LateWork.restored(work.state())
+    assert len(work.state()["late-bases"]) == 2  # the first two were sent the same
+    for index, task in work.tasks.items():
+        same = again.tasks[index]
+        assert (same.number, same.began, same.due, same.weight) == (
+            task.number,
+            task.began,
+            task.due,
+            task.weight,
+        )
+        assert same.base.tolist() == task.base.tolist()
+        assert same.beside["extra"].tolist() == task.beside["extra"].tolist()
+        assert (same.parts, same.sent_bytes) == (task.parts, task.sent_bytes)
+    again.done([0, 5])
+    assert sorted(again.tasks) == [1, 2]
+    assert LateWork().state() == {}
