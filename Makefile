@@ -1,7 +1,8 @@
 # make run      set up .venv and run the main job on the embedded data; ENGINE=ray: as flwr run does, on Ray
-# make test     set up .venv and run the tests, some 20 minutes on two cores
+# make test     set up .venv and run the tests, MINUTES minutes on two idle cores; FILE=tests/strategies/core: one room, in seconds
+# make test-real set up .venv and run the thorough tests on real Ray and real SuperLinks, REAL minutes
 # make test-studies set up .venv and run the tests of the studies: theory, reproduced papers, maps, benchmarks
-# make test-all set up .venv and run every test: those of real deployments' faults, too, minutes each
+# make test-all set up .venv and run every test, hours: all cases of all products, and faults of real deployments
 # make docs     set up .venv and make the documentation, site/; python3 -m http.server -d site shows it, search and all
 # make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
 PYTHON ?= python3
@@ -12,7 +13,7 @@ INSTALLED := .venv/.installed
 
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: run compare test test-studies test-all docs bench lint constraints clean
+.PHONY: run compare test test-real test-studies test-all docs bench lint constraints clean
 
 run: $(INSTALLED)
 	$(BIN)/fedapp run --engine $(ENGINE)
@@ -20,11 +21,15 @@ run: $(INSTALLED)
 compare: $(INSTALLED)
 	$(BIN)/python run_simulation.py --compare
 
-# Two processes, each with whole files, in the order of their names: what starts Ray or a SuperLink comes early.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, each with whole files, in the order of their names: what starts Ray or a SuperLink comes early. A room
+# or a file alone needs one process.
+PYTEST := $(BIN)/python -m pytest -n $(if $(FILE),0,2) --dist loadfile --no-loadscope-reorder
 
 test: $(INSTALLED)
-	$(PYTEST) $(SELECT)
+	$(PYTEST) $(FILE) $(SELECT)
+
+test-real: $(INSTALLED)
+	$(PYTEST) tests/end_to_end tests/deploy -m ci
 
 test-studies: $(INSTALLED)
 	$(PYTEST) studies/tests $(SELECT)

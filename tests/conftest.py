@@ -11,13 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Two threads that wait for each other on a loaded machine make a small product take milliseconds; child processes
-# inherit this. Before numpy and torch, which read it when they are imported.
+# inherit this. Before numpy and torch are imported, which read it then; tests of strategies don't import torch.
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
-
-import torch  # noqa: E402
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)

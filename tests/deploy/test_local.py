@@ -69,6 +69,7 @@ def left_over(out: Path) -> list[str]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path)
         assert (tmp_path / "out" / f"{name}.log").stat().st_size > 0
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])

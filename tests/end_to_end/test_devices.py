@@ -26,6 +26,7 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulat
 
 
 # The last one: the SuperNode that comes back is a new one to the SuperLink.
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.timeout(500)
 def test_async_training_completes_although_a_supernode_is_killed_and_restarted(devices, tmp_path):

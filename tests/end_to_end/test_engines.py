@@ -24,6 +24,7 @@ ROUNDED = (
 
 
 # Without Ray, of every strategy and model: tests/fedapp/engine/test_vectorized.py.
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["fedavg", pytest.param("async-fedavg", marks=pytest.mark.thorough)])
 def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, strategy):

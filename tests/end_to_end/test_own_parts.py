@@ -7,6 +7,7 @@ import pytest
 CONFIG = {"model": "custom.nets:ConvNet", "num-server-rounds": 2, "metrics": "accuracy,f1-macro", "lr": 0.05}
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_a_model_of_ones_own_on_ray(simulate):
     runs = [simulate(CONFIG, engine=engine) for engine in ("ray", "sequential")]
@@ -17,6 +18,7 @@ def test_a_model_of_ones_own_on_ray(simulate):
     assert json.loads(metrics[0].splitlines()[-1])["f1-macro"] > 0.1
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_model_of_ones_own_on_devices(devices, simulate, tmp_path):

@@ -26,6 +26,7 @@ def base(simulate):
     return simulate({"num-server-rounds": ROUNDS})
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_the_run_directory_is_complete_and_true(base):
     assert base.returncode == 0, base.output
@@ -73,6 +74,7 @@ def test_the_run_directory_is_complete_and_true(base):
         assert Image.open(base.path / figure).width >= 1000
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_one_worker_gives_the_same_bits_as_two(base, simulate):
     one = simulate({"num-server-rounds": ROUNDS}, federation="num-supernodes=4 client-resources-num-cpus=2")
@@ -120,6 +122,7 @@ def test_every_strategy_learns_on_ray(base, simulate, strategy):
     assert run.model == simulate(config, engine="sequential").model
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_clients_own_models_are_those_of_the_sequential_engine_also_in_a_run_that_goes_on(simulate):
     # What clients keep is asked for when the checkpoint is written, and handed back to new ones.
@@ -145,6 +148,7 @@ def test_a_run_is_repeated_from_its_own_config(base, repository, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == base.model
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_a_file_of_the_users_own_trains_a_cnn(simulate, tmp_path):
     rng = np.random.default_rng(0)
@@ -247,6 +251,7 @@ def test_a_quarter_of_a_gpu_runs_four_clients_at_once(repository, tmp_path):
     assert max(at_once) == 4
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("signal_number", "engine", "workers"),

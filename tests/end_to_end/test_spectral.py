@@ -340,6 +340,7 @@ def test_homogeneity_falls_as_classes_get_imbalanced(in_process):
 # ---- Ray --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.thorough
 def test_on_ray_it_is_what_it_is_in_one_process(simulate):
     config = {

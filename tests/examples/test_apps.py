@@ -9,6 +9,7 @@ import pytest
 from flwr.common.constant import FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION
 
 from tests.examples import apps
+from tests.selection import only
 
 NAMES = sorted(apps.LEAST)
 
@@ -17,7 +18,7 @@ def test_every_app_is_tested() -> None:
     assert sorted(path.parent.name for path in apps.EXAMPLES.glob("*/pyproject.toml")) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", only(NAMES, 1))
 def test_it_learns_and_does_so_again(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     apps.needs(name)
     first = apps.run(name)
@@ -106,7 +107,7 @@ def test_an_app_is_small() -> None:
         assert len(lines) <= 100, name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", only(NAMES, 1))
 def test_the_readmes_commands_let_a_stranger_run_it(name: str) -> None:
     apps.needs(name)
     (block,) = (apps.EXAMPLES / name / "README.md").read_text("utf-8").split("```sh\n")[1:]

@@ -15,6 +15,7 @@ def notebook(repository: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.thorough
 def test_its_cells_run(notebook: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from strategies import REGISTRY, RunError
 from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
 from tests.examples import apps
+from tests.selection import covering, methods
 
 OWN: dict[str, dict[str, Any]] = {
     "fedbuff": {"buffer_size": 2},
@@ -21,7 +22,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fadas": {"buffer_size": 2},
     "fedfix": {"fedfix_interval": 0.05},
 }
-ROUNDS = ("fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa", "ditto", "fedamp")
+ROUNDS = methods("has_rounds")
 NO_DIRECTION = "no client sent a direction to place it in the graph"
 NO_DIRECTION_BY_A_MOD = (
     rf"{NO_DIRECTION}; a mod of the app doesn't let the request for it pass \(\w+ expects exactly one ArrayRecord, "
@@ -32,7 +33,7 @@ SECOND_RECORD = (
     "beside the model each is sent neighbours; allowed are mods that let it pass, or perturbation_beta = 1"
 )
 NEIGHBOURS = "each client is sent a mean of its neighbours' models"
-CORRECTED = ("fednova", "scaffold", "feddyn", "mifa", "fedamp")
+CORRECTED = [name for name, kind in REGISTRY.items() if kind.capabilities.past_the_sum]
 PAST_THE_SUM = "which a wrapper around the strategy, such as one for privacy, knows nothing of"
 SECOND_CONSTANT = (
     r"a mod of the app lets no client train \(\w+ expects exactly one ArrayRecord, but found 2 ArrayRecord\(s\)\.\): "
@@ -89,9 +90,15 @@ def initial(name: str) -> ArrayRecord:
     return ArrayRecord([np.zeros(5)])
 
 
-@pytest.mark.parametrize("devices", [False, True], ids=["simulation", "superlink"])
-@pytest.mark.parametrize("strategy", REGISTRY)
-@pytest.mark.parametrize("name", ["own_scheme", "pytorch_fedfix", "sklearn_fedprox", "numpy_spectral"])
+@pytest.mark.parametrize(
+    ("name", "strategy", "devices"),
+    covering(
+        ["own_scheme", "pytorch_fedfix", "sklearn_fedprox", "numpy_spectral"],
+        REGISTRY,
+        [False, True],
+        together=1,
+    ),
+)
 def test_app_and_strategy(name: str, strategy: str, devices: bool) -> None:
     grid = apps.grid_of(name, clients=3)
     if devices:
@@ -124,12 +131,11 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("strategy", REGISTRY)
+@pytest.mark.parametrize(("strategy", "wrapper"), covering(REGISTRY, WRAPPERS, together=1))
 def test_strategy_and_wrapper(strategy: str, wrapper: str) -> None:
     wrap, given = WRAPPERS[wrapper]
     wrapped = wrap(strategy_of(strategy))
-    if strategy in ("fedavg", "fedprox", "ditto"):
+    if strategy in ROUNDS and strategy != "spectral" and strategy not in CORRECTED:
         assert start(wrapped, *given) != 0.0
         return
     why = NEIGHBOURS if strategy == "spectral" else PAST_THE_SUM if strategy in CORRECTED else NO_ROUNDS
@@ -146,22 +152,25 @@ MODS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mod", MODS)
-@pytest.mark.parametrize("strategy", REGISTRY)
+@pytest.mark.parametrize(("strategy", "mod"), covering(REGISTRY, MODS, together=1))
 def test_strategy_and_mod(strategy: str, mod: str) -> None:
     if strategy == "spectral":
         with pytest.raises(RunError, match=NO_DIRECTION_BY_A_MOD):
             start(strategy_of(strategy), MODS[mod](), clipping_norm=1e9)
         return
-    if strategy in ("scaffold", "feddyn"):
+    if strategy in methods("sends_beside_model", personal=False):
         with pytest.raises(RunError, match=SECOND_CONSTANT):
             start(strategy_of(strategy), MODS[mod](), clipping_norm=1e9)
         return
     assert start(strategy_of(strategy), MODS[mod](), clipping_norm=1e9) != 0.0
 
 
-@pytest.mark.parametrize("mod", ["fixedclipping", "adaptiveclipping"])
-@pytest.mark.parametrize("strategy", [name for name in REGISTRY if name != "spectral"])
+@pytest.mark.parametrize(
+    ("strategy", "mod"),
+    covering(
+        [name for name in REGISTRY if name != "spectral"], ["fixedclipping", "adaptiveclipping"], together=1
+    ),
+)
 def test_a_clipping_mod_that_is_told_no_norm(strategy: str, mod: str) -> None:
     said = "a mod of the app lets no client train" if strategy in ROUNDS else "no client is left"
     with pytest.raises(RunError, match=said):

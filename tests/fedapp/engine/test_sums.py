@@ -22,6 +22,7 @@ from strategies.clients.roster import Client
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import WeightedSum, block_size
 from strategies.updates.sums import BlockSum, SumRequest, blocks
+from tests.selection import methods
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -196,12 +197,9 @@ def test_a_round_that_is_cut_off_leaves_no_trace(configure: Configure, tmp_path:
 
 
 def test_methods_that_look_at_updates_get_messages() -> None:
-    summed = {
-        name
-        for name, method in REGISTRY.items()
-        if method.has_rounds and not method.capabilities.sees_single_updates
-    }
-    assert summed == {"fedavg", "fedprox"}
+    summed = methods("has_rounds", sees_single_updates=False)
+    assert {"fedavg", "fedprox"} <= set(summed)
+    assert not set(summed) & {*methods("aggregates"), *methods("writes_requests")}
 
 
 @pytest.mark.parametrize(

@@ -440,7 +440,7 @@ def test_many_devices_come_to_the_same_bits_twice(
         if scheme != "fedavg"
         else {"participation": "uniform", "fraction_train": 0.2}
     )
-    number = 12 if scheme == "fedavg" else 120
+    number = 12 if scheme == "fedavg" else 60
     sizes = [3] * devices
     runs = [start(scheme, federation(centres, sizes, seed=seed), number, **options) for seed in (0, 1)]
     assert bits(runs[0]) == bits(runs[1])

@@ -13,14 +13,17 @@ from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.methods.shared.staleness import Discount, discount_of
 from strategies.timing.time_scenario import TimeScenario
+from tests.selection import methods
 from tests.strategies.events.event_reference import simulate
+from tests.strategies.events.runs import KINDS
 
 Make = Callable[..., Any]
 pytestmark = pytest.mark.timeout(600)
 
 CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P = np.array(SIZES) / 10
-NEW = ("fedasync", "delay-adaptive", "ringmaster", "rennala", "ca2fl", "ace", "fadas")
+# The others are in tests/strategies/events.
+NEW = [name for name in methods(has_rounds=False) if REGISTRY[name] not in KINDS.values()]
 CACHED = ("ca2fl", "ace")  # in float32
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from strategies import REGISTRY, FedAvg
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, make_optimizer
+from tests.selection import methods
 
 Make = Callable[..., Any]
 
@@ -281,7 +282,7 @@ def test_amsgrad_differs_from_adam_once_updates_shrink(
 # ---- FedExP ------------------------------------------------------------------------------------------------
 
 # Strategies whose round moves the model by Σ d_i × updates.
-SUMS = ("fedavg", "fedprox", "spectral", "fednova", "scaffold", "ditto")
+SUMS = methods("has_rounds", "steps_by_plain_sum")
 
 
 def test_the_less_updates_agree_the_further_they_go_by_hand(go_fedexp: Callable[..., Any]) -> None:
