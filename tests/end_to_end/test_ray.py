@@ -93,23 +93,6 @@ def test_a_process_and_a_ray_of_its_own_give_the_same_bits(base, simulate_alone,
 
 
 @pytest.mark.thorough
-def test_the_sequential_engine_gives_the_same_bits(base, simulate):
-    assert simulate({"num-server-rounds": ROUNDS}, engine="sequential").model == base.model
-
-
-@pytest.mark.thorough
-def test_another_seed_gives_another_model(base, simulate):
-    assert simulate({"num-server-rounds": ROUNDS, "seed": 1}, engine="sequential").model != base.model
-
-
-@pytest.mark.thorough
-def test_fedprox_without_pull_is_fedavg_bit_for_bit(base, simulate):
-    config = {"num-server-rounds": ROUNDS, "strategy": "fedprox", "proximal-mu": 0.0}
-    run = simulate(config, engine="sequential")
-    assert run.model == base.model
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [name for name in REGISTRY if name != "fedavg"])
 def test_every_strategy_learns_on_ray(base, simulate, strategy):
     config = {"num-server-rounds": ROUNDS, "strategy": strategy}

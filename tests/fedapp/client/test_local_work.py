@@ -3,19 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from safetensors.numpy import load_file
-from scipy.optimize import minimize
-from scipy.special import log_softmax
 
 from fedapp import client_app
 from fedapp.config import RunConfig
-from fedapp.engine.sequential import SequentialGrid
 from fedapp.federation import to_arrays
-from fedapp.server import Experiment, prepare, run, task_config
+from fedapp.server import Experiment, prepare, task_config
 from strategies.flower import messages
 
 # Doing -----------------------------------------------------------------------------------------------------
@@ -104,61 +99,3 @@ def test_a_message_says_all_there_is_to_know(configure: Callable[..., RunConfig]
 
 
 # What comes of it ------------------------------------------------------------------------------------------
-
-
-def minimiser(experiment: Experiment, weights: np.ndarray, l2: float) -> np.ndarray:
-    """Minimise Σ_k weights_k f_k of multinomial logistic regression with ½ λ ‖w‖² in float64, shape (650,)."""
-    dataset, partition = experiment.dataset, experiment.partition
-    rows = partition.client_indices
-    x = dataset.inputs(rows, False).reshape(len(rows), -1).astype(np.float64)
-    x = np.hstack([x, np.ones((len(x), 1))])
-    hit = np.eye(10)[dataset.y[rows]]
-    share = np.repeat(weights / weights.sum() / partition.sizes, partition.sizes)[:, None]
-
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        w = flat.reshape(10, 65)
-        log_p = log_softmax(x @ w.T, axis=1)
-        gradient = (share * (np.exp(log_p) - hit)).T @ x + l2 * w
-        return float(-(share * hit * log_p).sum() + l2 / 2 * flat @ flat), gradient.ravel()
-
-    found = minimize(
-        objective, np.zeros(650), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9}
-    )
-    assert found.success
-    return np.asarray(found.x)
-
-
-@pytest.mark.thorough  # tests/strategies/rounds/test_local_work.py has it of quadratics
-@pytest.mark.parametrize("normalize", [False, True])
-def test_on_digits_the_bias_is_there_without_normalization_and_gone_with_it(
-    normalize: bool, configure: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    work, l2 = np.array([1, 2, 10]), 0.1
-    config = configure(
-        model="logistic",
-        init="zeros",
-        l2=l2,
-        class_imbalance=20.0,
-        client_weights="uniform",
-        local_epochs=0,
-        local_steps=1,
-        step_heterogeneity="list:1,2,10",
-        normalize_steps=normalize,
-        batch_size=0,
-        lr=0.1 if normalize else 0.02,
-        num_server_rounds=400,
-        eval_every=400,
-        client_device="cpu",
-        server_device="cpu",
-        results_dir=str(tmp_path),
-    )
-    experiment = prepare(config, len(work))
-    directory = run(SequentialGrid(client_app.app, len(work)), experiment)
-    state = load_file(directory.path / "model.safetensors")
-    found = np.hstack([state["1.weight"], state["1.bias"][:, None]]).ravel()
-    biased, unbiased = (minimiser(experiment, weights, l2) for weights in (work, np.ones(len(work))))
-    expected, other = (unbiased, biased) if normalize else (biased, unbiased)
-    apart = np.linalg.norm(biased - unbiased)
-    assert apart > 0.2 * np.linalg.norm(unbiased)
-    assert np.linalg.norm(found - expected) < 0.1 * apart
-    assert np.linalg.norm(found - other) > 0.9 * apart

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.selection import only, spread
 from tests.strategies.events.runs import ASYNC_F80, CENTRES, SIZES, SUM, TAU, Make, P, Start, bits, replay
 
 pytestmark = pytest.mark.timeout(600)
@@ -73,7 +74,7 @@ def test_example_2_of_the_paper(
         ("fedbuff", "identical"),
     ],
 )
-@pytest.mark.parametrize("sizes", [SIZES, (1, 1, 1, 1)])
+@pytest.mark.parametrize("sizes", only([SIZES, (1, 1, 1, 1)], 1))
 def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
     federation: Make, start: Start, caplog: pytest.LogCaptureFixture, scheme: str, weights: str, sizes: Any
 ) -> None:
@@ -101,15 +102,18 @@ def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
 
 @pytest.mark.parametrize(
     ("scheme", "scenario"),
-    [
-        ("async", "F80"),
-        ("fedfix", "F80"),
-        ("fedbuff", "F80"),
-        ("async", "trace"),
-        ("fedfix", "trace"),
-        ("fedbuff", "trace"),
-        ("fedbuff", "exponential"),
-    ],
+    spread(
+        [
+            ("async", "F80"),
+            ("fedfix", "F80"),
+            ("fedbuff", "F80"),
+            ("async", "trace"),
+            ("fedfix", "trace"),
+            ("fedbuff", "trace"),
+            ("fedbuff", "exponential"),
+        ],
+        4,
+    ),
 )
 def test_expected_shares_are_those_observed_in_the_long_run(
     federation: Make, start: Start, tmp_path: Any, scheme: str, scenario: str

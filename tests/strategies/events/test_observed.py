@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strategies import Contribution, Progress
 from strategies.core.population import Population
 from strategies.events import observed_periods as observed
+from tests.selection import covering
 from tests.strategies.events.runs import CENTRES, KINDS, SIZES, Make, Start
 
 
@@ -73,16 +74,18 @@ def checked(kind: Any, told: list[tuple[float, ...]]) -> Any:
     return Checked
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"aggregation_weights": "observed"}, {"concurrency": 2}, {"concurrency": 2, "safeguards": "on"}],
-    ids=str,
-)
-@pytest.mark.parametrize("scheme", KINDS)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "observed": {"aggregation_weights": "observed"},
+    "few at work": {"concurrency": 2},
+    "guarded": {"concurrency": 2, "safeguards": "on"},
+}
+
+
+@pytest.mark.parametrize(("scheme", "case"), covering(KINDS, OPTIONS, together=1))
 def test_a_run_weighs_as_the_formulas_say_of_all_clients(
-    federation: Make, start: Start, monkeypatch: pytest.MonkeyPatch, scheme: str, options: dict[str, Any]
+    federation: Make, start: Start, monkeypatch: pytest.MonkeyPatch, scheme: str, case: str
 ) -> None:
-    told: list[tuple[float, ...]] = []
+    told, options = list[tuple[float, ...]](), OPTIONS[case]
     monkeypatch.setitem(KINDS, scheme, checked(KINDS[scheme], told))
     grid = federation(CENTRES, SIZES)
     grid.spoil(3, "raise")  # is dropped, and back later
