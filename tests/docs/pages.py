@@ -46,7 +46,7 @@ NOT_RUN = {
     (
         "docs/personal.md",
         "needs a client of your own",
-    ): 1,  # (tests/strategies/test_personal.py does the same)
+    ): 1,  # (tests/strategies/methods/test_personal.py does the same)
     ("docs/references.md", "needs minutes, and data"): 1,  # (studies/tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
     ("docs/report.md", "needs minutes"): 1,  # (tests/report/test_gantt.py, in little)

@@ -134,7 +134,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert [line.partition(" ")[0] for line in different] == ["run-name"]
 
 
-# A strategy's own state: tests/strategies/test_resume.py, for all of them.
+# A strategy's own state: tests/strategies/core/test_resume.py, for all of them.
 @pytest.mark.parametrize(
     ("lines", "strategy"),
     spread([(11 + place % 6, name) for place, name in enumerate(REGISTRY)], 2),

@@ -321,7 +321,7 @@ def test_another_seed_draws_other_noise(in_process):
     assert np.abs((one * two).sum(axis=1)).max() < 0.7
 
 
-@pytest.mark.thorough  # of the directions alone: tests/data/test_message.py
+@pytest.mark.thorough  # of the directions alone: tests/data/test_direction.py
 def test_homogeneity_falls_as_classes_get_imbalanced(in_process):
     def mean_homogeneity(class_imbalance: float, seeds: Iterable[int] = (0, 1, 2)) -> float:
         config = {

@@ -56,15 +56,6 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("message-epsilon=1e300", "message-epsilon = 1e+300: must be a number from 0 to 1e6"),
-        (
-            "dp-noise-multiplier=1e300",
-            "dp-noise-multiplier = 1e+300: must be 0, or a number in [1e-06, 1e+06]",
-        ),
-        (
-            "dp-noise-multiplier=1e-300",
-            "dp-noise-multiplier = 1e-300: must be 0, or a number in [1e-06, 1e+06]",
-        ),
         (
             'strategy="fednova" optimizer="adam"',
             "optimizer = 'adam': fednova divides an update by how far steps of sgd go along a steady gradient, which "
@@ -83,16 +74,6 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
             'strategy="scaffold" dp="central" client-weights="uniform"',
             "dp = 'central': Scaffold puts updates together by itself (weigh, aggregate)",
         ),
-        ("server-lr=1e300", "server-lr = 1e+300: must be 0, or a number in [1e-06, 1e+06]"),
-        (
-            f"client-threads={2**63 - 1}",
-            f"client-threads = {2**63 - 1}: must be a whole number from 0 to 1024",
-        ),
-        ("client-threads=100000", "client-threads = 100000: must be a whole number from 0 to 1024"),
-        (
-            f"local-epochs=0 local-steps={2**63 - 1}",
-            f"local-steps = {2**63 - 1}: must be a whole number from 0 to 1000000",
-        ),
         ('time-scenario="trace:/dev/zero"', "time-scenario = 'trace:/dev/zero': is no file"),
         ('time-scenario="trace:~nouser/x"', "time-scenario = 'trace:~nouser/x': can't be found"),
         ('dataset="npz" data-path="~nouser/x.npz"', "data-path = '~nouser/x.npz': can't be found"),
@@ -102,9 +83,6 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
             'step-heterogeneity="uniform:5-1"',
             "step-heterogeneity = 'uniform:5-1': must be uniform:A-B with A <= B",
         ),
-        ('run-name="  "', "run-name = '  ': must be a folder name that begins with"),
-        ('run-name="-rf"', "run-name = '-rf': must be a folder name that begins with"),
-        ('run-name="a\\nb"', "run-name = 'a\\nb': must be a folder name that begins with"),
     ],
 )
 def test_a_value_that_cannot_be(config: str, says: str, refusal: Refusal, tmp_path: Path) -> None:

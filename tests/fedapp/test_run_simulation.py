@@ -57,34 +57,14 @@ def fails(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("learning-rate=0.1", "unknown key 'learning-rate': "),
         ("batchsize=3", "unknown key 'batchsize': did you mean 'batch-size'?"),
-        (
-            'strategy="fedavgg"',
-            "strategy = 'fedavgg': must be one of fedavg, fedprox, spectral, fednova, scaffold, feddyn, ",
-        ),
-        ("lr=-1", "lr = -1: must be a number > 0"),
         ("lr=nan", "lr = nan: must be a number > 0"),
-        ('seed="x"', "seed = 'x': must be a whole number >= 0"),
         ("lr", "--run-config 'lr': 'lr' is not of the form key=value"),
         ("none.toml", "--run-config 'none.toml': no such file"),
         ("lr=0.1 lr=0.2", "--run-config 'lr=0.1 lr=0.2': lr is given twice, as 0.1 and 0.2"),
-        ("local-steps=3", "local-epochs = 1, local-steps = 3: one of the two must be 0"),
         ('strategy="fedbuff" buffer-size=21', "buffer-size = 21: there are 20 clients, must be at most that"),
-        ('model="lstm"', "model = 'lstm': lstm goes with text"),
-        ('dataset="npz"', "data-path = '': dataset npz needs the path of an .npz file"),
         ('dataset="npz" data-path="/no/such.npz"', "data-path = '/no/such.npz': no such file"),
-        ("normalize=true", "normalize = true: dataset 'digits' has no published mean"),
-        (
-            'dataset="synthetic" normalize="symmetric"',
-            "normalize = 'symmetric': dataset 'synthetic' has no known",
-        ),
-        ("min-clients=21", "min-clients = 21: there are 20 clients"),
-        (
-            'participation="fixed:20"',
-            "participation names client 20: there are 20 clients, allowed are 0 to 19",
-        ),
-        ("seed=18446744073709551616", "seed = 18446744073709551616: must be "),
+        ("num-clients=100", "unknown key 'num-clients'"),
     ],
 )
 def test_a_wrong_run_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
@@ -119,26 +99,12 @@ def test_a_wrong_federation_config_is_one_line(options: str, line: str, fails: C
     assert fails("--federation-config", options).startswith(line)
 
 
-def test_num_clients_in_the_run_config_is_not_dropped_without_a_word(fails: Callable[..., str]) -> None:
-    assert fails("--run-config", "num-clients=100").startswith("unknown key 'num-clients'")
-
-
-def test_a_broken_npz(fails: Callable[..., str], broken_npz: str) -> None:
-    line = fails("-c", f'dataset="npz" data-path="{broken_npz}"')
-    assert line.startswith(f"data-path = {broken_npz!r}: is not an npz file")
-
-
 @NO_GPU
 @pytest.mark.parametrize("federation", ["client-resources-num-gpus=0.1", "num-supernodes=3"])
 @pytest.mark.parametrize("engine", ["ray", "sequential", "vectorized"])
 def test_clients_on_a_gpu_that_is_not_there(engine: str, federation: str, fails: Callable[..., str]) -> None:
     line = fails("--engine", engine, "-c", 'client-device="cuda"', "--federation-config", federation)
     assert line == "client-device = 'cuda': this machine has no GPU; allowed are auto, cpu"
-
-
-@NO_GPU
-def test_a_server_on_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
-    assert fails("-c", 'server-device="cuda"').startswith("server-device = 'cuda': this machine has no GPU")
 
 
 @pytest.mark.parametrize("engine", ["ray", "sequential", "vectorized"])

@@ -17,7 +17,6 @@ from examples.methods import FedAsync, FedNova, PowerOfChoice, Ringmaster, Scaff
 from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, Progress, streams
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
-from strategies.core.client_vectors import ClientVectors
 from strategies.events.tasks import Member
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
@@ -269,19 +268,6 @@ def test_without_periods_they_are_those_observed(go: Make) -> None:
     run = go(AllArrivals, 4)
     assert run.seen[4].clients["participation"] == [3, 1, 0]
     assert run.seen[4].clients["weight"] == pytest.approx([5 / 3 / 8, 35 / 8 * 2 / 8, 5 * 5 / 8])
-
-
-def test_a_vector_of_each_client() -> None:
-    vectors = ClientVectors(np.array([1.0, 2.0]), 2)
-    vectors.put(7, np.array([3.0, 4.0]))
-    vectors.put(0, np.array([5.0, 6.0]))
-    assert vectors.get(3).tolist() == [1.0, 2.0]  # one more than there was room for
-    assert vectors.weighted_sum({7: 0.5, 0: 1.0, 3: 2.0}).tolist() == [5 + 1.5 + 2, 6 + 2 + 4]
-    restored = ClientVectors.restored(vectors.state("x"), "x")
-    assert restored is not None
-    assert restored.clients == [7, 0, 3]
-    assert [restored.get(i).tolist() for i in (0, 3, 7)] == [[5, 6], [1, 2], [3, 4]]
-    assert ClientVectors.restored({}, "x") is None
 
 
 @dataclass(frozen=True)

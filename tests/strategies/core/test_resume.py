@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
+from strategies.flower.engine_name import DEPLOYMENT
+from strategies.updates.compression import compresses
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 from tests.selection import methods
 
@@ -69,7 +71,8 @@ def go(federation: Make, model: Make, train_config: Make) -> Go:
         **options: Any,
     ) -> Run:
         kind, done = REGISTRY[name], Run()
-        grid = grid or federation(CENTRES, SIZES, seed=next(count))  # other node ids each time
+        mods = (compresses,) if "compression" in options else ()
+        grid = grid or federation(CENTRES, SIZES, seed=next(count), mods=mods)  # other node ids each time
 
         def observe(progress: Progress) -> None:
             if progress.aggregation and progress.aggregation not in done.states:
@@ -211,6 +214,24 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedbuff", {**FLEET, "buffer_size": 2, "eval_every": 2}),
     ("ca2fl", {**FLEET, "buffer_size": 2, "concurrency": 3, "task_failure": 0.3}),
 ]
+COMPRESSED: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {"compression": "topk:0.2", "participation": "uniform", "fraction_train": 0.4}),
+    ("scaffold", {"compression": "int8", "participation": "uniform", "fraction_train": 0.6}),
+    ("mifa", {"compression": "fp16", "participation": "uniform", "fraction_train": 0.4}),
+    ("fedavg", {"compression": "qsgd:2"}),
+    ("fedamp", {"compression": "topk:0.2", "participation": "uniform", "fraction_train": 0.4}),
+    ("fedavg", {"compression": "topk:0.2", "round_deadline": 0.5, "late": "next"}),
+    (
+        "fedavg",
+        {"compression": "int8", "round_deadline": 0.6, "late": "drop", "time_scenario": "exponential"},
+    ),
+    # Tasks are under way when these are saved, and in a simulation their clients have done them.
+    ("async-fedavg", {"compression": "topk:0.2", "server_lr": 0.1, "time_scenario": "exponential"}),
+    ("fedbuff", {"compression": "int8", "buffer_size": 2}),
+    ("rennala", {"compression": "topk:0.2", "buffer_size": 3}),
+    ("ca2fl", {"compression": "topk:0.2", "buffer_size": 2, "concurrency": 3}),
+]
+CASES += COMPRESSED
 CASES += [(name, {}) for name in REGISTRY if name not in dict(CASES)]
 
 
@@ -235,6 +256,44 @@ def test_resumed_after_any_aggregation_it_is_the_same_run(
         rest = go(name, state=part.states[k], **options)
         assert part.reports + rest.reports == whole.reports
         assert rest.final == whole.final
+        if "compression" in options:
+            assert ("left-out" in part.states[k]) == (not options["compression"].startswith("qsgd"))
+
+
+# ---- Error feedback ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "options"), [COMPRESSED[0], COMPRESSED[7]], ids=["fedavg", "async-fedavg"])
+def test_without_what_was_left_out_it_is_another_run(go: Go, name: str, options: dict[str, Any]) -> None:
+    whole, part = go(name, **options), go(name, cut=3, **options)
+    state = {key: value for key, value in part.states[3].items() if not key.startswith("left-out")}
+    assert go(name, state=state, **options).final != whole.final
+
+
+def test_a_second_run_on_the_same_nodes_knows_nothing_of_the_first(go: Go, federation: Make) -> None:
+    grid = federation(CENTRES, SIZES, mods=(compresses,))
+    name, options = COMPRESSED[0]
+    assert go(name, grid=grid, **options).reports == go(name, grid=grid, **options).reports
+
+
+def test_on_devices_the_log_says_that_it_is_gone(
+    go: Go, federation: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, options = COMPRESSED[0]
+    grids = [federation(CENTRES, SIZES, mods=(compresses,), num_partitions=5) for _ in range(2)]
+    for grid in grids:
+        grid.engine = DEPLOYMENT
+    state = go(name, cut=3, grid=grids[0], **options).states[3]
+    assert "left-out" not in state
+    with caplog.at_level(logging.WARNING, "flwr.strategies"):
+        assert go(name, state=state, grid=grids[1], **options).reports[-1][0] == ROUNDS
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert lines == [
+        "compression = 'topk:0.2': what clients' updates had left out isn't there any more; they begin anew"
+    ]
+
+
+# ---- Whole runs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "async-fedavg"])

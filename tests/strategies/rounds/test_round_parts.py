@@ -1,14 +1,11 @@
-"""Parts of the loop of rounds alone: the size of a round, who of its clients is there, and late work."""
+"""Parts of the loop of rounds alone: the size of a round, and who of its clients is there."""
 
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from strategies.clients.timeline import Parts
 from strategies.flower.errors import RunError
-from strategies.rounds.late_work import LateTask, LateWork
 from strategies.rounds.participation import Participation
 from strategies.rounds.presence import check_loop, present
 from strategies.rounds.round_size import RoundSize
@@ -72,27 +69,3 @@ def test_a_loop_around_the_strategy_is_refused_where_clients_come_and_go() -> No
     with pytest.raises(RunError, match="diurnal"):
         check_loop(pace(set(), {}), config)
     check_loop(SimpleNamespace(always=True), config)  # type: ignore[arg-type]
-
-
-def test_late_work_is_due_by_client_and_comes_back_from_a_state() -> None:
-    work, base = LateWork(), np.array([1.0, 2.0])
-    work.add(LateTask(2, 1, 0.0, 3.0, 0.5, base, {"extra": np.array([4.0])}, sent_bytes=8))
-    work.add(LateTask(0, 1, 0.0, 2.0, None, base, {"extra": np.array([5.0])}, parts=Parts(1.0, 2.0, 3.0)))
-    work.add(LateTask(1, 2, 1.0, 9.0, 0.25, base.copy(), {"extra": np.array([6.0])}))
-    assert [task.client for task in work.due_by(3.0)] == [0, 2]
-    again = LateWork.restored(work.state())
-    assert len(work.state()["late-bases"]) == 2  # the first two were sent the same
-    for index, task in work.tasks.items():
-        same = again.tasks[index]
-        assert (same.number, same.began, same.due, same.weight) == (
-            task.number,
-            task.began,
-            task.due,
-            task.weight,
-        )
-        assert same.base.tolist() == task.base.tolist()
-        assert same.beside["extra"].tolist() == task.beside["extra"].tolist()
-        assert (same.parts, same.sent_bytes) == (task.parts, task.sent_bytes)
-    again.done([0, 5])
-    assert sorted(again.tasks) == [1, 2]
-    assert LateWork().state() == {}
