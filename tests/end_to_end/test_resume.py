@@ -137,7 +137,7 @@ def assert_same(one: Path, other: Path) -> None:
 # A strategy's own state: tests/strategies/core/test_resume.py, for all of them.
 @pytest.mark.parametrize(
     ("lines", "strategy"),
-    spread([(11 + place % 6, name) for place, name in enumerate(REGISTRY)], 2),
+    spread([(11 + place % 6, name) for place, name in enumerate(REGISTRY)], 1),
 )
 def test_a_killed_run_resumed_equals_one_that_was_not(run, run_and_kill, tmp_path, strategy, lines):
     own = OWN.get(strategy, {})

@@ -156,6 +156,7 @@ def test_only_failures_are_exit_code_1(tmp_path):
     assert "no such file" in frame["reason"][0]
 
 
+@pytest.mark.thorough
 def test_tuning_is_on_seeds_that_are_not_reported(tmp_path):
     arguments = ("lr=0.001,0.5", "strategy=fedavg,fedprox", "seed=3", "--tune", "lr", "--tuning-seeds", "2")
     done = sweep(tmp_path, *arguments)
