@@ -11,6 +11,9 @@ from fedapp.server.record import Entry, Observer
 from fedapp.training.state import names_of
 from strategies import FederatedStrategy
 
+# Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy.
+LEAST_NOISE = 1e-6
+
 log = logging.getLogger("flwr.fedapp")
 
 
@@ -49,10 +52,10 @@ def check_privacy(config: RunConfig) -> None:
             "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
             "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0"
         )
-    if config.dp != "none" and config.dp_noise_multiplier == 0:
+    if config.dp != "none" and config.dp_noise_multiplier < LEAST_NOISE:
         raise ConfigError(
-            f"dp-noise-multiplier = 0.0: dp = {config.dp!r} without noise keeps nothing private; allowed is a number "
-            "in [1e-06, 1e+06], or dp = none"
+            f"dp-noise-multiplier = {config.dp_noise_multiplier}: with dp = {config.dp!r} must be {LEAST_NOISE:g} or "
+            "more; less noise keeps nothing private"
         )
     if config.dp != "none" and config.client_evaluation:
         raise ConfigError(

@@ -138,7 +138,7 @@ class SynchronousConfig(StrategyConfig):
     faulty_clients: int = parameter(0, ge=0, topic="protection")
     dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
     dp_clipping_norm: float = parameter(1.0, gt=0, topic="protection")
-    dp_noise_multiplier: float = parameter(1.0, or_zero=True, ge=1e-6, le=1e6, topic="protection")
+    dp_noise_multiplier: float = parameter(1.0, ge=0, le=1e6, topic="protection")
 
     def refuse_protection(self, sent: str) -> None:
         """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""

@@ -1,9 +1,9 @@
 """Clients that are away and go on counting, alone: who they are, for how long, and what is saved of them."""
 
 import numpy as np
-from strategies.core.absentees import ABSENCE, AbsentClients
 
 from strategies.clients.accounts import Accounts
+from strategies.core.population import ABSENCE, AbsentClients
 from tests.strategies.parts import client, run_of
 
 THREE = [client(0, 4), client(1, None), client(2, 6)]

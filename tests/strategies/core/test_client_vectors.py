@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from strategies.core.memory import Memory
 
 from strategies.core.client_vectors import ClientVectors, pooled, squared_distances
+from strategies.core.run_state import Memory
 
 
 @pytest.mark.parametrize("limit", [4.0, 0.0])  # GiB: in memory, in a file

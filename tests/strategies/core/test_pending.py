@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
-from strategies.core.pending import PendingReplies
 
 from strategies.clients.roster import Client
+from strategies.core.requests import PendingReplies
 from tests.strategies.parts import run_of
 
 

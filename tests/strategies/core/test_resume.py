@@ -13,11 +13,11 @@ import pytest
 from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies.flower.engine_name import DEPLOYMENT
 
 from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
+from strategies.flower.grids import DEPLOYMENT
 from strategies.updates.compression import compresses
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 from tests.selection import methods

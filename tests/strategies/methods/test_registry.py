@@ -155,7 +155,7 @@ def test_reports_every_aggregation_in_ascending_time(name: str, run: Callable[..
 def test_summary_logs_its_name_and_what_is_unusual(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for options, said in (
         ({}, "default settings"),
-        ({"seed": 7, "update_norm_bound": 2.5}, "seed = 7, update_norm_bound = 2.5"),
+        ({"seed": 7, "update_norm_bound": 2.5}, "update_norm_bound = 2.5, seed = 7"),
     ):
         strategy = REGISTRY[name](**options)
         caplog.clear()

@@ -140,18 +140,3 @@ def test_the_second_model_counts_as_traffic_down(
     result = strategy.start(federation(), initial, num_rounds=2, train_config=train_config())
     for metrics in result.train_metrics_clientapp.values():
         assert (metrics["bytes-down"], metrics["bytes-up"]) == (3 * models * size, 3 * size)
-
-
-# ---- Config -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("beta", [-0.1, 1.1, float("nan"), float("inf")])
-def test_a_beta_that_is_none(beta: float) -> None:
-    with pytest.raises(ValueError, match=rf"perturbation_beta = {beta}: must be in \[0, 1\]"):
-        Spectral.Config(perturbation_beta=beta)
-
-
-@pytest.mark.parametrize("memory", [-1.0, float("nan")])
-def test_a_limit_that_is_none(memory: float) -> None:
-    with pytest.raises(ValueError, match=f"neighbour_memory = {memory}"):
-        Spectral.Config(neighbour_memory=memory)

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from strategies.rounds.presence import check_loop, present
-from strategies.rounds.round_size import RoundSize
 
 from strategies.flower.errors import RunError
+from strategies.rounds.deadline import RoundSize
 from strategies.rounds.participation import Participation
+from strategies.rounds.selection import check_loop, present
 from strategies.timing.availability import NEVER
 from tests.strategies.parts import client, run_of
 

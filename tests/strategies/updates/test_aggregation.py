@@ -169,7 +169,6 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(
 @pytest.mark.parametrize(
     ("strategy", "options", "text"),
     [
-        (FedAvg, {"aggregation_rule": "mode"}, "aggregation_rule = 'mode': allowed are mean, median"),
         (FedAvg, {"aggregation_rule": "krum"}, "client_weights = 'samples', allowed is uniform"),
         (FedAvg, {"dp": "central"}, "dp = 'central': takes clients as equals; client_weights = 'samples'"),
         (

@@ -77,11 +77,6 @@ def test_auto_is_on_in_real_time(mode: str, clock: Any, on: bool) -> None:
     assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).safeguards.active is on
 
 
-def test_a_mode_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match=r"^safeguards = 'yes': allowed are auto, on, off$"):
-        FedAvg(FedAvg.Config(safeguards="yes"))
-
-
 # Sizes --------------------------------------------------------------------------------------------
 
 
