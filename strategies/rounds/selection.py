@@ -23,7 +23,7 @@ from strategies.rounds.round import Chosen, Round
 from strategies.rounds.stragglers import Stragglers
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Scheduler
-from strategies.updates.aggregation import MEAN, RULES, least_updates
+from strategies.updates.aggregation import MEAN, least_updates
 
 log = logging.getLogger("flwr.strategies")
 
@@ -178,8 +178,6 @@ class Selection:
 
 def check_equality(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
     """Raise ValueError for a rule that needs equal clients, with a config in which clients aren't equal."""
-    if config.aggregation_rule not in RULES:
-        raise ValueError(f"aggregation_rule = {config.aggregation_rule!r}: allowed are {', '.join(RULES)}")
     asked = {
         f"aggregation_rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
         f"dp = {config.dp!r}": config.dp == "central",

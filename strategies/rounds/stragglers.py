@@ -74,8 +74,6 @@ class Stragglers:
 
 def check_stragglers(config: SynchronousConfig) -> None:
     """Raise ValueError if no participant would ever count, or rounds also close early."""
-    if not 0 <= config.stragglers <= 1:
-        raise ValueError(f"stragglers = {config.stragglers}: must be a number in [0, 1]")
     if config.stragglers == 1 and config.drop_stragglers:
         raise ValueError("stragglers = 1 with drop_stragglers = true: no work would ever count")
     for name in ("round_deadline", "over_select"):

@@ -17,8 +17,8 @@ def test_who_has_not_answered_is_at_work_until_the_wait_is_over(federation: Call
     part, told = PendingReplies(run), []
     requests = [Message(RecordDict(), node, "query.describe") for node in nodes[:2]]
     seen = []
-    for node, _ in part.awaited(grid, requests, told.append):
-        seen.append(node)
+    for reply in part.awaited(grid, requests, told.append):
+        seen.append(reply.metadata.src_node_id)
         assert sorted(part.at_work()) == sorted({0, 1} - set(told))
     assert sorted(seen) == sorted(nodes[:2])
     assert (sorted(told), part.at_work()) == ([0, 1], [])
