@@ -5,10 +5,9 @@
 - **vmapped**: other models under ``torch.func.vmap``, ragged clients padded and masked, where that works;
 - **single**: one client after the other. Both by automatic differentiation (``fedapp.training.autograd``).
 
-On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. Convolutions
-of one client may be computed by Fourier transforms (``fedapp.training.fourier``). On a GPU, where the launch of a
-small kernel costs more than the kernel, they are vmapped. The choice follows from task and device alone, never from a
-stopwatch, so that it is the same in every run.
+On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. On a GPU,
+where the launch of a small kernel costs more than the kernel, they are vmapped. The choice follows from task and
+device alone, never from a stopwatch, so that it is the same in every run.
 """
 
 from fedapp.names import Way

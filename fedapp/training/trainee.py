@@ -12,13 +12,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedapp.training.fourier import convolution, has_fourier
 from fedapp.training.layers import is_changed
 from fedapp.training.state import StateNames, names_of
 from fedapp.training.vectors import Parameters
@@ -69,9 +67,6 @@ class Trainee:
         self._seed = 0
         self.drops = _seed_dropout(self.module, self)
         self._alone = False
-        for layer in self.module.modules():
-            if has_fourier(layer) and "forward" not in vars(layer):
-                layer.forward = partial(self._convolved, layer)  # type: ignore[arg-type]
         _pool_first(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
@@ -80,10 +75,9 @@ class Trainee:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Train one client: convolutions may go the way that is the faster for it, which ``vmap`` can't.
+        """Train one client, without ``vmap``: the module holds the state that it was last called with.
 
-        The module holds the state that it was last called with, for what is computed anew in the backward pass
-        (``torch.utils.checkpoint``).
+        The backward pass of ``torch.utils.checkpoint`` reads this state to compute activations again.
         """
         self.forget()
         self._alone = True
@@ -96,10 +90,6 @@ class Trainee:
     def is_alone(self) -> bool:
         """Whether one client is trained."""
         return self._alone
-
-    def _convolved(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
-        outputs = convolution(layer, x) if self._alone else None
-        return type(layer).forward(layer, x) if outputs is None else outputs
 
     def forget(self) -> None:
         """Put buffers that aren't in the state dict back to what they were in the model."""

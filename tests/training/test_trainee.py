@@ -235,11 +235,7 @@ class Viewed(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("worth", [0.0, 1e9], ids=["by its transform", "directly"])
-def test_a_module_that_wants_its_images_in_one_piece_is_trained(
-    worth: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedapp.training.fourier.WORTH", worth)
+def test_a_module_that_wants_its_images_in_one_piece_is_trained() -> None:
     torch.manual_seed(0)
     task = replace(
         task_of(Viewed()),
