@@ -72,6 +72,8 @@ def path_of(key: str, text: str) -> Path:
     ConfigError
         If there can't be such a path.
     """
+    if "\0" in text:
+        raise ConfigError(f"{key} = {text[:200]!r}: must be a text")
     try:
         path = Path(text).expanduser().absolute()
         path.exists()  # a name may be too long

@@ -12,6 +12,8 @@ from tests.end_to_end.processes import wait_until
 LOCAL = {"dp": "local", "dp-noise-multiplier": 0.01}
 
 
+@pytest.mark.thorough
+@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulate, tmp_path):
     config = {"num-server-rounds": 2, **LOCAL}

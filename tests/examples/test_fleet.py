@@ -22,6 +22,7 @@ from examples.fleet.__main__ import (
 FOLDER = Path(__file__).parents[2] / "examples" / "fleet"
 
 
+@pytest.mark.thorough
 def test_it_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "--out",

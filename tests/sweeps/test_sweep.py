@@ -375,7 +375,7 @@ def test_a_sweep_on_ray_is_the_sweep_in_process(tmp_path):
     pd.testing.assert_frame_equal(*frames, check_exact=True)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_processes_and_engines_give_one_result(swept, tmp_path, jobs):
     out, _ = swept
     done = command(

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from strategies.flower import messages
 from strategies.flower.grids import WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.updates.sums import BlockSum, SumRequest
-from tests.selection import covering, only
+from tests.selection import covering, only, spread
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -132,7 +133,7 @@ DIVISIONS = {"equal": {"partitioner": "iid"}, "ragged": {"data_imbalance": 1.0}}
 
 @pytest.mark.parametrize(
     ("strategy", "model", "division"),
-    covering(REGISTRY, ["logistic", "mlp", "cnn"], DIVISIONS, together=1),
+    spread(list(product(REGISTRY, ["logistic", "mlp", "cnn"], DIVISIONS)), 10),
 )
 def test_every_strategy_equals_the_sequential_engine(
     strategy: str, model: str, division: str, small: Configure

@@ -20,7 +20,7 @@ from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.updates.compression import compresses
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
-from tests.selection import methods
+from tests.selection import methods, spread
 
 Make = Callable[..., Any]
 
@@ -242,7 +242,7 @@ def stops(last: int, case: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), CASES, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES]
+    ("name", "options"), spread(CASES, 40), ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES]
 )
 def test_resumed_after_any_aggregation_it_is_the_same_run(
     go: Go, name: str, options: dict[str, Any], thorough: bool

@@ -5,13 +5,14 @@ a common step size, and with μ_k = μ / E_k to Σ p_k a_k c_k / Σ p_k a_k.
 """
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
 from strategies import REGISTRY
-from tests.selection import covering
+from tests.selection import spread
 
 A = np.array([1.0, 2.0, 0.5])
 C = np.array([3.0, 2.0, -1.0])
@@ -94,7 +95,7 @@ ALIKE: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "normalize"), covering(REGISTRY, [False, True], together=1))
+@pytest.mark.parametrize(("name", "normalize"), spread(list(product(REGISTRY, [False, True])), 9))
 def test_every_strategy_goes_to_the_limit(
     final_model: Callable[..., float], name: str, normalize: bool
 ) -> None:
