@@ -1,8 +1,8 @@
-"""Bookkeeping of each client's work, under any strategy: what became of it, and when its tasks began and ended.
+"""Per-client statistics and task records, under any strategy: the outcome of each task, its start and its end.
 
-A task that was dispatched ends as one of ``OUTCOMES``; an update that was too long and was shortened counts as
-``clipped`` beside its outcome. Metrics and reports are made from the ``Accounts`` of the clients, and the task
-records from the ``Timeline``, which keeps the spans of tasks until they are taken.
+A dispatched task ends with one of ``OUTCOMES``. An update whose norm exceeded the bound, and that was shortened, also
+counts as ``clipped``. Metrics and reports are made from ``Accounts``, the statistics of the clients; task records
+come from ``Timeline``, which keeps the span of each ended task until the report collects it.
 """
 
 from collections import defaultdict, deque
@@ -16,13 +16,13 @@ from strategies.clock import Clock, WallClock
 from strategies.flower import messages
 
 ACCEPTED = "accepted"
-MAX_MISSES = 3  # tasks of a client that come to nothing in a row: then nobody waits for it
+MAX_MISSES = 3  # after this many failed tasks in a row, a client is no longer waited for
 OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages.TOO_OLD, messages.LOST)
 
 
 @dataclass
 class Account:
-    """What was asked of a client, and what came of it."""
+    """The statistics of one client: number of tasks by outcome, bytes, weight and seconds."""
 
     tasks: int = 0
     accepted: int = 0
@@ -31,32 +31,32 @@ class Account:
     refused: int = 0
     discarded: int = 0
     clipped: int = 0
-    bytes: int = 0  # of its valid replies' arrays
-    weight: float = 0.0  # Σ d_i of what counted, in rounds
+    bytes: int = 0  # total size of the arrays of its valid replies
+    weight: float = 0.0  # Σ d_i of its accepted updates, in synchronous rounds
     lost: int = 0
-    seconds: float = 0.0  # of the run's clock that its tasks took
-    wasted: float = 0.0  # of these, of tasks that came to nothing
+    seconds: float = 0.0  # duration of all its tasks, by the run's clock
+    wasted: float = 0.0  # duration of its tasks that were not accepted
 
     def note(self, outcome: str, *, clipped: bool = False, num_bytes: int = 0) -> None:
-        """Count how a task ended, one of ``OUTCOMES``."""
+        """Count the outcome of a task, one of ``OUTCOMES``, and the bytes of its reply."""
         setattr(self, outcome, getattr(self, outcome) + 1)
         self.clipped += clipped
         self.bytes += num_bytes
 
 
 class Accounts:
-    """The accounts by client index; a client has one from the first time that it is named."""
+    """The statistics of all clients, by client index; an entry is created when its client is first named."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with no account."""
+        """Forget all statistics: a new run begins."""
         self._accounts: defaultdict[int, Account] = defaultdict(Account)
         self._seconds = self._wasted = 0.0
 
     def took(self, index: int, seconds: float, outcome: str) -> None:
-        """Note how long a client's task took, by the run's clock, and what became of it."""
+        """Add the duration of a client's task, in seconds of the run's clock, and its outcome."""
         account, wasted = self._accounts[index], 0.0 if outcome == ACCEPTED else seconds
         account.seconds += seconds
         account.wasted += wasted
@@ -64,7 +64,7 @@ class Accounts:
         self._wasted += wasted
 
     def costs(self) -> dict[str, float]:
-        """Return what all tasks together took; {} before the first has ended."""
+        """Return the duration of all tasks and of the wasted ones, in seconds; {} before any client has an entry."""
         if not self._accounts:
             return {}
         return {messages.DEVICE_SECONDS: self._seconds, messages.WASTED_SECONDS: self._wasted}
@@ -73,11 +73,11 @@ class Accounts:
         return self._accounts[index]
 
     def items(self) -> list[tuple[int, Account]]:
-        """Return the accounts that there are; another thread may ask."""
+        """Return the pairs of client index and statistics, by index; safe to call from another thread."""
         return sorted(self._accounts.copy().items())
 
     def columns(self, least: int = 0) -> dict[str, list[float]]:
-        """Return every count as a list by client index, of so many at least; zeros for those without an account."""
+        """Return every count as a list by client index, with at least ``least`` entries; 0 for unknown clients."""
         size = max(least, self.size)
         accounts = [self._accounts.get(index, Account()) for index in range(size)]
         columns = {
@@ -85,16 +85,16 @@ class Accounts:
             for field in fields(Account)
             if field.name not in ("weight", "seconds", "wasted")
         }
-        # As the asynchronous strategies call what counted.
+        # The asynchronous strategies call the number of accepted updates "participation".
         return {"participation": columns.pop(ACCEPTED), **columns}
 
     @property
     def size(self) -> int:
-        """One more than the largest index that has an account."""
+        """One more than the largest client index that has an entry."""
         return max(self._accounts.copy(), default=-1) + 1
 
     def column(self, name: str, size: int) -> list[float]:
-        """Return one count as a list by client index, of so many."""
+        """Return one count as a list by client index, with ``size`` entries."""
         values = [0.0] * size
         for index, account in self._accounts.copy().items():
             if index < size:
@@ -102,13 +102,13 @@ class Accounts:
         return values
 
     def state(self) -> dict[str, Any]:
-        """Return the accounts as an array, a row for each client that has one."""
+        """Return the statistics as an array, one row for each client that has an entry."""
         rows = [(index, *vars(account).values()) for index, account in self.items()]
         accounts = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(fields(Account)))
         return {"accounts": accounts, "account-totals": [self._seconds, self._wasted]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, in which there may be none."""
+        """Restore the statistics from ``state``; an old state may have no statistics."""
         kept = state.get("accounts", ())
         kinds = [type(value) for value in vars(Account()).values()]
         if isinstance(kept, np.ndarray):
@@ -116,24 +116,24 @@ class Accounts:
                 int(index): Account(*(kind(value) for kind, value in zip(kinds, values, strict=False)))
                 for index, *values in kept.tolist()
             }
-        else:  # of an earlier version
+        else:  # a state that an earlier version saved
             restored = {int(index): Account(**account) for index, account in kept}
         self._accounts = defaultdict(Account, restored)
-        # Not the sums of the clients': added up in another order they differ in the last bit.
+        # The totals are saved too: summing the clients' seconds in another order would change the last bit.
         self._seconds, self._wasted = state.get("account-totals", (0.0, 0.0))
 
 
-# Ended tasks that are kept for whoever takes them; of more, the last.
+# Number of ended tasks that are kept until the report collects them; the oldest are dropped first.
 MOST = 200_000
 
-# What a task is whose client hasn't answered when somebody looks, and one whose client went, or came back without it.
+# Outcomes of a task that is still running when it is reported, and of one whose client left or lost it.
 UNDER_WAY, LOST = "under way", messages.LOST
 
 _ROUNDING = 1e-6  # seconds
 
 
 class Parts(NamedTuple):
-    """Seconds of a task: its model is on its way to the client, the client works, its reply is on the way."""
+    """Seconds that a task spends on the download of the model, on training, and on the upload of the reply."""
 
     receiving: float
     working: float
@@ -141,12 +141,11 @@ class Parts(NamedTuple):
 
 
 class TaskSpan(NamedTuple):
-    """A task of a client: seconds of the run's clock and of the machine's, and what became of it.
+    """A task of a client: its start and end by the run's clock and by the machine's clock, and its outcome.
 
-    ``outcome`` is one of ``strategies.clients.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the clock's
-    seconds the
-    model was on its way for ``receiving``, and the reply for ``sending``; the client worked for the rest. None:
-    nobody can tell them apart.
+    ``outcome`` is one of ``strategies.clients.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the seconds by the
+    run's clock, the download of the model took ``receiving`` and the upload of the reply took ``sending``; the client
+    trained for the rest. None means that the three parts are unknown.
     """
 
     client: int
@@ -160,7 +159,7 @@ class TaskSpan(NamedTuple):
 
 
 class _Open:
-    """A task that has begun; ``ended`` is known once the reply is there, or beforehand in virtual time."""
+    """A running task; ``ended`` is known when the reply arrives, or from the start in virtual time."""
 
     __slots__ = ("began", "ended", "parts", "wall_began", "wall_ended")
 
@@ -170,7 +169,7 @@ class _Open:
         self.wall_ended: float | None = None
 
     def arrive(self, now: float, wall: float) -> tuple[float, float]:
-        """Note that its reply is there, if it wasn't before; return when it ended, by both clocks."""
+        """Record the arrival of the reply, once; return the end of the task by the run's clock and the wall clock."""
         if self.wall_ended is None:
             self.wall_ended = wall
         if self.ended is None:
@@ -179,17 +178,17 @@ class _Open:
 
 
 class Timeline:
-    """The tasks of a run's clients; a client has one at a time.
+    """The task records of a run's clients; a client has at most one running task.
 
     Parameters
     ----------
     took : callable, optional
-        Told of each task that ends: the client, the seconds of the run's clock, and what became of it.
+        Called for each task that ends, with the client index, the seconds by the run's clock, and the outcome.
 
     Attributes
     ----------
     watch : Clock
-        Real seconds; another one may be put in its place before the run begins.
+        The wall clock; a test may replace it before the run begins.
     """
 
     def __init__(self, took: Callable[[int, float, str], None] | None = None) -> None:
@@ -199,14 +198,15 @@ class Timeline:
         self._ended: deque[TaskSpan] = deque(maxlen=MOST)
 
     def clear(self) -> None:
-        """Forget all: a run begins."""
+        """Forget all tasks: a new run begins."""
         self._open.clear()
         self._ended.clear()
 
     def begin(self, client: int, began: float, ends: float | None = None, parts: Parts | None = None) -> None:
-        """Note that a client was handed a task at a time of the clock.
+        """Record that a task was dispatched to a client at time ``began`` of the run's clock.
 
-        ``ends``: when it ends; ``parts``: what its time consists of, all of it; if that is known.
+        ``ends`` is the time when the task will end, and ``parts`` its download, training and upload seconds; both are
+        None where they are unknown.
         """
         if client in self._open:
             self.end(client, began, LOST)
@@ -219,7 +219,7 @@ class Timeline:
         ends: Iterable[float | None],
         parts: Iterable[Parts | None],
     ) -> None:
-        """Note that several were handed one at once."""
+        """Record that one task each was dispatched to several clients at the same time."""
         for client in [each for each in clients if each in self._open]:
             self.end(client, began, LOST)
         wall = self.watch.now()
@@ -229,27 +229,27 @@ class Timeline:
         )
 
     def parts(self, client: int) -> Parts | None:
-        """Return what the time of a client's task that hasn't ended consists of, if that is known."""
+        """Return the download, training and upload seconds of a client's running task, None if they are unknown."""
         task = self._open.get(client)
         return None if task is None else task.parts
 
     def arrived(self, client: int, now: float) -> None:
-        """Note that a client's reply is there, or that nobody waits for it any more; what it is worth comes later."""
+        """Record that a client's reply arrived, or is no longer awaited; ``end`` records the outcome later."""
         self.arrived_all([client], now)
 
     def arrived_all(self, clients: Iterable[int], now: float) -> None:
-        """Note that for some clients at once."""
+        """Record the arrival of the replies of several clients at the same time."""
         wall = self.watch.now()
         for client in clients:
             if (task := self._open.get(client)) is not None:
                 task.arrive(now, wall)
 
     def end(self, client: int, now: float, outcome: str) -> None:
-        """Note what became of a client's task, which ends now if it hasn't before; one that isn't known is none."""
+        """Record the outcome of a client's task, which ends now unless it ended before; ignore unknown tasks."""
         self.end_all([client], now, [outcome])
 
     def end_all(self, clients: Iterable[int], now: float, outcomes: Iterable[str]) -> None:
-        """Note that for some clients, in this order."""
+        """Record the outcomes of several clients' tasks, in the order given."""
         wall = self.watch.now()
         for client, outcome in zip(clients, outcomes, strict=True):
             if (task := self._open.pop(client, None)) is None:
@@ -260,13 +260,13 @@ class Timeline:
                 self._took(client, ended - task.began, outcome)
 
     def take(self) -> list[TaskSpan]:
-        """Return the tasks that ended since this was last asked, in that order, and keep them no longer."""
+        """Return the tasks that ended since the last call, in the order of their ends, and forget them."""
         taken = list(self._ended)
         self._ended.clear()
         return taken
 
     def under_way(self, now: float) -> list[TaskSpan]:
-        """Return the tasks that haven't ended, up to now, by client."""
+        """Return the running tasks, with ``now`` as their end, by client index."""
         wall, found = self.watch.now(), []
         for client, task in sorted(self._open.items()):
             until = now if task.ended is None else min(now, task.ended)
@@ -280,9 +280,8 @@ def _span(client: int, task: _Open, ended: float, wall_ended: float, outcome: st
 
 
 def _on_the_way(parts: Parts, seconds: float) -> tuple[float, float]:
-    """Return the seconds of receiving and sending in those that a task took, which may be cut off in any part."""
+    """Return the seconds of download and of upload of a task that took ``seconds`` and may have been cut off."""
     rest = seconds - parts.receiving - parts.working
-    whole = (
-        rest > parts.sending - _ROUNDING
-    )  # so that the same task has the same parts, however late the clock is
+    # A tolerance, so that the same task has the same parts at any time of the clock, whatever the rounding.
+    whole = rest > parts.sending - _ROUNDING
     return min(parts.receiving, seconds), parts.sending if whole else max(rest, 0.0)

@@ -1,6 +1,6 @@
-"""The graph of the clients that are there: the handshake for their directions, and what follows from them.
+"""The similarity graph of the connected clients, built from the directions that clients send in a handshake.
 
-Used by the spectral method and by any strategy whose clients are weighted by ``adjacency``.
+The spectral method uses the graph, and so does any strategy with ``client_weights = "adjacency"``.
 Source: Buttaci 2024, algorithm 2, lines 1-8; the maths is in strategies/clients/graph.py.
 """
 
@@ -25,18 +25,18 @@ log = logging.getLogger("flwr.strategies")
 
 
 class ClientGraph:
-    """Directions of the clients, and their graph; a client that sends no valid direction takes no part.
+    """Directions of the clients, and their graph; a client that sends no valid direction is excluded from the run.
 
     Parameters
     ----------
     floor : float
-        ε, the least misalignment: clients with equal data have none, and its logarithm is infinite.
+        ε, the least misalignment: clients with equal data have misalignment 0, whose logarithm is infinite.
     neighbours : int
-        Edges kept to each client's most similar ones; 0: all.
+        Number of edges kept from each client to the clients most similar to it; 0 keeps all.
     guarded : bool
-        Take no two clients as more alike than the median pair is: otherwise copies of one device, whose
-        misalignment is 0, outweigh the others. As half of all pairs are then tied by the most that there is, no
-        client weighs more than 2/C, and k of them no more than 2k/C, whatever they send (with all edges kept).
+        Cap the similarity of two clients at the similarity of the median pair: otherwise copies of one device, whose
+        misalignment is 0, outweigh the others. Half of all pairs then have the largest similarity, so that no
+        client weighs more than 2/C, and k clients at most 2k/C, whatever they send (with all edges kept).
 
     Attributes
     ----------
@@ -62,8 +62,8 @@ class ClientGraph:
         """Forget the clients of an earlier run."""
         self._known: dict[int, Vector] = {}  # by node id
         self._silent: set[int] = set()
-        self._asked: Counter[int] = Counter()  # how often, by client index
-        self._mods: dict[int, str] = {}  # what a mod in front of a client's app says against the request
+        self._asked: Counter[int] = Counter()  # number of requests, by client index
+        self._mods: dict[int, str] = {}  # error of a mod that refuses the request, by node id
         self._nodes: tuple[int, ...] = ()
         self.clients: tuple[int, ...] = ()
         self.directions = self.misalignment = self.adjacency = np.empty((0, 0))
@@ -76,7 +76,7 @@ class ClientGraph:
         timeout: float,
         stopped: Callable[[], bool] = never,
     ) -> list[Client]:
-        """Ask the clients that are new for their directions; return those that are in the graph.
+        """Ask new clients for their directions; return the clients that are in the graph.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class ClientGraph:
         return members
 
     def build(self, clients: Sequence[int], vectors: graph.Matrix) -> None:
-        """Work the graph out for clients, by index, with these directions (C, d), unit vectors."""
+        """Compute the graph of clients, given by index, from their directions (C, d), unit vectors."""
         self.clients, self.directions = tuple(clients), vectors
         self.misalignment = graph.misalignment(vectors)
         floor = max(self.floor, self._usual_misalignment()) if self.guarded else self.floor
@@ -123,20 +123,20 @@ class ClientGraph:
         self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, floor), self.neighbours)
 
     def _usual_misalignment(self) -> float:
-        """Return that of the median pair."""
+        """Return the misalignment of the median pair of clients."""
         pairs = self.misalignment[np.triu_indices(len(self.clients), 1)]
         return float(np.median(pairs)) if len(pairs) else 0.0
 
     def weights(self, clients: Sequence[Client]) -> Vector:
-        """Return p_i of some of the graph's clients, summing to 1 over them."""
+        """Return the weights p_i (n,) of n clients of the graph, normalised to sum to 1."""
         share = dict(zip(self.clients, graph.client_weights(self.adjacency), strict=True))
         chosen = np.array([share[client.index] for client in clients])
         return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned from whom, for a run that goes on: the same nodes aren't asked again.
+        """Return the directions by node and the number of requests, so that a resumed run asks no node again.
 
-        In files directions are ``messages``, the paper's word, which earlier runs have written.
+        The state calls directions ``messages``, the paper's word, as earlier versions did.
         """
         known, asked = list(self._known.values()), [list(each) for each in self._asked.items()]
         return {"graph-nodes": list(self._known), "graph-messages": np.array(known), "graph-asked": asked}
@@ -145,15 +145,15 @@ class ClientGraph:
         """Take up the directions of an earlier run."""
         vectors = np.array(state["graph-messages"])
         self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
-        asked = state.get("graph-asked", [(0, 1)])  # an earlier version didn't count, and asked each once
+        asked = state.get("graph-asked", [(0, 1)])  # an earlier version asked once, and saved no count
         self._asked = Counter({int(index): int(times) for index, times in asked})
 
     def most_asked(self) -> int:
-        """Return how often a client has been asked at most: again as another node, or as it was silent before."""
+        """Return the largest number of requests to one client; a new node, or one without a reply, is asked again."""
         return max(self._asked.values(), default=0)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return the graph's arrays by the names they have in graph.npz, the Laplacian's eigenvalues among them."""
+        """Return the graph's arrays by their names in graph.npz, with the eigenvalues of the Laplacian."""
         return {
             "clients": np.array(self.clients),
             "messages": self.directions,
@@ -163,7 +163,7 @@ class ClientGraph:
         }
 
     def _take(self, replies: Sequence[tuple[Client, Message | None]]) -> None:
-        """Keep the valid directions, those of the shape that most have (the graph's, once there is one)."""
+        """Keep the valid directions of the most frequent length, or of the graph's length once there is a graph."""
         read: dict[int, Vector | ValueError] = {}
         for client, reply in replies:
             if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
@@ -187,7 +187,7 @@ class ClientGraph:
                 log.warning("client %s takes no part: %s", client.located, m, extra=client.fields)
 
     def _why(self, clients: Sequence[Client]) -> str:
-        """Say why none of them sent any."""
+        """Return the reason why no client sent a direction."""
         if not clients or any(client.node_id not in self._mods for client in clients):
             return "the log names the reasons"
         return (

@@ -1,4 +1,4 @@
-"""The clients' metrics: their weighted means, and how unequal they are from client to client.
+"""The weighted mean of each metric over clients, and its spread between clients.
 
 Jain's index (Σ x)² / (C Σ x²) is from R. Jain, D.-M. Chiu & W. Hawe, "A quantitative measure of fairness and
 discrimination for resource allocation in shared computer systems", DEC-TR-301, 1984: 1 if the metric is the same for
@@ -15,24 +15,24 @@ from flwr.app import Message, MetricRecord, RecordDict
 from strategies.flower import messages
 from strategies.flower.higher_is_better import less_is_better
 
-# From the contents of valid replies and the key that they are weighted by, as in Flower.
+# A function of the contents of the valid replies and of the key of their weights, as in Flower.
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
 Values = dict[str, float | list[float]]
 
-# Of the exchange, not of training.
+# Fields of the protocol between server and client, which are no metrics of training.
 _NOT_TOLD = (messages.NUM_STEPS, messages.PARTITION_ID, messages.NUM_PARTITIONS)
 
 
 class MetricsMean:
-    """Σ d_i m_i / Σ d_i of every metric, over the clients that tell it; lists entry by entry.
+    """Weighted mean Σ d_i m_i / Σ d_i of each metric, over the clients that report the metric; lists by entry.
 
     Parameters
     ----------
     key : str
-        The metric that says how much a client counts, which isn't averaged.
+        Name of the metric that holds a client's weight; this metric isn't averaged.
     function : callable, optional
-        Makes the metrics of the contents of all replies instead.
+        A user-defined aggregation, called with the contents of all replies in place of the weighted mean.
     """
 
     def __init__(self, key: str = messages.NUM_EXAMPLES, function: MetricsAggregation | None = None) -> None:
@@ -43,21 +43,21 @@ class MetricsMean:
         self._totals: dict[str, float] = {}
 
     def add(self, weight: float, content: RecordDict) -> None:
-        """Take in what a client with weight d_i replied."""
+        """Add the metrics in the reply of a client with weight d_i."""
         if self.function is not None:
             self.contents.append(content)
             return
         self.add_values(weight, told([r for r in content.values() if isinstance(r, MetricRecord)], self.key))
 
     def add_values(self, weight: float, values: Mapping[str, float | list[float]]) -> None:
-        """Take in what a client with weight d_i tells, by name."""
+        """Add the metrics that a client with weight d_i reported, by name."""
         for name, value in values.items():
             if (sums := _added(self._sums.get(name), weight, value)) is not None:
                 self._sums[name] = sums
                 self._totals[name] = self._totals.get(name, 0.0) + weight
 
     def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
-        """Take in numbers that clients with weights d_i tell, by name: as ``add_values`` of one after the other."""
+        """Add each metric's numbers, one per client with weight d_i; equal to ``add_values`` for each client."""
         for name, values in columns.items():
             sums, total = self._sums.get(name, 0.0), self._totals.get(name, 0.0)
             if isinstance(sums, list):
@@ -69,7 +69,7 @@ class MetricsMean:
                 self._sums[name], self._totals[name] = sums, total
 
     def result(self) -> Values:
-        """Return the metrics, by name."""
+        """Return the aggregated metrics, by name."""
         if self.function is not None:
             return dict(self.function(self.contents, self.key)) if self.contents else {}  # type: ignore[arg-type]
         return {
@@ -82,7 +82,7 @@ class MetricsMean:
 
 
 def told(records: Iterable[MetricRecord], key: str) -> Values:
-    """Return the metrics of a reply that are told: not the one by which it is weighed."""
+    """Return the reported metrics of a reply by name, without the weight ``key`` and fields of the protocol."""
     values = {name: value for record in records for name, value in messages.values_of(record).items()}
     return {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}
 
@@ -90,7 +90,7 @@ def told(records: Iterable[MetricRecord], key: str) -> Values:
 def _added(
     sums: float | list[float] | None, weight: float, value: float | list[float]
 ) -> float | list[float] | None:
-    """Return a sum with d_i m_i added to it; None if the two aren't of one kind and length."""
+    """Return ``sums`` plus d_i m_i; None if one is a list and the other a number, or their lengths differ."""
     if isinstance(value, list):
         before = [0.0] * len(value) if sums is None else sums
         if not isinstance(before, list) or len(before) != len(value):
@@ -100,33 +100,34 @@ def _added(
     return None if isinstance(before, list) else before + weight * value
 
 
-#: A metric of clients: a number by client index, of those that have one.
+#: A metric by client index, for the clients that reported the metric.
 ByClient = dict[int, float]
 
 WORST = "worst-tenth"
 
-# Of the metrics that clients tell, so many are kept client by client.
+# At most this many of the metrics that clients report are kept for each client.
 MOST_BY_CLIENT = 20
 
 
 def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
-    """Return how a metric is spread over clients, each counting alike; {} if there are none.
+    """Return the spread of a metric over clients, all with equal weight; {} without any client.
 
     Returns
     -------
     dict
         ``client-METRIC-mean``, ``-worst-tenth`` (the mean over the worst ⌈C/10⌉ clients), ``-best``, ``-std``; and
-        ``-jain`` of a score that is nowhere below 0. One of personal models keeps its name: ``personal-METRIC-mean``.
+        ``-jain`` of a score without negative values. Metrics of personal models keep their prefix:
+        ``personal-METRIC-mean``.
     """
     column = np.sort(np.fromiter(values, dtype=np.float64))
     if not column.size:
         return {}
     if not less_is_better(metric):
         column = column[::-1]  # the best come first
-    if np.isnan(column).any():  # nobody can say who is worst
+    if np.isnan(column).any():  # with a NaN, the worst clients are unknown
         column[:] = np.nan
     worst = column[-math.ceil(column.size / 10) :]
-    with np.errstate(invalid="ignore", over="ignore"):  # of a loss that is infinite there is no spread
+    with np.errstate(invalid="ignore", over="ignore"):  # an infinite loss has no spread
         numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
     if not less_is_better(metric) and (column >= 0).all() and (squares := float(column @ column)) > 0:
         numbers["jain"] = column.sum() ** 2 / (column.size * squares)
@@ -134,12 +135,12 @@ def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
 
 
 def of_clients(metric: str) -> str:
-    """Return what a metric that clients tell is called among those of a run."""
+    """Return the name that a client's metric has among the metrics of the run."""
     return metric if metric.startswith(messages.OF_PERSONAL) else f"client-{metric}"
 
 
 def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:
-    """Take the metrics of all clients out of what an evaluation on the server tells."""
+    """Remove the per-client metrics from the result of an evaluation on the server, and return them by name."""
     names = {messages.CLIENT_LOSSES: "loss"} | {
         name: name.removeprefix(messages.PER_CLIENT)
         for name in collected
@@ -154,7 +155,7 @@ def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:
 def from_replies(
     replies: Iterable[Message], index_of: Callable[[int], int | None], key: str
 ) -> dict[str, ByClient]:
-    """Return the metrics that clients replied to an evaluation, numbers only; by ``key`` they are weighed."""
+    """Return the metrics in clients' replies to an evaluation, numbers only, without the weight ``key``."""
     metrics: dict[str, ByClient] = {}
     for reply in replies:
         index = None if reply.has_error() else index_of(reply.metadata.src_node_id)
@@ -168,12 +169,12 @@ def from_replies(
 
 
 def columns(metrics: Mapping[str, ByClient], least: int = 0) -> dict[str, list[float]]:
-    """Return metrics as lists by client index, of so many entries at least; NaN for those that have none."""
+    """Return metrics as lists by client index, with ``least`` entries or more; NaN for a client without a value."""
     size = max([least, *(max(each) + 1 for each in metrics.values() if each)])
     return {name: [each.get(index, math.nan) for index in range(size)] for name, each in metrics.items()}
 
 
 def shares(values: Sequence[float]) -> list[float]:
-    """Return each value's share of their sum; zeros if that is 0."""
+    """Return each value's share of the sum of all values; zeros if the sum is 0."""
     total = sum(values)
     return [value / total if total > 0 else 0.0 for value in values]

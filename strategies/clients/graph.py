@@ -1,8 +1,8 @@
-"""The graph of a federated network: clients are nodes, edges say how alike their data are.
+"""The graph of a federated network: clients are nodes, and the weight of an edge is the similarity of their data.
 
 From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): direction (its *message*) → misalignment → adjacency →
 Laplacian → homogeneity, the weights p_ij and p_i, and the lognormal model with its propositions. Pure functions
-in float64; C is the number of clients. A bad argument is a ValueError that names it.
+in float64; C is the number of clients. An invalid argument raises a ValueError that names the argument.
 
     A = sparsify(adjacency(misalignment(directions)), k=10)
     p = client_weights(A)                    # weights of the aggregation, (C,)
@@ -19,7 +19,7 @@ Matrix = NDArray[np.float64]
 Bounds = tuple[float, float]
 
 FLOOR = 1e-12
-"""Default ε: misalignments below it count as ε, so that clients with equal data are tied by −ln ε ≈ 27.6."""
+"""Default ε: a smaller misalignment counts as ε, so that clients with equal data have A_ij = −ln ε ≈ 27.6."""
 
 _NEAR, _ROUNDS = 1e-3, 99
 
@@ -27,9 +27,10 @@ _NEAR, _ROUNDS = 1e-3, 99
 def misalignment(directions: ArrayLike) -> Matrix:
     """Return mis(i, j) = ¼‖m_i − m_j‖² = ½(1 − m_iᵀm_j) (definition 3.2, eq. 3.1), to 12 digits.
 
-    1 − m·m loses its digits where clients are alike, and so does expanding the square about the origin. Here it is
-    expanded about the mean direction, one matrix product, which is accurate unless two clients are much nearer to
-    each other than to the mean; then all differences are taken (3 s, not 0.4, for C = 2,000 and d = 3,072).
+    1 − m·m loses digits by cancellation where clients are alike, and so does expanding the square about the origin.
+    Here the square is expanded about the mean direction, one matrix product, which is accurate unless two clients are
+    much nearer to each other than to the mean; then all differences are computed (3 s, not 0.4, for C = 2,000 and
+    d = 3,072).
 
     Parameters
     ----------
@@ -57,9 +58,9 @@ def misalignment(directions: ArrayLike) -> Matrix:
     scale = np.add.outer(squares, squares)
     mis += scale
     scale *= _NEAR
-    if ((mis < scale) & ~np.eye(len(m), dtype=bool)).any():  # near, and would lose digits
+    if ((mis < scale) & ~np.eye(len(m), dtype=bool)).any():  # a pair is so close that it would lose digits
         mis = np.asarray(squareform(pdist(m, "sqeuclidean")))
-    np.maximum(mis, mis.T.copy(), out=mis)  # whatever the matrix product does, exactly symmetric
+    np.maximum(mis, mis.T.copy(), out=mis)  # exactly symmetric, whatever the rounding of the matrix product
     mis *= 0.25
     np.clip(mis, 0, 1, out=mis)
     np.fill_diagonal(mis, 0)
@@ -69,7 +70,8 @@ def misalignment(directions: ArrayLike) -> Matrix:
 def adjacency(mis: ArrayLike, floor: float = FLOOR) -> Matrix:
     """Return A_ij = −ln max(mis(i, j), floor) for i ≠ j, A_ii = 0 (definition 3.4, eq. 3.4).
 
-    ``mis`` has shape (C, C) and lies in [0, 1]; the floor ε in (0, 1) is there for equal data, whose mis is 0.
+    ``mis`` has shape (C, C) and lies in [0, 1]; the floor ε in (0, 1) bounds A_ij where mis is 0, as for
+    clients with equal data.
     """
     A: Matrix = 0.0 - np.log(_floored(mis, floor))  # not −0.0 where mis is 1
     np.fill_diagonal(A, 0)
@@ -77,9 +79,9 @@ def adjacency(mis: ArrayLike, floor: float = FLOOR) -> Matrix:
 
 
 def sparsify(A: ArrayLike, k: int) -> Matrix:
-    """Keep the edges to each client's k most similar ones, those of either end; 0 keeps all.
+    """Return A (C, C) with only the edges between a client and one of its k most similar clients; k = 0 keeps all.
 
-    All that tie with the k-th are kept, so that the result doesn't depend on how clients are numbered.
+    All edges that tie with the k-th are kept, so that the result doesn't depend on the order of the clients.
     """
     A = _square("A", A)
     if k < 0:
@@ -125,7 +127,7 @@ def spectral_homogeneity(spectrum: ArrayLike) -> float:
 def similarity_weights(A: ArrayLike) -> Matrix:
     """Return p_ij = A_ij / (1ᵀ A 1) (Algorithm 2, line 7), shape (C, C), summing to 1.
 
-    Where that is 0 / 0 all pairs count alike, 1 / (C (C−1)), and a single client is its own neighbour.
+    If all A_ij are 0, all pairs have weight 1 / (C (C−1)); a single client is its own neighbour.
     """
     A = _square("A", A)
     total = A.sum()
@@ -135,17 +137,17 @@ def similarity_weights(A: ArrayLike) -> Matrix:
 def client_weights(A: ArrayLike) -> Matrix:
     """Return p_i = Σ_j p_ij (Algorithm 2, line 8), shape (C,), summing to 1; 1 / C if all A_ij are 0.
 
-    Lemma 4.3 needs these and ``neighbour_matrix`` from the same A, sparsified or not.
+    Lemma 4.3 needs these weights and ``neighbour_matrix`` from the same A, sparsified or not.
     """
     own = degrees(A)
     return own / own.sum() if own.any() else np.full(len(own), 1 / len(own))
 
 
 def neighbour_matrix(A: ArrayLike) -> Matrix:
-    """Return p_ij / p_i, shape (C, C), rows summing to 1: times the C × D last models it gives u_i (eq. 4.6).
+    """Return p_ij / p_i, shape (C, C), rows summing to 1; its product with the (C, D) last models is u_i (eq. 4.6).
 
-    A client tied to nobody (its mis with all others is 1, so that p_i = 0) averages all others alike; a
-    single client is its own neighbour.
+    A client without an edge (its mis with all others is 1, so that p_i = 0) gets the unweighted mean of all others;
+    a single client is its own neighbour.
     """
     A = _square("A", A)
     own = A.sum(axis=1, keepdims=True)
@@ -172,7 +174,7 @@ def fit_lognormal(mis: ArrayLike, floor: float = FLOOR) -> Lognormal:
 
 
 class Normality(NamedTuple):
-    """How far ln mis is from a normal: ``p_value``; skewness and excess kurtosis of all pairs, 0 for a normal."""
+    """Test of ln mis for normality: ``p_value``; skewness and excess kurtosis over all pairs, 0 for a normal."""
 
     p_value: float
     skewness: float
@@ -182,10 +184,10 @@ class Normality(NamedTuple):
 def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
     """Test whether ln mis is normal (the assumption in definition 3.3). Needs 6 clients.
 
-    The C(C−1)/2 pairs come from C directions only: taken as independent they would reject any model. So the clients
-    are paired off, each in one pair (⌊C/2⌋ pairs that share no client), and Shapiro–Wilk tests these; this is
-    done for up to 99 of the C−1 rounds of a round robin. Twice the median of their p-values is a valid
-    p-value however they depend on each other, a cautious one. All three are NaN where all pairs are equal.
+    The C(C−1)/2 pairs come from C directions only: a test that takes them as independent would reject any model. So
+    the clients are paired off, each in one pair (⌊C/2⌋ pairs that share no client), and Shapiro–Wilk tests the values
+    of these pairs; the test is repeated for up to 99 of the C−1 rounds of a round robin. Twice the median of the
+    p-values is a valid, conservative p-value under any dependence. All three fields are NaN if all pairs are equal.
     """
     from scipy.stats import shapiro
 
@@ -194,7 +196,7 @@ def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
     if np.ptp(values) == 0:
         return Normality(math.nan, math.nan, math.nan)
     C, z = len(logs), (values - values.mean()) / values.std()
-    even, p_values = C + C % 2, []  # where C is odd, whoever sits opposite the empty chair C is out
+    even, p_values = C + C % 2, []  # for odd C, the client paired with the dummy index C sits out
     for turn in np.linspace(0, even - 2, min(even - 1, _ROUNDS)).astype(int).tolist():
         seats = np.concatenate([[0], np.roll(np.arange(1, even), turn)])
         pairs = np.stack([seats, seats[::-1]])[:, : even // 2]
@@ -209,8 +211,8 @@ def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> t
     ``corrected=False``, the *printed* form: N(θ/2, φ²/(4 C (C−1))). It counts the C(C−1) ordered pairs as
     independent, but mis is symmetric. ``corrected=True``, the *corrected* form, with C(C−1)/2 independent pairs:
     N(θ/2, φ²/(2 C (C−1))), as if φ were φ√2; likewise in the propositions. A Monte-Carlo test
-    (tests/strategies/clients/test_graph_statistics.py) finds the corrected form true and the printed one's deviation
-    too small.
+    (tests/strategies/clients/test_graph_statistics.py) confirms the corrected form; the deviation of the printed form
+    is too small.
     """
     phi = _phi("definition 3.3", theta, phi, C, corrected)
     return theta / 2, phi / math.sqrt(4 * C * (C - 1))
@@ -220,7 +222,7 @@ def proposition_3_2(theta: float, phi: float, C: int, eps: float, delta: float, 
     """Return P(hom(altered) < hom), altered being (θ(1−ε), φ√(1+δ))-heterogeneous (proposition 3.2).
 
     *Printed*: Φ((θε/φ) √(C(C−1)/(2+δ))). *Corrected* (see ``homogeneity_model``): the argument shrinks by √2;
-    the Monte-Carlo test finds this one true. The two networks are drawn independently.
+    the Monte-Carlo test confirms the corrected form. The two networks are drawn independently.
     ValueError unless 0 < ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
     """
     from scipy.special import ndtr
@@ -259,12 +261,12 @@ def proposition_3_4(theta: float, phi: float, C: int, eps: float, delta: float, 
 
 
 def _uniform(C: int) -> Matrix:
-    """Every client averages all others alike."""
+    """Return the matrix (C, C) of the unweighted mean of all other clients."""
     return (np.ones((C, C)) - np.eye(C)) / (C - 1) if C > 1 else np.ones((1, 1))
 
 
 def _pairs(matrix: Matrix, least: int) -> Matrix:
-    """Return the entries of i < j."""
+    """Return the entries i < j of a matrix (C, C); a ValueError if C < ``least``."""
     if len(matrix) < least:
         raise ValueError(f"mis: needs {least} clients or more, has {len(matrix)}")
     return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
@@ -289,7 +291,7 @@ def _floored(mis: ArrayLike, floor: float) -> Matrix:
 
 
 def _phi(of: str, theta: float, phi: float, C: int, fix: bool, eps: float = 0.5, delta: float = 0) -> float:
-    """Check what a proposition assumes, and return the φ to put into its printed form."""
+    """Check the assumptions of a proposition, and return the φ to insert into its printed form."""
     above = 0.0 if of == "proposition 3.2" else -math.inf
     fine = 0 < theta < math.inf and 0 < phi < math.inf and C >= 2
     if not (fine and above < eps < 1 and -1 < delta < math.inf):

@@ -1,4 +1,4 @@
-"""A client of a run without rounds: what it has done so far, and whether it counts."""
+"""The state of a client in an asynchronous run: its tasks so far, and whether it is dropped."""
 
 from dataclasses import dataclass
 
@@ -7,38 +7,38 @@ from strategies.clients.roster import Client
 
 @dataclass
 class Member:
-    """What is known of a client that takes part."""
+    """The state of one client in an asynchronous run."""
 
     client: Client
-    tasks: int = 0  # handed out so far
-    misses: int = 0  # in a row
+    tasks: int = 0  # number of tasks dispatched so far
+    misses: int = 0  # number of failed tasks in a row
     dropped: bool = False
     contributions: int = 0
     weight: float = 0.0  # Σ d_i of its contributions
-    seconds: float = 0.0  # Σ of its tasks' times, as observed
+    seconds: float = 0.0  # total of its observed task times
     answers: int = 0  # number of tasks that were observed
-    latest: float = 0.0  # seconds of the last of them; not saved
-    unfit: int = 0  # its answers in a row that couldn't be used
-    task: str = ""  # message id of its last task
-    waiting: int = 0  # its contributions that wait in the buffer
-    since: int = 0  # aggregations that came before it, or while it was dropped
-    gone: int = 0  # aggregations when it was dropped
-    there: bool = True  # by its availability
-    turning: bool = False  # whether the event queue has its next coming or going
-    again: bool = False  # whether it is dropped, and may be asked again
+    latest: float = 0.0  # seconds of its last observed task; not saved
+    unfit: int = 0  # number of refused replies in a row
+    task: str = ""  # message id of the last task
+    waiting: int = 0  # number of its contributions in the buffer
+    since: int = 0  # number of aggregations before it joined, or while it was dropped
+    gone: int = 0  # number of aggregations when it was dropped
+    there: bool = True  # whether the client is available
+    turning: bool = False  # whether the event queue has its next change of availability
+    again: bool = False  # whether the client is dropped, but may get a task again
 
     def drop(self, aggregations: int) -> None:
-        """Let it count no longer."""
+        """Drop the client: aggregations no longer count it."""
         self.dropped, self.gone = True, aggregations
 
     def took(self, seconds: float) -> None:
-        """Take note of how long a task of its took."""
+        """Record the duration of one of the client's tasks, in seconds."""
         self.latest = seconds
         self.seconds += seconds
         self.answers += 1
 
     def count_again(self, aggregations: int) -> None:
-        """Forget its misses; what came while it was away isn't held against it."""
+        """Readmit the client: reset its misses, and don't count the aggregations while it was dropped."""
         if self.dropped:
             self.since += aggregations - self.gone
         self.misses, self.unfit, self.dropped, self.again = 0, 0, False, False

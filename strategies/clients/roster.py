@@ -1,4 +1,4 @@
-"""Who the clients are: the handshake that gives every node its place in the federation.
+"""The roster of clients: a handshake gives every node its index in the federation.
 
 Node ids are random in each run. What makes a run reproducible is the client's index: the ``partition-id`` that the
 node reports when it is asked to describe itself. A ClientApp answers with a handler such as ::
@@ -8,14 +8,16 @@ node reports when it is asked to describe itself. A ClientApp answers with a han
         metrics = {"partition-id": context.node_config["partition-id"], "num-examples": len(load_data(context))}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
-One that has no such handler still works: clients are then ordered by node id, and weighted by the
-``num-examples`` of their training replies, as Flower's own strategies do. Whoever hasn't told yet how many it has
-counts, where a method weighs those who are away, as the mean of the others; all count alike while none has.
+A ClientApp without such a handler still works: its clients are ordered by node id, and weighted by the
+``num-examples`` of their training replies, as in Flower's own strategies. Where a method weights absent clients, a
+client that hasn't reported its number of examples counts with the mean of the other clients' numbers; all clients
+have equal weight while none has reported one.
 
-A description is a claim. In a simulation it is believed; of devices, the registered node says who a client is: a
-``partition-id`` counts only for a node that holds a part of common data, that is, beside ``num-partitions``, and
-below the number that most nodes say. Nobody takes a place that another node has, or is waited for on a node's word.
-A device may have a name, in a record ``device`` beside the metrics: it stands for the first that says it, on show.
+A description is a claim. A simulation trusts the descriptions. On devices, the identity of a client is its
+registered node: a ``partition-id`` is valid only for a node that holds a part of common data, that is, beside
+``num-partitions``, and below the number that most nodes report. A node can't take the index of another node, nor make
+the server wait for nodes. A device may have a name, in a record ``device`` beside the metrics: it is for display, and
+belongs to the first client that reports it.
 """
 
 import logging
@@ -40,19 +42,19 @@ log = logging.getLogger("flwr.strategies")
 # Partitions of common data that devices can hold: arrays by client are as long as the largest index.
 MOST_PARTITIONS = 100_000
 
-# Error codes of replies where the app raised something: it has no handler, or a mod in front of it fails.
+# Error codes of replies where the ClientApp raised an exception: it has no handler, or one of its mods failed.
 APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
-ABSENT = 0  # node id of a client of a resumed run that isn't there
+ABSENT = 0  # node id of a client of a resumed run that isn't connected
 NOT_ASKED = "it wasn't asked"
 NO_HANDLER = "the app has no handler of it, which may be left out"
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client that takes part: its node, its index in the federation and what it said of itself.
+    """A client of the run: its node, its index in the federation and its description of itself.
 
-    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a reply tells; it is then
-    what the last one told. ``name`` is what its operator calls the device: for the eye alone.
+    ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a training reply reports the
+    number; it is then the number in the last reply. ``name`` is the operator's name of the device, for display only.
     """
 
     node_id: int
@@ -66,23 +68,23 @@ class Client:
 
     @property
     def located(self) -> str:
-        """Its index, and which device that is, for the log."""
+        """The client's index, name and node id, for the log."""
         return f"{self.index} ({self.name}{', ' if self.name else ''}node {self.node_id})"
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Who it is, as ``extra`` of a line of the log."""
+        """The client's index, name and node id, as ``extra`` fields of a log line."""
         return {"client": self.index, "device": self.name, "node": str(self.node_id)}
 
-    described: bool = False  # whether it said of itself how many examples it has
+    described: bool = False  # whether its description reports its number of examples
 
 
-# Partition, node id, number of examples, all metrics that were said, and the device's name.
+# Partition, node id, number of examples, all metrics of the description, and the device's name.
 _Described = tuple[int | None, int, float | None, Description, str]
 
 
 class Roster:
-    """The clients that are there, by index. A client whose description fails is left out and named in the log.
+    """The connected clients, by index. A client whose description is invalid is excluded and named in the log.
 
     Parameters
     ----------
@@ -95,7 +97,7 @@ class Roster:
     stopped : callable
         True ends any wait.
     weight_key, config_key : str
-        Names of the metric that says how much a client counts, and of the record of a request.
+        Names of the metric that holds a client's weight, and of the config record of a request.
     """
 
     def __init__(
@@ -116,15 +118,15 @@ class Roster:
 
     def reset(self) -> None:
         """Forget the clients of an earlier run."""
-        self._places: dict[int, int] = {}  # index by node id, of those that know no place of their own
-        self._told: dict[int, float] = {}  # sizes by node id, of those whose replies alone tell them
-        self._rivals: dict[int, int] = {}  # node ids that claim the place of another node, and which it is
-        self._owners: dict[str, int] = {}  # who was the first to say a name, by index
-        self.devices = False  # whether nodes are devices, whose word is not taken
+        self._places: dict[int, int] = {}  # index by node id, of nodes that report no partition
+        self._told: dict[int, float] = {}  # sizes by node id, of nodes that report them in replies only
+        self._rivals: dict[int, int] = {}  # nodes that claim another node's index, and that node
+        self._owners: dict[str, int] = {}  # index of the first client that reported a name
+        self.devices = False  # whether nodes are devices, whose claims are checked
         self._by_node: dict[int, Client] = {}
         self._refused: set[int] = set()
         self._present: set[int] = set()
-        self._clients: list[Client] | None = None  # those present, until that changes
+        self._clients: list[Client] | None = None  # cache of the connected clients
         self._asked: dict[str, tuple[int, float]] = {}  # node and deadline, by message id
         self._clock = WallClock()
 
@@ -132,19 +134,19 @@ class Roster:
     def clients(self) -> list[Client]:
         """The clients whose nodes are connected, in the order of their index."""
         if self._clients is None:
-            # By index: where a replaced node is back, the node that took its place stays.
+            # By index: if a replaced node reconnects, the node that replaced it stays.
             present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
             self._clients = sorted(present.values(), key=lambda client: client.index)
         return self._clients
 
     def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
-        """Look who is connected, ask the new ones to describe themselves, and return the clients.
+        """Look up the connected nodes, ask new nodes to describe themselves, and return the clients.
 
         Raises
         ------
         RunError
-            If no client can take part: none came, or came back, within the timeout, or every description failed.
-            Or if fewer nodes than are waited for are there by then.
+            If no client can take part: no node connected within the timeout, or every description is invalid; or if
+            fewer nodes than the required number are connected by then.
         """
         starting = not self._by_node
         self.devices = engine_of(grid) == DEPLOYMENT
@@ -181,12 +183,12 @@ class Roster:
         return self.clients
 
     def _nobody(self, grid: Grid) -> bool:
-        """Tell whether nobody is there who may take part, after a new look."""
+        """Look up the connected nodes; return True if none of them may take part."""
         self._see(grid)
         return not self._present - self._refused
 
     def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
-        """Do as ``refresh`` without waiting: a new node is a client from the first look after its answer."""
+        """Do as ``refresh``, but don't wait: a new node becomes a client at the first call after its reply."""
         if not self._see(grid) and not self._asked:
             return self.clients
         now = self._clock.now()
@@ -212,15 +214,15 @@ class Roster:
         return self.clients
 
     def _see(self, grid: Grid) -> bool:
-        """Note which nodes are connected; tell whether they are others than before."""
+        """Look up the connected nodes; return True if they have changed."""
         present = set(grid.get_node_ids())
         changed = present != self._present
         if changed:
             self._present, self._clients = present, None
-            self._refused &= present  # who goes and is back may do better: it is asked once more
+            self._refused &= present  # a refused node that reconnects is asked once more
             for rival in [node_id for node_id, owner in self._rivals.items() if owner not in present]:
                 del self._rivals[rival]
-                self._refused.discard(rival)  # it is asked once more
+                self._refused.discard(rival)  # the rival is asked once more
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
@@ -230,8 +232,8 @@ class Roster:
             self._clients = None
             if not (node_ids := [node_id for node_id in node_ids if node_id not in told]):
                 return
-        # In a simulation all run the same app: where one has no handler, the others aren't asked, as each would show
-        # a traceback.
+        # In a simulation all nodes run the same app: if the first has no handler, the others aren't asked, because
+        # each of them would log a traceback.
         asked = node_ids if self.devices or self._by_node else node_ids[:1]
         replies = exchange(grid, [self._request(n, config) for n in asked], self.timeout, self.stopped)
         if len(asked) < len(node_ids) and not any(_has_no_handler(reply) for reply in replies.values()):
@@ -248,8 +250,8 @@ class Roster:
     def _take(
         self, node_ids: list[int], replies: Mapping[int, Message], unasked: Collection[int] = ()
     ) -> None:
-        """Make clients of the nodes whose answers will do; name the others in the log."""
-        silent: dict[int, str] = {}  # why a node doesn't describe itself
+        """Make clients of the nodes with a valid description; log a warning for each other node."""
+        silent: dict[int, str] = {}  # reason, by node id, why a node sent no description
         described: list[_Described] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
@@ -275,7 +277,7 @@ class Roster:
         return self._partition_of(metrics), node_id, num_examples, metrics, name
 
     def _place_silent(self, reasons: Mapping[int, str]) -> None:
-        """Make clients of nodes that don't describe themselves: after the others, by node id."""
+        """Make clients of nodes without a description: their indices follow the others', by node id."""
         if not reasons:
             return
         log.warning(
@@ -288,11 +290,11 @@ class Roster:
             self._by_node[node_id] = Client(node_id, index, self._told.get(node_id), MetricRecord())
 
     def _place(self, described: list[_Described]) -> None:
-        """Make clients of nodes that describe themselves, each where it belongs."""
+        """Make clients of nodes with a description, each at the index of its partition."""
         if self.devices:
             described = list(self._within_bounds(described))
         taken = {client.index: client.node_id for client in self.clients}
-        # Those without a partition id come last, so that they take nobody's place.
+        # Nodes without a partition id come last, so that they don't take the index of a partition.
         order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
         for partition, node_id, num_examples, metrics, name in order:
             index = self._places.setdefault(node_id, self._free_index()) if partition is None else partition
@@ -309,7 +311,7 @@ class Roster:
                 log.info("client %s takes part", client.located, extra=client.fields)
 
     def _name(self, index: int, node_id: int, claim: str) -> str:
-        """Return the name that a client is shown under: what it says, if no other has said it before."""
+        """Return the name to display for a client: the one it reports, unless another client reported it before."""
         if claim and (owner := self._owners.setdefault(claim, index)) != index:
             log.warning(
                 "node %d says that it is %s, as client %d did: its id is shown", node_id, claim, owner
@@ -319,24 +321,24 @@ class Roster:
 
     @property
     def names(self) -> dict[int, str]:
-        """The devices' names, by the clients' index; a client that has changed its name has the last one."""
+        """The names of the devices, by client index; a client that changed its name has the last one."""
         return {index: name for name, index in list(self._owners.items())}
 
     def named(self, node_ids: Collection[int]) -> str:
-        """Write which clients nodes are, or were, for the log: ten of them, and how many more."""
+        """Return the names of these nodes' clients for the log: the first ten, and the number of the others."""
         known = [self._by_node[node_id] for node_id in node_ids if node_id in self._by_node]
         names = list(map(str, sorted(known, key=lambda client: client.index)))
         names += [f"node {node_id}" for node_id in node_ids if node_id not in self._by_node]
         return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
     def _partition_of(self, metrics: Description) -> int | None:
-        """Return the place that a description claims, if it may."""
+        """Return the partition that a description claims, None if the node may not claim one."""
         if self.devices and messages.NUM_PARTITIONS not in metrics:
             return None
         return messages.whole(metrics.get(messages.PARTITION_ID))
 
     def _within_bounds(self, described: Iterable[_Described]) -> Iterator[_Described]:
-        """Leave out devices whose partition can't be, by the number of partitions that most nodes say."""
+        """Yield nodes whose partition is below the number of partitions that most nodes report; refuse the others."""
         entries = list(described)
         descriptions = [client.description for client in self.clients] + [entry[3] for entry in entries]
         said = Counter(
@@ -357,30 +359,30 @@ class Roster:
         return max(indices, default=-1) + 1
 
     def keep_sizes(self, clients: Iterable[Client]) -> None:
-        """Keep the sizes of clients that don't describe themselves, as their last replies tell them."""
+        """Keep the sizes that clients without a description report in their last replies."""
         for client in clients:
             if client.num_examples is not None and not client.described and client.node_id in self._by_node:
                 self._told[client.node_id], self._by_node[client.node_id] = client.num_examples, client
         self._clients = None
 
     def state(self) -> dict[str, Any]:
-        """Return which node has which place and size, where descriptions don't say, and which names are taken."""
+        """Return index and size of each node whose description doesn't hold them, and the owner of each name."""
         named = {"device-names": list(self._owners.items())} if self._owners else {}
         told = {"told-sizes": list(self._told.items())} if self._told else {}
         return {"node-places": list(self._places.items()), **told, **named}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give the nodes of an earlier run their places again, and their sizes."""
+        """Restore the indices, sizes and names of an earlier run's nodes."""
         self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
         self._told = {int(node_id): size for node_id, size in state.get("told-sizes", ())}
         self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
 
 
 def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAMPLES) -> Client:
-    """Fill in the number of examples that a reply's metrics tell, where the handshake didn't."""
+    """Return the client with the number of examples from a reply's metrics, unless its description reports one."""
     if client.described:
         return client
-    with suppress(ValueError):  # such a reply doesn't count: strategies/updates/chain.py
+    with suppress(ValueError):  # strategies/updates/chain.py refuses a reply with an invalid size
         if (said := messages.weight_of(metrics, key)) is not None:
             return replace(client, num_examples=said)
     return client
@@ -389,7 +391,7 @@ def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAM
 def sized_by_replies(
     clients: Sequence[Client], replies: Mapping[int, Message], key: str = messages.NUM_EXAMPLES
 ) -> list[Client]:
-    """Do that for several clients; ``replies`` by node id."""
+    """Apply ``sized_by`` to several clients; ``replies`` are by node id."""
     sized = []
     for client in clients:
         reply = replies.get(client.node_id)

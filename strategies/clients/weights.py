@@ -1,4 +1,4 @@
-"""How much each client counts: its importance p_i in the federated objective f(w) = Σ p_i f_i(w)."""
+"""The importance p_i of each client in the federated objective f(w) = Σ p_i f_i(w)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,10 +7,8 @@ from numpy.typing import NDArray
 
 Weights = NDArray[np.float64]
 
-IMPORTANCES = (
-    "samples",
-    "uniform",
-)  # and `adjacency`, which needs a graph: strategies/clients/client_graph.py
+# Beside these there is `adjacency`, which needs a graph: strategies/clients/client_graph.py.
+IMPORTANCES = ("samples", "uniform")
 
 
 def importances(kind: str, num_examples: Sequence[float]) -> Weights:
@@ -21,7 +19,7 @@ def importances(kind: str, num_examples: Sequence[float]) -> Weights:
     kind : str
         ``samples`` (n_i / Σ n) or ``uniform`` (1 / C).
     num_examples : sequence of int
-        n_i, samples of each client.
+        n_i, number of samples of each client.
     """
     if kind == "uniform":
         return np.full(len(num_examples), 1 / len(num_examples))
@@ -34,7 +32,7 @@ def importances(kind: str, num_examples: Sequence[float]) -> Weights:
 
 
 def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
-    """Weighted mean and standard deviation over clients; ``weights`` by client index, ``values`` in that order."""
+    """Return the weighted mean and standard deviation over clients; ``weights`` and ``values`` by client index."""
     known = {index: weight for index, weight in weights.items() if index < len(values)}
     total = sum(known.values())
     if total <= 0:
