@@ -1,7 +1,8 @@
-"""How a round's updates Δ_i are put together: the weighted sum, or one of Flower's robust rules.
+"""The aggregation of a round's updates Δ_i: the weighted sum, or one of Flower's robust rules.
 
-A robust rule bears f clients that send anything at all. It takes all clients as equals, so it needs uniform weights.
-It is given updates instead of models: it makes no difference to a rule, and differences of updates are more exact.
+A robust rule tolerates f faulty clients, which may send anything. It gives all clients equal weight, so it needs
+uniform weights. Rules here get updates instead of models: the result is the same, and differences of updates lose
+fewer digits.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class _Rule:
-    """How to make Flower's strategy for n updates of which f may be anything, and the least n that it needs."""
+    """A constructor of Flower's strategy for n updates with f faulty ones, and the least n as a function of f."""
 
     make: Callable[[int, int], FedAvg]
     least: Callable[[int], int]
@@ -32,7 +33,7 @@ class _Rule:
 _RULES = {
     # D. Yin et al., ICML 2018
     "median": _Rule(lambda n, f: FedMedian(), lambda f: 2 * f + 1),
-    # Flower cuts off ⌊β n⌋ at each end; the quarter keeps that at f whatever the rounding.
+    # Flower trims ⌊β n⌋ updates at each end; adding a quarter makes that f in spite of rounding.
     "trimmed-mean": _Rule(lambda n, f: FedTrimmedAvg(beta=(f + 0.25) / n if f else 0.0), lambda f: 2 * f + 1),
     # P. Blanchard et al., NeurIPS 2017
     "krum": _Rule(lambda n, f: Krum(num_malicious_nodes=f), lambda f: 2 * f + 3),
@@ -47,7 +48,7 @@ RULES = (MEAN, *_RULES)
 
 
 def least_updates(rule: str, faulty: int) -> int:
-    """Return how many updates a rule needs, to bear ``faulty`` clients among them."""
+    """Return the least number of updates with which a rule tolerates ``faulty`` clients."""
     return 1 if rule == MEAN else _RULES[rule].least(faulty)
 
 
@@ -57,36 +58,38 @@ def square_of(update: Vector) -> float:
 
 
 def added_in_order(rows: NDArray[np.float64]) -> Vector:
-    """Return the sum (m,) of rows (n, m) as a loop has it, one after the other: NumPy adds one column in pairs."""
+    """Return the sum (m,) of rows (n, m), added in the order of rows; NumPy's own sum of one column is pairwise."""
     return np.asarray(rows.sum(0) if rows.shape[1] > 1 else np.cumsum(rows, axis=0)[-1])
 
 
 def block_size(number: int, size: int) -> int:
-    """Return how many clients a block has, of a number of tasks and a model of ``size`` values.
+    """Return the number of clients in a block, for ``number`` tasks and a model of ``size`` values.
 
-    Eight blocks or more, so that there is something to divide; at most 64 clients, and 64 MiB of models in float64.
+    There are eight blocks or more, so that threads can share the work; a block has at most 64 clients, and at most
+    64 MiB of models in float64.
     """
     return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
 
 
 class WeightedSum:
-    """Σ d_i Δ_i of the updates that are valid, with the weight of the others shared over them.
+    """Σ d_i Δ_i of the valid updates, scaled up by the weight of the missing ones.
 
-    Added up block by block (strategies/updates/sums.py), as where the sums of blocks come from elsewhere.
+    Updates are added block by block (strategies/updates/sums.py), so that the result has the same bits as one of
+    blocks that a ``SummingGrid`` has summed.
 
     Parameters
     ----------
     size : int
-        D. Two vectors of that size are all that is kept.
+        D. The sum keeps two vectors of this size.
     number : int
-        How many updates are asked for, which the size of a block follows from; each is added or skipped.
+        Number of updates requested, which determines the size of a block; each must be added or skipped.
     squares : bool
-        Add up Σ d_i ‖Δ_i‖² as well.
+        Compute Σ d_i ‖Δ_i‖² as well.
     bound : float
-        S: no update moves the sum further; 0: no bound.
+        S, upper bound of d_i ‖Δ_i‖; 0: no bound.
     private : bool
-        Share the weight of others whatever the updates are, as noise goes by ``sensitivity``; else the bound holds
-        also with a part of it.
+        Under differential privacy: always scale up by the full weight of missing updates, as ``sensitivity`` assumes.
+        Otherwise the scale is reduced where d_i ‖Δ_i‖ would exceed the bound.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class WeightedSum:
         self._block_squares, self._step = 0.0, self._left
 
     def add(self, weight: float, update: Vector) -> None:
-        """Take in d_i and Δ_i (D,)."""
+        """Add the weight d_i and the update Δ_i (D,) of a client."""
         if self.bound:
             update = bounded(weight, update, self.bound)
             self._furthest = max(self._furthest, moved_by(weight, update))
@@ -112,56 +115,56 @@ class WeightedSum:
         self.skip()
 
     def skip(self) -> None:
-        """Pass over one whose update doesn't count."""
+        """Skip a client without a valid update."""
         self._left -= 1
         if not self._left:
             self.end()
 
     def add_block(self, total: Vector, squares: float, kept: Sequence[float], furthest: float = 0.0) -> None:
-        """Take in a block's Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and largest d_i ‖Δ_i‖, with the d_i in it."""
+        """Add a block's Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and largest d_i ‖Δ_i‖, with the d_i of its valid updates."""
         self._furthest = max(self._furthest, furthest)
         self.total += total
         self.squares += squares
         self.kept += kept
 
     def end(self) -> None:
-        """Add a block that isn't full yet: all are there."""
+        """Add the last block to the sum, full or not."""
         self.total += self._block
         self.squares += self._block_squares
         self._block[:] = 0.0
         self._block_squares, self._left = 0.0, self._step
 
     def result(self, weights: Sequence[float]) -> Vector | None:
-        """Return the sum (D,), given the d_i of all, or None if nothing counts."""
+        """Return the sum (D,), given the d_i of all; None if no valid update has a weight above 0."""
         self.end()
         return self.total * self._share(weights) if sum(self.kept) > 0 else None
 
     def mean_square(self, weights: Sequence[float]) -> float:
-        """Return Σ d_i ‖Δ_i‖², given the d_i of all."""
+        """Return Σ d_i ‖Δ_i‖², given the d_i of all clients; 0 unless ``squares``."""
         return self.squares * self._share(weights) if self.squares else 0.0
 
     def sensitivity(self, weights: Sequence[float]) -> float:
-        """Return how far the sum moves at most by one update of norm 1."""
+        """Return the sensitivity: the largest change of the sum by one update of norm 1."""
         return self._share(weights) * max(self.kept)
 
     def _share(self, weights: Sequence[float]) -> float:
-        share = sum(weights) / sum(self.kept)  # exactly 1 if all are there
+        share = sum(weights) / sum(self.kept)  # exactly 1 if all updates are valid
         if self._private or not self._furthest:
             return share
         return min(share, max(1.0, self.bound / self._furthest))
 
 
 class RobustRule(WeightedSum):
-    """One of ``RULES`` other than the mean, over updates of equal weight.
+    """A robust rule, one of ``RULES`` other than the mean, over updates of equal weight.
 
     Parameters
     ----------
     rule : str
-        Its name.
+        Name of the rule.
     faulty : int
-        f, clients that may send anything.
+        f, number of faulty clients, which may send anything.
     bound : float
-        S: no d_i Δ_i is longer; 0: no bound.
+        S, upper bound of d_i ‖Δ_i‖; 0: no bound.
     """
 
     def __init__(self, rule: str, faulty: int, bound: float = 0.0) -> None:
@@ -170,14 +173,14 @@ class RobustRule(WeightedSum):
         self.updates: list[Vector] = []
 
     def add(self, weight: float, update: Vector) -> None:
-        """Keep Δ_i (D,)."""
+        """Keep the update Δ_i (D,) of a client."""
         self.updates.append(bounded(weight, update, self.bound))
 
     def skip(self) -> None:
-        """Do nothing: the rule knows no order."""
+        """Do nothing: the result doesn't depend on the order of updates."""
 
     def result(self, weights: Sequence[float]) -> Vector | None:
-        """Return the rule's Δ (D,), or None if there are too few updates to bear f faulty ones."""
+        """Return the rule's Δ (D,), or None if there are too few updates to tolerate f faulty ones."""
         if len(self.updates) < least_updates(self.rule, self.faulty):
             return None
         flower = _RULES[self.rule].make(len(self.updates), self.faulty)
@@ -196,14 +199,14 @@ def gathering(
     bound: float = 0.0,
     private: bool = False,
 ) -> WeightedSum:
-    """Return what takes in so many updates (D,) of a round under one of ``RULES``; D is ``size``."""
+    """Return the aggregation of a round's ``number`` updates (D,) under one of ``RULES``; D is ``size``."""
     if rule == MEAN:
         return WeightedSum(size, number, squares=squares, bound=bound, private=private)
     return RobustRule(rule, faulty, bound)
 
 
 def _reply(update: Vector) -> Message:
-    """Return what Flower's strategies put together."""
+    """Return a reply with an update as its arrays, as Flower's strategies expect it."""
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         messages.ARRAYS: ArrayRecord({_UPDATE: Array(update)}),
         messages.METRICS: MetricRecord({messages.NUM_EXAMPLES: 1}),

@@ -1,12 +1,13 @@
-"""What becomes of a client's update, in rounds and without: one chain from the reply to the next global model.
+"""The chain of operations from a client's reply to the next global model, synchronous or asynchronous.
 
     check → bound → clip → witness → sum or robust rule → noise → server optimizer
 
-Up to the witness each reply goes through the chain by itself, as its local model w_i and the model w̄ it started from;
-then there is one update Δ for all. The links are small objects, composed by ``chain``::
+Up to the witness, the chain processes each reply separately, as its local model w_i and the model w̄ that the client
+was sent; the sum or robust rule makes one update Δ of all replies. The links are small objects, composed by
+``chain``::
 
     receive = chain(Bound(S), Tell(witness))
-    local = check(client, reply, base)        # an ArraysMismatchError says what is wrong with the reply
+    local = check(client, reply, base)        # raises an ArraysMismatchError for an invalid reply
     receive(local)
     gathered.add(d_i, local.update())         # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
     update = noise(gathered.result(...), ...)
@@ -31,16 +32,16 @@ from strategies.updates.compression import Compression, is_compressed
 
 @dataclass
 class Local:
-    """A valid local model w_i (D,) on its way through the chain, and the model (D,) it started from."""
+    """A valid local model w_i (D,) in the chain, and the model (D,) that its client was sent."""
 
     client: Client
     model: Vector
     base: NDArray[Any]
-    bounded: bool = False  # whether its update was longer than allowed
-    untrained: Vector | None = None  # values (B,) that aren't trained; in the model stand those it was sent
+    bounded: bool = False  # whether the norm of its update exceeded the bound
+    untrained: Vector | None = None  # buffers (B,); the model has those that were sent
 
     def update(self) -> Vector:
-        """Return Δ_i = w_i − w̄ (D,); the model's memory is used for it."""
+        """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
         self.model -= self.base
         return self.model
 
@@ -49,7 +50,7 @@ Link = Callable[[Local], None]
 
 
 def chain(*links: Link | None) -> Link:
-    """Return the links one after the other; those that are None are left out."""
+    """Return a link that applies several links in order; None is skipped."""
     there = [link for link in links if link is not None]
 
     def through(local: Local) -> None:
@@ -60,27 +61,27 @@ def chain(*links: Link | None) -> Link:
 
 
 class UnweighedError(ArraysMismatchError):
-    """A client doesn't say how much it counts."""
+    """A reply has no weight: neither the reply nor the client's description holds the number of examples."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Reads the local model from a reply.
+    """Validates a reply and reads its local model.
 
     Parameters
     ----------
     layout : Layout
-        The model's.
+        Layout of the model.
     arrays_key, weight_key : str
-        Names of the record of arrays, and of the metric that says how much a client counts.
+        Names of the record of arrays, and of the metric that holds a client's weight.
     must_weigh : bool
-        Whether a client that has never said that is left out.
+        Whether a reply without a weight is refused, unless the client has reported its weight before.
     untrained : Untrained, optional
-        What is set apart.
+        The buffers, which are separated from the model.
     compression : Compression, optional
-        What clients are asked to compress their updates by.
+        The compression that clients are asked to apply to their updates.
     whole : callable
-        Told where one sends a valid model as it is all the same.
+        Called for each valid reply that isn't compressed although compression was requested.
     """
 
     layout: Layout
@@ -92,12 +93,12 @@ class Check:
     whole: Callable[[], None] = lambda: None
 
     def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
-        """Return the model of a valid reply, or of a task that was done without messages.
+        """Return the local model of a valid reply, or of a task that was done without messages.
 
         Raises
         ------
         ArraysMismatchError
-            With the reason, for any other.
+            If the reply is invalid, with the reason.
         """
         if reply is None:
             raise ArraysMismatchError(messages.NO_REPLY)
@@ -114,7 +115,7 @@ class Check:
         return local
 
     def _read(self, arrays: ArrayRecord, base: NDArray[Any]) -> Vector:
-        """Return the model (D,): here, and nowhere else, a compressed update becomes one again."""
+        """Return the model (D,); this is the only place where a compressed update is decompressed."""
         if is_compressed(arrays):
             if self.compression is None:
                 raise ArraysMismatchError("its update is compressed, which it wasn't asked for")
@@ -125,7 +126,7 @@ class Check:
         return model
 
     def _check_size(self, client: Client, reply: Message) -> None:
-        """What a client says of its size must be a size, and no more than it said before."""
+        """Refuse a reply whose number of examples is invalid, missing, or above that of the client's description."""
         try:
             said = messages.weight_of(messages.metrics_of(reply), self.weight_key)
         except ValueError as error:
@@ -141,7 +142,7 @@ class Check:
 
 
 def fault_of(reply: Message | Work | None) -> str:
-    """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    """Return the outcome of a task with an invalid reply: ``LATE``, ``FAILED`` or ``REFUSED``."""
     if isinstance(reply, Work):
         return messages.FAILED if reply.reason else messages.REFUSED
     return messages.fault_of(reply)
@@ -156,7 +157,7 @@ def _done(client: Client, work: Work, base: NDArray[Any]) -> Local:
 
 @dataclass(frozen=True)
 class Bound:
-    """Shortens an update to the norm S, and marks it."""
+    """Shortens an update to the norm S, and marks it as bounded."""
 
     norm: float
 
@@ -167,32 +168,33 @@ class Bound:
 
 @dataclass(frozen=True)
 class Clip:
-    """Shortens an update to the norm S, as differential privacy has it: nobody is told whose was longer."""
+    """Clips an update to the norm S for differential privacy, without reporting which updates were longer."""
 
     norm: float
 
     def __call__(self, local: Local) -> None:
-        """Change the model in place; what another bound has marked is told no more either."""
+        """Change the model in place, and remove the mark of an earlier bound, which would leak the norm."""
         clip_update(local.model, local.base, self.norm)
         local.bounded = False
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Lends the model to somebody who only looks."""
+    """Passes the model to a listener, which must not change it."""
 
     listener: Callable[[Client, Vector], None]
 
     def __call__(self, local: Local) -> None:
-        """Call the listener."""
+        """Call the listener with the client and its model (D,)."""
         self.listener(local.client, local.model)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Adds Gaussian noise of deviation z S d to an update, d the most that one update of norm 1 moves it.
+    """Adds Gaussian noise of standard deviation z S d to an update; d is the sensitivity to one update of norm 1.
 
-    The neighbour of a round is the same one with a client's update zero; another update in its place moves 2 S d.
+    Two rounds are neighbours if they are equal except that one client's update is 0 in one of them; replacing an
+    update by another one would change the sum by up to 2 S d.
     """
 
     multiplier: float
@@ -205,27 +207,27 @@ class Noise:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A client's work that has arrived.
+    """A client's valid update that has arrived, with its metrics and records.
 
     Attributes
     ----------
     client : Client
-        Its index in the federation is ``client.index``.
+        The client; its index in the federation is ``client.index``.
     update : Vector
-        Δ_i (D,): its trained model less the model it was sent, after bound and clipping.
+        Δ_i (D,): the trained model minus the model that was sent, after bound and clipping.
     base : array (D,)
-        The model it was sent.
+        The model that the client was sent.
     version, staleness : int
-        The aggregation that made that model, and how many there have been since; in rounds the latter is 0, but for
-        late work (``late = "next"``).
+        The number of the aggregation that made ``base``, and the number of aggregations since; a synchronous round
+        has staleness 0, except for late replies (``late = "next"``).
     metrics : MetricRecord
-        Of its reply, such as ``num-steps`` (strategies/flower/messages.py).
+        Metrics of the reply, such as ``num-steps`` (strategies/flower/messages.py).
     records : mapping of str to record
-        What came beside the model and the metrics, by record name.
+        The records of the reply other than the model and the metrics, by name.
     num_bytes : int
         Size of all arrays of the reply.
     untrained : Vector, optional
-        Values (B,) that aren't trained (strategies/updates/buffers.py); in ``update`` they are 0.
+        The buffers (B,) (strategies/updates/buffers.py); in ``update`` their values are 0.
     """
 
     client: Client

@@ -1,22 +1,21 @@
-"""What a client sends of its update, in fewer bytes: a mod for any Flower app, and what a strategy reads of it.
+"""Compressed updates: a mod with which any Flower app sends them, and the decompression on the server.
 
-A strategy with ``compression = "topk:0.01"`` or another code of ``strategies/updates/compressors.py`` says so in
-its training
-requests. A ClientApp that is to follow takes ``compresses`` among its mods, in front of those that look at the model,
-such as Flower's for clipping, and behind ``reads_packed``::
+A strategy with ``compression = "topk:0.01"`` or another compressor of ``strategies/updates/compressors.py`` names
+the compressor in its training requests. A ClientApp that supports compression has ``compresses`` among its mods,
+before mods that read the model, such as Flower's for clipping, and after ``reads_packed``::
 
     app = ClientApp(mods=[reads_packed, compresses])
 
-In place of the trained model it then sends one array of bytes: the code of v = Δ + e, with Δ the trained model less
-the one that was sent, and then, as they are, the values of arrays that aren't trained. e is what the earlier updates
-left out, and v less what the code means is what this one does (error feedback: F. Seide et al., 2014; S. Stich et
-al., 2018; S. P. Karimireddy et al., 2019); with a code that is right in the mean there is no e. It is kept in the
-client's ``context.state`` (``strategies/updates/compression_residual.py``). Draws come from the run's seed, the
-client and its task.
+In place of the trained model the client then sends one array of bytes: the encoded v = Δ + e, with Δ the trained
+model minus the model that was sent, followed by the buffers, which aren't compressed. e is the compression residual
+of the earlier updates, and v minus the decoded v is the next residual (error feedback: F. Seide et al., 2014; S.
+Stich et al., 2018; S. P. Karimireddy et al., 2019); an unbiased compressor has no residual. The residual is kept in
+the client's ``context.state`` (``strategies/updates/compression_residual.py``). Random numbers are drawn from the
+run's seed, the client and its task.
 
-What is sent has a size that follows from the model's layout alone (``size_of``), and the strategy refuses any other
-before it looks inside. It adds what the code means to the model that it sent, at the one place where it reads
-replies: whatever comes after sees a model like any other. What goes to clients is whole, always.
+The size of a compressed update depends on the model's layout alone (``size_of``); the strategy refuses any other
+size before it decodes the update. The strategy adds the decoded update to the model that it sent, in the one place
+where it reads replies, so that all later steps see an ordinary model. Models sent to clients are never compressed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,47 +36,47 @@ from strategies.updates.compressors import NONE, Code, Sizes, code_of
 
 COMPRESSED = "strategies.compressed"  # serialisation type, and name, of the array
 
-# Error code of a reply of a client that doesn't know the code it is asked for (Flower's own codes are below 100).
+# Error code of a reply from a client that doesn't know the requested compressor (Flower's codes are below 100).
 UNKNOWN_CODE = 103
 
 
 def size_of(layout: Layout, compression: str = NONE, untrained: Sequence[str] = UNTRAINED) -> int:
-    """Return how many bytes a client's model takes in its reply, as ``bytes-up`` counts them.
+    """Return the size in bytes of a client's model in its reply, as ``bytes-up`` counts them.
 
     Parameters
     ----------
     layout : Layout
-        The model's: ``Layout.of(arrays)``.
+        Layout of the model: ``Layout.of(arrays)``.
     compression : str
-        As a strategy is told: see ``strategies.updates.compressors``.
+        Name of a compressor, the strategy's parameter ``compression``: see ``strategies.updates.compressors``.
     untrained : sequence of str
-        Patterns of the names of arrays that aren't trained, beside whole numbers; those stay whole.
+        Patterns of the names of buffers, beside arrays of integers; buffers aren't compressed.
 
     Raises
     ------
     ValueError
-        If there is no such code.
+        If no compressor has this name.
     """
     found = compressing(compression, layout, untrained)
     return layout.num_bytes if found is None else found.num_bytes
 
 
 def compressing(compression: str, layout: Layout, untrained: Sequence[str]) -> "Compression | None":
-    """Return the compression of a model of this layout, None for ``none``; ValueError if there is no such code."""
+    """Return the compression of a model of this layout, None for ``none``; ValueError for an unknown compressor."""
     code = code_of(compression)
     return None if code is None else Compression(compression, code, layout, tuple(untrained))
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A code for the models of one layout.
+    """A compressor for the models of one layout.
 
     Attributes
     ----------
     name : str
-        As a strategy is told.
+        Name of the compressor, the strategy's parameter ``compression``.
     untrained : tuple of str
-        Patterns of the names of what isn't trained.
+        Patterns of the names of buffers.
     """
 
     name: str
@@ -87,26 +86,26 @@ class Compression:
 
     @cached_property
     def apart(self) -> frozenset[str]:
-        """The names of what isn't trained."""
+        """The names of the buffers."""
         return frozenset(untrained_names(self.layout, self.untrained))
 
     @cached_property
     def trained(self) -> NDArray[np.bool_]:
-        """Which values of a model (D,) are trained."""
+        """Mask (D,) of the trained values of a model."""
         mask = np.ones(self.layout.size, dtype=bool)
         mask[untrained_positions(self.layout, self.untrained)] = False
         return mask
 
     @cached_property
     def sizes(self) -> Sizes:
-        """What the code is told of them."""
+        """Sizes and dtype of the trained arrays, as the compressor needs them."""
         arrays = [(size, dtype) for name, size, dtype in self._arrays() if name not in self.apart]
         exact = np.result_type(*(dtype for _, dtype in arrays)) if arrays else np.dtype(np.float32)
         return Sizes(tuple(size for size, _ in arrays), exact)
 
     @cached_property
     def rest(self) -> list[tuple[int, np.dtype]]:
-        """The other arrays, which come after the code: how many values of which type each has."""
+        """Number of values and dtype of each buffer; the buffers follow the encoded update."""
         return [(size, dtype.newbyteorder("<")) for name, size, dtype in self._arrays() if name in self.apart]
 
     def _arrays(self) -> Iterator[tuple[str, int, np.dtype]]:
@@ -115,13 +114,13 @@ class Compression:
 
     @property
     def num_bytes(self) -> int:
-        """What an update takes."""
+        """Size of a compressed update in bytes, with the buffers."""
         return self.code.num_bytes(self.sizes) + sum(size * dtype.itemsize for size, dtype in self.rest)
 
     def write(self, update: Vector, model: Vector, rng: np.random.Generator) -> tuple[ArrayRecord, Vector]:
-        """Return the record of an update of what is trained, and what it leaves out of it.
+        """Return the record of an update of the trained values, and its compression residual.
 
-        The other values are those of the trained model (D,).
+        The buffers come from the trained model (D,).
         """
         coded = self.code.encode(update, self.sizes, rng)
         parts, start, others = [coded], 0, model[~self.trained]
@@ -133,12 +132,12 @@ class Compression:
         return record, update - self.code.decode(memoryview(coded), self.sizes)
 
     def read(self, record: ArrayRecord, base: NDArray[Any]) -> Vector:
-        """Return the model (D,) of such a record, from the one (D,) that its client was sent.
+        """Return the model (D,) from a compressed record and the model (D,) that the client was sent.
 
         Raises
         ------
         ArraysMismatchError
-            If it is none; nothing is unpacked before its size is known.
+            If the record is invalid; its size is checked before it is decoded.
         """
         ((name, array),) = record.items()
         if name != self.name:
@@ -162,7 +161,7 @@ class Compression:
 
 
 def is_compressed(record: ArrayRecord) -> bool:
-    """Tell whether a record is one that ``compresses`` has written."""
+    """Return True if ``compresses`` has written the record."""
     return [array.stype for array in record.values()] == [COMPRESSED]
 
 
@@ -174,11 +173,11 @@ def request_fields(
     Parameters
     ----------
     seed, run : int
-        Of the run: what its draws come from, and a number that no other run has.
+        Seed of the run's random numbers, and the run's unique number.
     key : str
         The name of the record of arrays.
     untrained : sequence of str
-        Patterns of the names of what isn't trained.
+        Patterns of the names of buffers.
     """
     if compression == NONE:
         return {}
@@ -193,21 +192,21 @@ def request_fields(
 def compresses(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Let a ClientApp compress its updates as a strategy asks: a mod, as Flower calls it."""
-    asked = _Asked.of(message)  # before the app works in the message's memory
+    """Compress the updates of a ClientApp as the strategy requests; a mod for Flower."""
+    asked = _Asked.of(message)  # read before the app may overwrite the message's memory
     reply = call_next(message, context)
     return reply if asked is None else asked.answer(message, reply, context)
 
 
 def compressed(request: Message, reply: Message, context: Context) -> Message:
-    """Return the reply to a request as ``compresses`` lets it leave the client, for an engine that calls no mods."""
+    """Return the compressed reply to a request, as ``compresses`` does, for an engine that calls no mods."""
     asked = _Asked.of(request)
     return reply if asked is None else asked.answer(request, reply, context)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a training request asks for: see ``request_fields``."""
+    """The compression that a training request asks for: see ``request_fields``."""
 
     fields: ConfigRecord
     key: str
@@ -215,7 +214,7 @@ class _Asked:
 
     @classmethod
     def of(cls, request: Message) -> "_Asked | None":
-        """Read a request; None if it asks for nothing."""
+        """Read a request; None if the request asks for no compression."""
         if request.metadata.message_type.partition(".")[0] != messages.TRAIN or not request.has_content():
             return None
         for record in request.content.values():
@@ -226,14 +225,14 @@ class _Asked:
         return None
 
     def answer(self, request: Message, reply: Message, context: Context) -> Message:
-        """Return the reply with its model compressed, and keep in the context's state what that leaves out.
+        """Return the reply with its model compressed, and keep the compression residual in the context's state.
 
-        A model that isn't finite, or of another layout, stays as it is: the server says what is wrong with it.
+        A model that isn't finite, or has another layout, is not compressed: the server refuses it with the reason.
         """
         name, layout = str(self.fields[messages.COMPRESSION]), Layout.of(self.sent)
         try:
             compression = compressing(name, layout, self.fields[messages.UNTRAINED])  # type: ignore[arg-type]
-        except ValueError as error:  # of a server that is newer
+        except ValueError as error:  # a newer server may know more compressors
             return Message(Error(UNKNOWN_CODE, str(error)), reply_to=request)
         trained = messages.model_of(reply, self.key) if reply.has_content() else None
         if compression is None or trained is None:

@@ -1,8 +1,9 @@
-"""What the compressed updates of a client have left out: in its context's state, and saved with a simulated run.
+"""The compression residual of a client (error feedback), in its context's state, and saved with a simulated run.
 
-A client keeps it twice, as it was before its last task and as it is since. When a run is saved, a task may be under
-way whose client, in a simulation, has done it long ago: the run that goes on hands it out again, and its client finds
-what it found before. On devices it stays where it is, and is gone when a SuperNode starts anew.
+A client keeps two residuals: the one before its last task and the one after it. When a simulated run is saved, a task
+may be running by the virtual clock though its client has already done the work: the resumed run dispatches the task
+again, and the client starts from the residual before it. On devices the residual stays on the device, and is lost
+when its SuperNode restarts.
 """
 
 import logging
@@ -22,14 +23,14 @@ from strategies.updates.compressors import code_of
 
 log = logging.getLogger("flwr.strategies")
 
-# Records of the context's state: the arrays, and the run and the task that they belong to.
+# Records of the context's state: the residuals, and the run and the task that they belong to.
 LEFT_OUT, LEFT_OUT_OF = "strategies.left-out", "strategies.left-out-of"
 _BEFORE, _SINCE = "before", "since"
 _PARTITION = "partition-id"
 
 
 def left_out_before(context: Context, run: int, task: int) -> Array | None:
-    """Return what a client's updates before this task of this run have left out; None if that is nothing."""
+    """Return a client's compression residual before this task of this run; None if there is none."""
     of, kept = context.state.get(LEFT_OUT_OF), context.state.get(LEFT_OUT)
     if not isinstance(of, ConfigRecord) or not isinstance(kept, ArrayRecord) or of[messages.RUN] != run:
         return None
@@ -37,7 +38,7 @@ def left_out_before(context: Context, run: int, task: int) -> Array | None:
 
 
 def keep_left_out(context: Context, run: int, task: int, before: Array | None, since: Array) -> None:
-    """Keep what was left out before a task, None for nothing, and what is since."""
+    """Keep the compression residual before a task, None if there was none, and the residual after it."""
     context.state[LEFT_OUT_OF] = ConfigRecord({messages.RUN: run, messages.TASK: task})
     context.state[LEFT_OUT] = ArrayRecord(
         {_SINCE: since} if before is None else {_BEFORE: before, _SINCE: since}
@@ -45,12 +46,12 @@ def keep_left_out(context: Context, run: int, task: int, before: Array | None, s
 
 
 class LeftOut:
-    """The server's side of it: what of a simulation's clients goes into a run's state, and back to them.
+    """Saves the compression residuals of a simulation's clients in the run's state, and restores them.
 
     Parameters
     ----------
     compression : str
-        As a strategy is told.
+        The strategy's parameter ``compression``.
     """
 
     def __init__(self, compression: str) -> None:
@@ -60,7 +61,7 @@ class LeftOut:
         self._saved: Mapping[str, Any] | None = None
 
     def look(self, grid: Grid, *, evaluating: bool) -> None:
-        """Look where clients keep it in the run that begins.
+        """Find out where the clients of a new run keep their compression residuals.
 
         Parameters
         ----------
@@ -70,20 +71,19 @@ class LeftOut:
         Raises
         ------
         RunError
-            If they couldn't keep it.
+            If the clients couldn't keep their residuals.
         """
         code, self._on_ray = code_of(self.compression), None
         self._grid = grid if code is not None and code.biased else None
-        if (
-            self._grid is not None and engine_of(grid) == RAY and evaluating
-        ):  # whichever of the two ends last has its state kept
+        # On Ray, of training and evaluation at the same time, only the state of the one that ends last is kept.
+        if self._grid is not None and engine_of(grid) == RAY and evaluating:
             raise RunError(
                 f"compression = {self.compression!r}: a client on Ray that evaluates while it trains loses what its "
                 "updates have left out; allowed are qsgd:BITS and none, or no evaluation on clients"
             )
 
     def state(self, run: int) -> dict[str, Any]:
-        """Return what clients have left out in a run: rows of what was before a task, if there is any, and since."""
+        """Return the compression residuals of a run's clients: rows for before, if any, and after the last task."""
         rows, of = [], []
         for context in self._contexts():
             kept, task = context.state.get(LEFT_OUT), context.state.get(LEFT_OUT_OF)
@@ -94,11 +94,11 @@ class LeftOut:
         return {"left-out": np.stack(rows), "left-out-of": of} if rows else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, once clients are there."""
+        """Keep a saved state, which ``hand_back`` returns to the clients once they are connected."""
         self._saved = state
 
     def hand_back(self, run: int) -> None:
-        """Give clients, who are there now, what the state has that the run goes on from; say so where it is gone."""
+        """Return the saved residuals to the connected clients; log a warning where a residual is lost."""
         state, self._saved = self._saved, None
         if state is None or self._grid is None:
             return
@@ -126,6 +126,8 @@ class LeftOut:
             contexts = list(own.values())
         else:
             self._on_ray = self._on_ray or simulated_contexts(self._grid.run.run_id)
-            if not (contexts := self._on_ray()):  # Flower makes them beside a ServerApp that runs already
+            if not (
+                contexts := self._on_ray()
+            ):  # Flower creates contexts while the ServerApp is already running
                 self._on_ray = None
         return [context for context in contexts if _PARTITION in context.node_config]

@@ -1,14 +1,14 @@
-"""Codes of a vector in fewer bytes, whose number depends on the layout alone and not on the values.
+"""Compressors of a vector, with a compressed size that depends on the layout alone and not on the values.
 
-    fp16        each value to the nearest half precision number
-    int8        each array's values to the nearest of 255 multiples of a scale, max |v| / 127
-    topk:F      the share F of all values that is the largest by magnitude, as it is; the others are 0
-    qsgd:BITS   each value of a bucket v of 512 to ‖v‖ sgn(v_j) l / s with s = 2^BITS − 1 and l one of the two whole
-                numbers around a = s |v_j| / ‖v‖, ⌊a⌋ + 1 with probability a − ⌊a⌋: right in the mean
+    fp16        each value rounded to half precision
+    int8        each array's values rounded to the nearest of 255 multiples of a scale, max |v| / 127
+    topk:F      the share F of all values that is the largest by magnitude, unchanged; the others are 0
+    qsgd:BITS   each value of a bucket v of 512 rounded to ‖v‖ sgn(v_j) l / s with s = 2^BITS − 1 and l one of the two
+                integers around a = s |v_j| / ‖v‖, ⌊a⌋ + 1 with probability a − ⌊a⌋: unbiased
                 (D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, NeurIPS 2017, section 3)
 
-All but the last are biased: what they leave out has to be kept and sent with what comes next. Numbers are little
-endian; ``strategies.compression`` says where they stand in a message.
+All compressors but the last are biased: they need error feedback, which adds the compression residual to the next
+update. Numbers are little endian; ``strategies/updates/compression.py`` defines their place in a message.
 """
 
 import itertools
@@ -29,80 +29,79 @@ BUCKET = 512  # values of an array that share a norm
 MOST_BITS = 16
 
 _HALF, _SINGLE = np.dtype("<f2"), np.dtype("<f4")
-_BLOCK = (
-    1 << 16
-)  # values whose bits are laid out at a time: a multiple of 8, so that a block ends with a byte
+# Number of values whose bits are packed at a time: a multiple of 8, so that a block ends with a whole byte.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a code is told of a vector (D,): how many values each array has, and the type that holds them exactly."""
+    """The number of values of each array of a vector (D,), and the dtype that holds all values exactly."""
 
     arrays: tuple[int, ...]
     dtype: np.dtype
 
     @property
     def total(self) -> int:
-        """D."""
+        """D, the number of all values."""
         return sum(self.arrays)
 
     def slices(self) -> list[slice]:
-        """Return where each array stands in the vector."""
+        """Return the slice of each array in the vector."""
         ends = np.cumsum([0, *self.arrays]).tolist()
         return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 class Code(ABC):
-    """A way to write a vector (D,) of finite numbers down in fewer bytes."""
+    """A compressor: encodes a vector (D,) of finite numbers in fewer bytes."""
 
-    #: Whether what it leaves out has to be kept.
+    #: Whether the compressor is biased, and needs error feedback.
     biased: bool = True
 
     @abstractmethod
     def num_bytes(self, sizes: Sizes) -> int:
-        """Return how many bytes it takes."""
+        """Return the number of bytes of an encoded vector."""
 
     @abstractmethod
     def encode(self, vector: Vector, sizes: Sizes, rng: np.random.Generator) -> bytes:
-        """Return those bytes."""
+        """Return the encoded vector (D,), ``num_bytes`` bytes."""
 
     @abstractmethod
     def decode(self, data: memoryview, sizes: Sizes) -> Vector:
-        """Return the vector (D,) that ``num_bytes`` bytes mean.
+        """Return the vector (D,) decoded from ``num_bytes`` bytes.
 
         Raises
         ------
         ArraysMismatchError
-            If they mean none.
+            If the bytes are invalid.
         """
 
 
 class Fp16(Code):
-    """Half precision; what is beyond its largest number is cut off there."""
+    """Half precision; values beyond its largest number are clipped."""
 
     def num_bytes(self, sizes: Sizes) -> int:
         """Return 2 D."""
         return _HALF.itemsize * sizes.total
 
     def encode(self, vector: Vector, sizes: Sizes, rng: np.random.Generator) -> bytes:
-        """Round to the nearest."""
+        """Round each value to the nearest half precision number."""
         largest = float(np.finfo(np.float16).max)
         return np.clip(vector, -largest, largest).astype(_HALF).tobytes()
 
     def decode(self, data: memoryview, sizes: Sizes) -> Vector:
-        """Return the numbers; that they are finite is looked at with the model that they make."""
+        """Return the numbers; the check that all are finite follows when the model is read."""
         return np.frombuffer(data, _HALF).astype(np.float64)
 
 
 class Int8(Code):
-    """A scale, and whole numbers from −127 to 127, for each array."""
+    """A scale, and integers from −127 to 127, for each array."""
 
     def num_bytes(self, sizes: Sizes) -> int:
-        """Return 4 + n for each array."""
+        """Return Σ (4 + n) over arrays of n values."""
         return sum(_SINGLE.itemsize + size for size in sizes.arrays)
 
     def encode(self, vector: Vector, sizes: Sizes, rng: np.random.Generator) -> bytes:
-        """Round to the nearest multiple of max |v| / 127."""
+        """Round each value to the nearest multiple of its array's max |v| / 127."""
         parts = []
         for place in sizes.slices():
             values = vector[place]
@@ -112,7 +111,7 @@ class Int8(Code):
         return b"".join(parts)
 
     def decode(self, data: memoryview, sizes: Sizes) -> Vector:
-        """Return the multiples."""
+        """Return the integers times the scale of their array."""
         vector, start = np.empty(sizes.total), 0
         for size, place in zip(sizes.arrays, sizes.slices(), strict=True):
             (scale,) = _scales(data[start : start + _SINGLE.itemsize])
@@ -124,17 +123,17 @@ class Int8(Code):
 
 @dataclass(frozen=True)
 class TopK(Code):
-    """The k = ⌈F D⌉ largest values, at least one; of equal ones the first.
+    """The k = ⌈F D⌉ values of largest magnitude, at least one; of equal values the first.
 
-    Where they stand is said by their indices, of as many bits as the last one needs, or by a bit for every value,
-    whichever is shorter; then come the values in their order, in the type of the model's arrays.
+    The positions of the values are encoded as indices, each with as many bits as the largest index needs, or as a
+    bitmap of all values, whichever is shorter; then follow the values in their order, in the dtype of the arrays.
     """
 
     share: float
 
     def count(self, total: int) -> int:
         """Return k of D values."""
-        # A share such as 0.07 of 100 is 7, though the product is a little more.
+        # Rounded first: 0.07 of 100 values is 7, though the product in floating point is a little more.
         return min(total, max(1, math.ceil(round(self.share * total, 6))))
 
     def num_bytes(self, sizes: Sizes) -> int:
@@ -142,13 +141,13 @@ class TopK(Code):
         return self._where(sizes.total)[1] + self.count(sizes.total) * sizes.dtype.itemsize
 
     def _where(self, total: int) -> tuple[int, int]:
-        """Return the bits of an index, 0 if every value has a bit in their place, and the bytes of all."""
+        """Return the bits of an index, 0 for a bitmap, and the bytes of all indices or of the bitmap."""
         count, width = self.count(total), max(total - 1, 1).bit_length()
         indices, bitmap = _bytes_of(count * width), _bytes_of(total)
         return (width, indices) if indices < bitmap else (0, bitmap)
 
     def encode(self, vector: Vector, sizes: Sizes, rng: np.random.Generator) -> bytes:
-        """Take the largest."""
+        """Encode the positions and values of the k largest magnitudes."""
         places = largest(np.abs(vector), self.count(sizes.total))
         width, _ = self._where(sizes.total)
         if width:
@@ -160,7 +159,7 @@ class TopK(Code):
         return where + vector[places].astype(sizes.dtype.newbyteorder("<")).tobytes()
 
     def decode(self, data: memoryview, sizes: Sizes) -> Vector:
-        """Put the values in their places."""
+        """Return a vector with the k values at their positions, and 0 elsewhere."""
         total, count = sizes.total, self.count(sizes.total)
         width, end = self._where(total)
         if width:
@@ -183,24 +182,24 @@ class TopK(Code):
 
 @dataclass(frozen=True)
 class Qsgd(Code):
-    """Of each array its buckets' norms, and a sign and a level of ``bits`` bits for each value."""
+    """The norms of each array's buckets, and a sign and a level of ``bits`` bits for each value."""
 
     bits: int
     biased = False
 
     @property
     def levels(self) -> int:
-        """s."""
+        """s, the number of levels above 0."""
         return (1 << self.bits) - 1
 
     def num_bytes(self, sizes: Sizes) -> int:
-        """Return 4 for every bucket and 1 + BITS bits for every value, filled up to a whole byte for each array."""
+        """Return 4 bytes per bucket plus 1 + BITS bits per value, padded to a whole byte for each array."""
         return sum(
             _SINGLE.itemsize * _buckets(size) + _bytes_of(size * (self.bits + 1)) for size in sizes.arrays
         )
 
     def encode(self, vector: Vector, sizes: Sizes, rng: np.random.Generator) -> bytes:
-        """Round up or down by chance: a number in [0, 1) is drawn for every value, in their order."""
+        """Round stochastically: one number in [0, 1) is drawn for each value, in their order."""
         parts = []
         for place in sizes.slices():
             values = vector[place]
@@ -233,12 +232,12 @@ class Qsgd(Code):
 
 
 def code_of(text: str) -> Code | None:
-    """Return the code of this name; None for ``none``.
+    """Return the compressor of this name; None for ``none``.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If no compressor has this name.
     """
     name, _, value = text.partition(":")
     plain = {NONE: None, "fp16": Fp16(), "int8": Int8()}
@@ -255,7 +254,7 @@ def code_of(text: str) -> Code | None:
 
 
 def largest(magnitudes: Vector, count: int) -> NDArray[np.intp]:
-    """Return where the ``count`` largest of some numbers (D,) stand, in order; of equal ones the first."""
+    """Return the positions (count,) of the largest of numbers (D,), ascending; of equal numbers the first."""
     if count >= len(magnitudes):
         return np.arange(len(magnitudes))
     least = np.partition(magnitudes, -count)[-count]
@@ -265,7 +264,7 @@ def largest(magnitudes: Vector, count: int) -> NDArray[np.intp]:
 
 
 def pack_bits(numbers: NDArray[np.integer], width: int) -> bytes:
-    """Return numbers (n,) of ``width`` bits one after the other, the last byte filled up with zeros."""
+    """Return numbers (n,) packed with ``width`` bits each; the last byte is padded with zeros."""
     parts, kind = [], _whole(width)
     for start in range(0, len(numbers), _BLOCK):
         block = numbers[start : start + _BLOCK].astype(kind)
@@ -276,7 +275,7 @@ def pack_bits(numbers: NDArray[np.integer], width: int) -> bytes:
 
 
 def unpack_bits(data: memoryview, count: int, width: int) -> NDArray[np.int64]:
-    """Return the numbers (count,) of ``pack_bits``."""
+    """Return the numbers (count,) that ``pack_bits`` packed with ``width`` bits each."""
     numbers, kind = np.empty(count, np.int64), _whole(width)
     for start in range(0, count, _BLOCK):
         size = min(_BLOCK, count - start)
@@ -288,12 +287,12 @@ def unpack_bits(data: memoryview, count: int, width: int) -> NDArray[np.int64]:
 
 
 def _whole(width: int) -> np.dtype:
-    """Return the type of whole numbers of so many bits."""
+    """Return the dtype of unsigned integers with ``width`` bits or more."""
     return np.dtype("<u4" if width <= 32 else "<u8")
 
 
 def _norms(values: Vector) -> NDArray[np.float32]:
-    """Return the norm of each bucket, rounded up: no value is longer."""
+    """Return the norm of each bucket, rounded up, so that no value exceeds the norm."""
     padded = np.zeros(_buckets(len(values)) * BUCKET)
     padded[: len(values)] = values
     exact = np.linalg.norm(padded.reshape(-1, BUCKET), axis=1)

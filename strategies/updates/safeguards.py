@@ -1,18 +1,18 @@
-"""What one device can do to the model at most, whether it lies, sleeps or comes late.
+"""Safeguards: bounds on the influence of one device on the model, whether it is faulty, slow or malicious.
 
-``safeguards = "auto"`` has them in real time, where clients are devices, and not in virtual time, where they are ours
-and task times are known: there a method is what its paper says. They are
+``safeguards = "auto"`` enables them in real time, where clients are devices, and not in virtual time, where clients
+are trusted and task times are known: there a method is the one of its paper. The safeguards bound
 
-    sizes      n_i counts as at most ``examples_bound``, and ``size_ratio_bound`` times the median of those told
-    weights    a contribution counts with d_i ≤ ``arrival_weight_bound``; a synchronous round's d_i sum to 1
+    sizes      n_i ≤ ``examples_bound``, and n_i ≤ ``size_ratio_bound`` times the median of the reported sizes
+    weights    d_i of a contribution ≤ ``arrival_weight_bound``; a synchronous round's d_i sum to 1
     norms      ‖Δ_i‖ ≤ ``norm_ratio_bound`` times the median of the clients' last norms, where no bound is given
 
-and, in the graph of clients, that no two are taken as more alike than the median pair
-(strategies/clients/client_graph.py).
-Where one binds, the log says so once, and what is reported is the objective that is then minimised.
+and, in the similarity graph of clients, the similarity of two clients by that of the median pair
+(strategies/clients/client_graph.py). When a safeguard takes effect, the log says so once, and reports show the
+objective that is then minimised.
 
-Under central differential privacy no median bounds norms: one client's data could move it, and with it the others'
-updates, which is more than the noise covers. ``dp_clipping_norm`` is the bound there.
+Under central differential privacy norms aren't bounded by a median: one client's data could change the median, and
+thus the other clients' updates, which the noise doesn't cover. ``dp_clipping_norm`` is the bound there.
 """
 
 import logging
@@ -31,25 +31,25 @@ log = logging.getLogger("flwr.strategies")
 
 MODES = ("auto", "on", "off")
 
-# Clients whose norms say what is usual: of two, either may be the liar.
+# Least number of clients for a median of norms: with two, either may be the faulty one.
 LEAST_NORMS = 3
 
-# A run without rounds waits for so many, but not beyond this many times what the first of them took.
+# An asynchronous run waits for LEAST_NORMS updates, for at most this many times the first one's task time.
 PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far each safeguard lets a device go; 0 leaves a safeguard out.
+    """The bounds of the safeguards; 0 turns a safeguard off.
 
     Attributes
     ----------
     size_ratio, examples : float, int
-        n_i counts as at most so many times the median of all n_j that are told, and as at most so many.
+        Upper bounds of n_i, as a multiple of the median of all reported n_j, and in examples.
     norm_ratio : float
-        ‖Δ_i‖ is at most so many times the median of the clients' last norms.
+        Upper bound of ‖Δ_i‖, as a multiple of the median of the clients' last norms.
     weight : float
-        d_i is at most this.
+        Upper bound of d_i.
     """
 
     size_ratio: float = 0.0
@@ -59,9 +59,9 @@ class Bounds:
 
 
 def capped_sizes(sizes: Sequence[float], ratio: float, most: int) -> Weights:
-    """Return the sizes n_i (C,) that count: at most ``ratio`` times their median, and ``most``; 0: no such bound.
+    """Return the sizes n_i (C,), bounded by ``ratio`` times their median and by ``most``; 0: no such bound.
 
-    A size of 0 is one that nobody has told, of which the median knows nothing.
+    A size of 0 is one that wasn't reported; the median excludes it.
     """
     capped = np.asarray(sizes, dtype=np.float64)
     if most:
@@ -77,7 +77,7 @@ class UsualNorm:
     Parameters
     ----------
     ratio : float
-        That multiple.
+        The multiple.
 
     Attributes
     ----------
@@ -90,15 +90,15 @@ class UsualNorm:
         self.norms: dict[int, float] = {}
 
     def see(self, local: Local) -> None:
-        """Take note of a norm."""
+        """Record the norm of a client's update."""
         self.norms[local.client.index] = float(np.linalg.norm(local.model - local.base))
 
     def knows_enough(self, num_clients: int) -> bool:
-        """Tell whether so many clients' norms are known that one liar among them can't say what is usual."""
+        """Return True if enough norms are known that one faulty client can't determine their median."""
         return len(self.norms) >= min(LEAST_NORMS, num_clients)
 
     def __call__(self, local: Local) -> None:
-        """Change the model in place."""
+        """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
         self.see(local)
         if len(self.norms) >= LEAST_NORMS and (usual := float(np.median(list(self.norms.values())))) > 0:
             local.bounded |= clip_update(local.model, local.base, self.ratio * usual)
@@ -113,19 +113,19 @@ class UsualNorm:
 
 
 class Safeguards:
-    """What a strategy asks before it takes a device at its word.
+    """Bounds the sizes, weights and norms of a device's replies.
 
     Parameters
     ----------
     mode : str
         ``auto``: on in real time; ``on``; ``off``.
     in_real_time : callable
-        Tells whether time passes by itself.
+        Returns True if the run is in real time.
 
     Attributes
     ----------
     norms : UsualNorm
-        The link of the chain that ``learns_norms`` asks for.
+        The link of the chain that bounds norms, used if ``learns_norms``.
     """
 
     def __init__(self, mode: str, bounds: Bounds, in_real_time: Callable[[], bool]) -> None:
@@ -142,26 +142,26 @@ class Safeguards:
 
     @property
     def active(self) -> bool:
-        """Whether there are any."""
+        """Whether the safeguards are on."""
         return self.mode == "on" or (self.mode == "auto" and self._in_real_time())
 
     @property
     def learns_norms(self) -> bool:
-        """Whether updates are bounded by what is usual."""
+        """Whether updates are bounded by a multiple of the median norm."""
         return self.active and self.bounds.norm_ratio > 0
 
     @property
     def path_bound(self) -> float:
-        """How many times the usual a client's path counts as at most (``methods.shared.local_path``); 0: no bound."""
+        """Upper bound of a client's path, as a multiple of the median (methods/shared/local_path.py); 0: no bound."""
         return self.bounds.size_ratio if self.active else 0.0
 
     @property
     def heaviest(self) -> float:
-        """The most that one contribution weighs; 0: no bound."""
+        """Upper bound of the weight d_i of a contribution; 0: no bound."""
         return self.bounds.weight if self.active else 0.0
 
     def sizes(self, clients: Sequence[Client], said: Sequence[float]) -> Sequence[float]:
-        """Return the sizes n_i (n,) that count, of those that clients tell; 0 where one hasn't."""
+        """Return the bounded sizes n_i (n,), from the reported ones; 0 where a client hasn't reported a size."""
         if not self.active:
             return said
         capped = capped_sizes(said, self.bounds.size_ratio, self.bounds.examples).tolist()
@@ -174,7 +174,7 @@ class Safeguards:
         return capped  # type: ignore[no-any-return]
 
     def weights(self, clients: Sequence[Client], weights: Weights) -> Weights:
-        """Return the weights d_i (n,) under the bound."""
+        """Return the weights d_i (n,), bounded by ``heaviest``."""
         if self.heaviest and (worst := weights.max(initial=0.0)) > self.heaviest:
             self._say_once(
                 f"{clients[int(weights.argmax())]} is slow",
@@ -185,7 +185,7 @@ class Safeguards:
         return weights
 
     def _say_once(self, what: str, then: str) -> None:
-        """Log a warning that would otherwise come with every aggregation."""
+        """Log a warning once, instead of at every aggregation."""
         if what not in self._said:
             self._said.add(what)
             log.warning("%s: %s", what, then)
@@ -200,7 +200,7 @@ class Safeguards:
 
 
 def moved_by(weight: float, update: Vector) -> float:
-    """Return how far an update (D,) of this weight moves a sum."""
+    """Return d_i ‖Δ_i‖: the distance by which an update (D,) of this weight moves a sum."""
     return weight * float(np.linalg.norm(update))
 
 

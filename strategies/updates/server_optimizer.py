@@ -1,8 +1,8 @@
-"""What the server does with an update Δ = Σ d_i Δ_i, the place of η_g in θ^{n+1} = θ^n + η_g Δ.
+"""Server optimizers: how an aggregated update Δ = Σ d_i Δ_i moves the global model θ, with learning rate η_g.
 
 S. Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, with that paper's constants; on FedAvg,
 momentum, Adagrad, Adam and Yogi are its FedAvgM, FedAdagrad, FedAdam and FedYogi. Powers, roots and quotients of
-vectors are those of their entries. FedExP is another paper's, named there.
+vectors are elementwise. The class FedExP cites its own paper.
 """
 
 from abc import ABC, abstractmethod
@@ -14,8 +14,8 @@ import numpy as np
 from strategies.flower.arrays import Vector
 
 BETA_1, BETA_2 = 0.9, 0.99
-TAU = 1e-3  # τ: how much a parameter that never moved counts as moving
-EPSILON = 1e-3  # ε of FedExP, the smallest that its authors try
+TAU = 1e-3  # τ: lower bound of √v, also for a parameter that never moved
+EPSILON = 1e-3  # ε of FedExP, the smallest value in the paper's experiments
 
 
 class ServerOptimizer(ABC):
@@ -24,16 +24,16 @@ class ServerOptimizer(ABC):
     Parameters
     ----------
     lr : float
-        η_g.
+        η_g, the server's learning rate.
     """
 
-    #: Names of the attributes that carry over from step to step.
+    #: Names of the attributes that the optimizer keeps from step to step.
     memory: ClassVar[tuple[str, ...]] = ()
-    #: Whether a step rests on ``squares``, Σ d_i ‖Δ_i‖² of the updates in Δ.
+    #: Whether a step uses ``squares``, Σ d_i ‖Δ_i‖² of the updates in Δ.
     reads_squares: ClassVar[bool] = False
-    #: Whether what a run comes to is another model than the one that is moved on.
+    #: Whether the result of a run is an average of models instead of the last model.
     averages: ClassVar[bool] = False
-    #: η_g where the config leaves it open; 0: the method says.
+    #: Default η_g of the optimizer; 0: the method's default.
     usual_lr: ClassVar[float] = 0.0
     squares: float = 0.0
 
@@ -42,33 +42,33 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def step(self, model: Vector, update: Vector) -> Vector:
-        """Return the new model (D,) from the old one and Δ (D,); neither is written to."""
+        """Return the new model (D,) from the old one and Δ (D,), which are not changed."""
 
     def outcome(self, model: Vector) -> Vector:
-        """Return what a run has come to (D,), from the model (D,) that the last step made."""
+        """Return the result (D,) of a run, given the model (D,) after the last step."""
         return model
 
     def state(self) -> dict[str, Any]:
-        """Return what the next step rests on: arrays (D,), or 0.0 before the first step."""
+        """Return the optimizer's memory by name: arrays (D,), or a number before the first step."""
         return {name: getattr(self, name) for name in self.memory}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` returned."""
+        """Restore the optimizer's memory from what ``state`` returned."""
         for name in self.memory:
             kept = state[name]
             setattr(self, name, np.array(kept) if isinstance(kept, np.ndarray) else kept)
 
 
 class SGD(ServerOptimizer):
-    """θ + η_g Δ."""
+    """Gradient descent: θ ← θ + η_g Δ."""
 
     def step(self, model: Vector, update: Vector) -> Vector:
-        """Move by the update."""
+        """Return θ + η_g Δ."""
         return model + self.lr * update
 
 
 class Momentum(ServerOptimizer):
-    """v ← 0.9 v + Δ, θ + η_g v."""
+    """Heavy-ball momentum: v ← 0.9 v + Δ, θ ← θ + η_g v."""
 
     memory = ("velocity",)
 
@@ -77,16 +77,16 @@ class Momentum(ServerOptimizer):
         self.velocity: Vector | float = 0.0
 
     def step(self, model: Vector, update: Vector) -> Vector:
-        """Move by the sum of updates, the older the less."""
+        """Return θ + η_g v, with v the exponentially weighted sum of updates."""
         self.velocity = BETA_1 * self.velocity + update
         return model + self.lr * self.velocity
 
 
 class Adaptive(ServerOptimizer):
-    """m ← β₁ m + (1−β₁) Δ, θ + η_g m / (√v + τ) without bias correction; v₀ = τ², and each method has its own v."""
+    """m ← β₁ m + (1−β₁) Δ, θ ← θ + η_g m / (√v + τ), without bias correction; subclasses define v, with v₀ = τ²."""
 
     memory: ClassVar[tuple[str, ...]] = ("first", "second")
-    # A step moves every parameter by about η_g, whatever the lengths of updates: with 1 the first three by 2 or so.
+    # A step moves every parameter by about η_g, whatever the norm of the update: η_g = 1 would be far too large.
     usual_lr = 0.01
 
     def __init__(self, lr: float) -> None:
@@ -95,7 +95,7 @@ class Adaptive(ServerOptimizer):
         self.second: Vector | float = TAU**2
 
     def step(self, model: Vector, update: Vector) -> Vector:
-        """Move each parameter by its update, scaled by how much it usually moves."""
+        """Return θ + η_g m / (√v + τ)."""
         self.first = BETA_1 * self.first + (1 - BETA_1) * update
         self.second = self.second_moment(self.second, update**2)
         return np.asarray(model + self.lr * self.first / (np.sqrt(self.second) + TAU))
@@ -107,25 +107,25 @@ class Adaptive(ServerOptimizer):
 
 
 class Adagrad(Adaptive):
-    """v ← v + Δ²."""
+    """Adaptive step with v ← v + Δ²."""
 
     @staticmethod
     def second_moment(v: Vector | float, square: Vector) -> Vector:
-        """Never shrinks."""
+        """Return v + Δ²."""
         return v + square
 
 
 class Adam(Adaptive):
-    """v ← β₂ v + (1−β₂) Δ²."""
+    """Adaptive step with v ← β₂ v + (1−β₂) Δ²."""
 
     @staticmethod
     def second_moment(v: Vector | float, square: Vector) -> Vector:
-        """Forgets exponentially."""
+        """Return β₂ v + (1−β₂) Δ²."""
         return BETA_2 * v + (1 - BETA_2) * square
 
 
 class AMSGrad(Adam):
-    """Adam's v, of which the largest so far counts: v̂ ← max(v̂, v) (FADAS, Wang et al. 2024, algorithm 1)."""
+    """Adam with the largest v so far in the step: v̂ ← max(v̂, v) (FADAS, Wang et al. 2024, algorithm 1)."""
 
     memory = ("first", "second", "largest")
 
@@ -134,7 +134,7 @@ class AMSGrad(Adam):
         self.largest: Vector | float = TAU**2
 
     def step(self, model: Vector, update: Vector) -> Vector:
-        """Move each parameter by its update, scaled by how much it has moved at most."""
+        """Return θ + η_g m / (√v̂ + τ)."""
         self.first = BETA_1 * self.first + (1 - BETA_1) * update
         self.second = self.second_moment(self.second, update**2)
         self.largest = np.maximum(self.largest, self.second)
@@ -142,19 +142,19 @@ class AMSGrad(Adam):
 
 
 class Yogi(Adaptive):
-    """v ← v − (1−β₂) Δ² sign(v − Δ²)."""
+    """Adaptive step with v ← v − (1−β₂) Δ² sign(v − Δ²)."""
 
     @staticmethod
     def second_moment(v: Vector | float, square: Vector) -> Vector:
-        """Moves towards Δ² by a share of Δ², however large v is."""
+        """Return v − (1−β₂) Δ² sign(v − Δ²)."""
         return np.asarray(v - (1 - BETA_2) * square * np.sign(v - square))
 
 
 class FedExP(ServerOptimizer):
-    """η_g = max(1, Σ d_i ‖Δ_i‖² / (2 (‖Δ‖² + ε))), θ + lr η_g Δ; the result is the mean of the last two models.
+    """θ ← θ + lr η_g Δ, η_g = max(1, Σ d_i ‖Δ_i‖² / (2 (‖Δ‖² + ε))); the result is the mean of the last two models.
 
     D. Jhunjhunwala, S. Wang & G. Joshi, "FedExP: Speeding up federated averaging via extrapolation", ICLR 2023,
-    algorithm 1: the less the updates agree, the further their mean goes. ``lr`` is ours, 1 in the paper.
+    algorithm 1: the less the updates agree, the larger η_g. The factor ``lr`` is our addition; it is 1 in the paper.
     """
 
     memory = ("before",)
@@ -166,13 +166,13 @@ class FedExP(ServerOptimizer):
         self.before: Vector | float = 0.0  # no model yet
 
     def step(self, model: Vector, update: Vector) -> Vector:
-        """Move by the update, extrapolated."""
+        """Return θ + lr η_g Δ, and keep θ for ``outcome``."""
         square = float(np.einsum("i,i->", update, update))
         self.before = model.copy()
         return model + self.lr * max(1.0, self.squares / (2 * (square + EPSILON))) * update
 
     def outcome(self, model: Vector) -> Vector:
-        """Return the mean of this model and the one before."""
+        """Return the mean of the last two models."""
         return 0.5 * (self.before + model) if isinstance(self.before, np.ndarray) else model
 
 
@@ -203,7 +203,7 @@ def make_optimizer(name: str, lr: float) -> ServerOptimizer:
     Raises
     ------
     ValueError
-        If there is none of that name, or the rate isn't a positive number.
+        If no optimizer has this name, or the learning rate isn't a positive number.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"server_optimizer = {name!r}: allowed are {', '.join(OPTIMIZERS)}")

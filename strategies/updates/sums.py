@@ -1,13 +1,13 @@
-"""Sums where the clients are: what most methods need of a round is Σ d_i Δ_i, not every Δ_i.
+"""Sums computed by an engine: most methods need Σ d_i Δ_i of a round, not each single Δ_i.
 
-A Grid whose clients are at hand, such as an engine's, may be a ``SummingGrid``: then a round asks it once for all of
-its tasks, and no model is made a message. The bound on updates (strategies/updates/chain.py) is kept where the
-update is.
-Other Grids get messages, and so does a method that looks at single updates (``strategies.core.capabilities``).
+The Grid of an engine with local clients may be a ``SummingGrid``: a round then sends it one request for all tasks,
+and no model is serialised as a message. The engine applies the bound on updates (strategies/updates/chain.py). Other
+Grids get messages, and so does a method that reads single updates (``strategies.core.capabilities``).
 
-Either way a round's sum has the same bits, for any number of threads or machines: it is of blocks of clients, whose
-size depends on the number of tasks and the model's alone. Within a block updates are added in the order of the
-clients, in float64, and then the blocks in theirs (``strategies.updates.aggregation.WeightedSum``).
+With both kinds of Grids a round's sum has the same bits, for any number of threads or machines: clients are divided
+into blocks, whose size depends on the number of tasks and the size of the model alone. Within a block, updates are
+added in the order of the clients, in float64; then the blocks are added in order
+(``strategies.updates.aggregation.WeightedSum``).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,18 +26,18 @@ from strategies.updates.safeguards import bounded
 
 @dataclass(frozen=True)
 class SumTasks:
-    """Tasks of clients, in their order, by column.
+    """Tasks of clients, as columns, in the order of the clients.
 
     Attributes
     ----------
     nodes, clients : sequence of int
         Ids of the clients' nodes, and their indices.
     number : int
-        Of the task, for each of them.
+        Number of the task, the same for all clients.
     weights : sequence of float
-        d_i.
+        Weights d_i of the clients.
     parts : array
-        What part of the usual work each is.
+        Fraction of the usual local work that each client is asked for.
     """
 
     nodes: Sequence[int]
@@ -50,12 +50,12 @@ class SumTasks:
         return len(self.nodes)
 
     def __getitem__(self, places: slice) -> "SumTasks":
-        """Return some that follow each other."""
+        """Return a slice of the tasks."""
         nodes, clients, weights = self.nodes[places], self.clients[places], self.weights[places]
         return SumTasks(nodes, clients, self.number, weights, self.parts[places])
 
     def at(self, places: Sequence[int]) -> "SumTasks":
-        """Return those at these places."""
+        """Return the tasks at these positions."""
         return SumTasks(
             [self.nodes[place] for place in places],
             [self.clients[place] for place in places],
@@ -67,22 +67,22 @@ class SumTasks:
 
 @dataclass(frozen=True)
 class SumRequest:
-    """A round's tasks.
+    """The request for a round's sum.
 
     Attributes
     ----------
     arrays : ArrayRecord
-        The model that all are sent.
+        The model that is sent to all clients.
     config : ConfigRecord
-        What a request says to all of them, the round and the method's local rule among it.
+        The config record for all clients, with the round and the method's local rule.
     tasks : SumTasks
-        Of all that take part.
+        The tasks of all participants.
     rule : mapping of str to float
-        Of the config, the fields of the local rule.
+        The fields of the local rule in ``config``.
     bound : float
-        S: an update counts with at most this norm, and d_i times its norm is at most S too; 0: no bound.
+        S, upper bound of ‖Δ_i‖ and of d_i ‖Δ_i‖; 0: no bound.
     squares : bool
-        Add up Σ d_i ‖Δ_i‖² as well.
+        Compute Σ d_i ‖Δ_i‖² as well.
     """
 
     arrays: ArrayRecord
@@ -97,15 +97,14 @@ class SumRequest:
         return replace(self, tasks=tasks)
 
     def counted(self, model: Vector, base: Vector, weight: float) -> tuple[Vector, bool]:
-        """Return what of a local model (D,) counts, as the chain has it, and whether it was longer than the bound."""
+        """Return the bounded update of a local model (D,), as the chain does, and whether it exceeded the bound."""
         longer = bool(self.bound) and clip_update(model, base, self.bound)
         model -= base
         return bounded(weight, model, self.bound), longer
 
 
 class NotCounted(NamedTuple):
-    """Why a client's update isn't in the sum: a reason, and ``FAILED`` or ``REFUSED``
-    (strategies/flower/messages.py)."""
+    """A client's update that isn't in the sum: the reason, and the outcome ``FAILED`` or ``REFUSED``."""
 
     reason: str
     outcome: str = messages.FAILED
@@ -113,24 +112,24 @@ class NotCounted(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockSum:
-    """What came of a block's tasks.
+    """The result of a block's tasks.
 
     Attributes
     ----------
     total : Vector
-        Σ d_i Δ_i (D,) over the clients whose updates count.
+        Σ d_i Δ_i (D,) over the clients with valid updates.
     squares : float
-        Σ d_i ‖Δ_i‖², if that is asked for.
+        Σ d_i ‖Δ_i‖², if requested.
     number : int
-        Of tasks.
+        Number of tasks in the block.
     metrics : mapping of str to sequence of float
-        What each client tells that is averaged over clients, by d_i; of one that doesn't count, anything.
+        Metrics of each client, to be averaged with weights d_i; any value for a client without a valid update.
     not_counted : mapping of int to NotCounted
-        The tasks that aren't in the sum, by their places.
+        The tasks that aren't in the sum, by their position in the block.
     bounded : collection of int
-        Places of those whose updates were longer than the bound.
+        Positions of the updates that exceeded the bound.
     furthest : float
-        The largest d_i ‖Δ_i‖ in the sum, where there is a bound.
+        The largest d_i ‖Δ_i‖ in the sum, if there is a bound.
     """
 
     total: Vector
@@ -144,18 +143,18 @@ class BlockSum:
 
 @runtime_checkable
 class SummingGrid(Protocol):
-    """What a Grid is in addition that can add up updates."""
+    """A Grid that can also sum the updates of its clients."""
 
     def can_sum(self, request: SumRequest) -> bool:
-        """Tell whether it can do so for such a request, whatever its tasks."""
+        """Return True if the Grid can compute the sum of such a request, whatever its tasks."""
         ...
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
-        """Yield the sums of blocks that follow each other and have all tasks, in order."""
+        """Yield the sums of consecutive blocks, which together hold all tasks in order."""
         ...
 
 
 def blocks(number: int, size: int) -> list[range]:
-    """Divide so many tasks into blocks."""
+    """Return the consecutive blocks of ``number`` tasks, for a model of ``size`` values."""
     step = block_size(number, size)
     return [range(start, min(start + step, number)) for start in range(0, number, step)]
