@@ -22,9 +22,9 @@ class AsyncFedAvgConfig(AsynchronousConfig):
 class AsyncFedAvg(EveryArrival):
     """Asynchronous FedAvg (Fraboni et al. 2023, eq. 36).
 
-    The time-based d_i of all clients add up to C or more where p_i are equal (else to less, if the slow have little
-    data), so that with η_g = 1, the paper's reading, all but short steps diverge. By default (``server_lr = 0``) η_g
-    is 1/C: as many arrivals as there are clients then move the model about as far as a synchronous round.
+    The time-based d_i of all clients sum to C or more where p_i are equal (to less, if slow clients have little
+    data), so that with η_g = 1, as in the paper, training diverges unless local steps are short. By default
+    (``server_lr = 0``) η_g is 1/C: C arrivals then move the model about as far as one synchronous round.
 
     Rule: the model moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
     Helps: where the slowest are far slower than the others, and all must count by their data.

@@ -6,12 +6,12 @@ h = Σ p_i h_i (the paper's p_i are 1/C). When m contributions have arrived
 
     W ← W + η_g (h + (1/m) Σ_S (Δ_i − h_i)),   and then h_i ← Δ_i for i ∈ S
 
-Where every client has its update in the cache, all count p_i, however fast they are. A contribution moves the model
-by 1/m when it comes, by p_i in each aggregation until the next comes, and back by 1/m: in all by p_i P_i, the
-time-based d_i that the run reports. Where steps shrink by a schedule, h_i counts by the steps of its own time, which
-are longer than today's.
+Once every client has an update in the cache, each has weight p_i, however fast it is. A contribution moves the model
+by 1/m when it arrives, by p_i in each aggregation until the client's next contribution, and then back by 1/m: in
+total by p_i P_i, the time-based d_i that the run reports. With a decreasing step size schedule, h_i has the step size
+of the time when client i trained, which is larger than the current one.
 
-A client is sent the model and sends one; the server keeps C vectors of float32, 4 C D bytes, and h
+A client receives the model and sends one back; the server keeps C vectors of float32, 4 C D bytes, and h
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
 """
 
@@ -36,7 +36,7 @@ class CA2FL(Buffered):
 
     Rule: the model moves by h + mean(Δ_i − h_i), h_i the last update of each client and h = Σ p_i h_i.
     Kept: the last update of each client.
-    Helps: where data are unlike and speeds are too: all count p_i.
+    Helps: where data are non-IID and speeds differ: every client has weight p_i.
     """
 
     Config: ClassVar[type[StrategyConfig]] = CA2FLConfig
@@ -44,21 +44,21 @@ class CA2FL(Buffered):
 
     @property
     def latest(self) -> LatestUpdates:
-        """h_i and h."""
+        """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
         return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
 
     def counted(self, contribution: Contribution) -> Vector:
-        """Return Δ_i − h_i."""
+        """Return Δ_i − h_i, (D,)."""
         return contribution.update - self.vectors(NAME).get(contribution.client.index)
 
     def direction(self, total: Vector) -> Vector:
-        """Return h + (1/m) Σ (Δ_i − h_i)."""
+        """Return h + (1/m) Σ (Δ_i − h_i), (D,)."""
         return self.latest.mean + total
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        """Step, all with 1/m, and then take the new updates for the last ones."""
+        """Return the next model, with weight 1/m for each contribution, and then set h_i ← Δ_i."""
         number = len(contributions)
         moved = super().aggregate(model, contributions, [1 / number] * number)
         latest = self.latest

@@ -1,4 +1,4 @@
-"""Delay-adaptive asynchronous SGD: an arrival moves the model the less, the later it comes.
+"""Delay-adaptive asynchronous SGD: the staler a contribution, the less it moves the model.
 
 A. Koloskova, S. Stich and M. Jaggi, "Sharper convergence guarantees for asynchronous SGD for distributed and
 federated learning", NeurIPS 2022; K. Mishchenko et al., "Asynchronous SGD beats minibatch SGD under arbitrary
@@ -6,11 +6,11 @@ delays", NeurIPS 2022. At every arrival
 
     W ← W + η_g d_i min(1, τ_c / δ) Δ_i
 
-with δ the aggregations since the client was sent its model, and τ_c the concurrency: how many clients are at work.
-Where no δ is above τ_c, as with equal task times, it is asynchronous FedAvg, exactly. To throw away what is later
-than τ_c, the other variant of Koloskova et al., is Ringmaster with R = τ_c + 1.
+with δ the number of aggregations since the client was sent its model, and τ_c the concurrency: the number of clients
+at work. If no δ is above τ_c, as with equal task times, the method is exactly asynchronous FedAvg. The other variant
+of Koloskova et al., which discards contributions with δ > τ_c, is Ringmaster with R = τ_c + 1.
 
-A client is sent the model and sends one; the server keeps nothing beside it.
+A client receives the model and sends one back; the server keeps only the model.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class DelayAdaptiveConfig(AsynchronousConfig):
 
 
 def shrinkage(staleness: int, concurrency: int) -> float:
-    """min(1, τ_c / δ)."""
+    """Return min(1, τ_c / δ), the factor of a contribution of staleness δ."""
     return min(1.0, concurrency / max(staleness, 1))
 
 
@@ -34,12 +34,12 @@ class DelayAdaptive(EveryArrival):
     """Asynchronous FedAvg with delay-adaptive steps (Koloskova et al. 2022, algorithm 1 with steps by delay).
 
     Rule: as asynchronous FedAvg, times min(1, τ_c/δ), τ_c the number of clients at work.
-    Helps: where a few are so late that their steps must be short; they then count less.
+    Helps: where a few clients are so late that their steps must be short; these clients then count less.
     """
 
     Config: ClassVar[type[StrategyConfig]] = DelayAdaptiveConfig
     config: DelayAdaptiveConfig
 
     def discount(self, staleness: int) -> float:
-        """Return min(1, τ_c / δ)."""
+        """Return min(1, τ_c / δ), the factor of a contribution of staleness δ."""
         return shrinkage(staleness, self.most_at_work)

@@ -1,21 +1,23 @@
-"""Ditto: beside the global model each client keeps one of its own, near it.
+"""Ditto: each client also trains a personal model, which is pulled to the global model.
 
 T. Li, S. Hu, A. Beirami & V. Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021,
 algorithm 1:
 
-    client i, from w ← W:    w ← w − γ g_i(w)                    FedAvg's, and all that the server sees
+    client i, from w ← W:    w ← w − γ g_i(w)                    FedAvg's step; the server sees only w
     and from its own v_i:    v_i ← v_i − γ (g_i(v_i) + λ (v_i − W))
     server:                  W ← step(W, Σ_S d_i Δ_i)
 
-W is the model as it was sent. Both go as many steps, of the same size, on minibatches drawn alike, each from its own
-stream. v_i is at first the first model that the client was sent. W is FedAvg's, bit for bit. λ = 0 is training alone;
-the larger λ, the nearer v_i stays to W (with γ λ < 2: beyond, the pull overshoots).
+W is the model that the client was sent. Both models take the same number of steps, of the same size, on minibatches
+with the same law, from separate random streams. v_i starts from the first model that the client was sent. W is the
+model of FedAvg, bit for bit. With λ = 0 each client trains v_i
+without the others; the larger λ, the nearer v_i stays to W (with
+γ λ < 2: beyond, the pull overshoots).
 
-v_i is the client's: it is kept in Flower's ``context.state``, and never sent. In a simulation alone the server asks
-for it where a checkpoint is written, and hands it back to a run that goes on
+The client keeps v_i in Flower's ``context.state``, and never sends it. Only in a simulation the server asks for v_i
+when it writes a checkpoint, and returns it to the client of a resumed run
 (strategies/methods/shared/kept_models.py).
 
-Sent: what FedAvg sends. Kept: v_i on each client, for this run alone.
+Sent: the messages of FedAvg. Kept: v_i on each client, for this run alone.
 """
 
 from collections.abc import Sequence
@@ -32,7 +34,7 @@ from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.methods.shared.kept_models import Kept
 from strategies.rounds.strategy import SynchronousStrategy
 
-RUN = "run"  # this run's number, by which devices tell what they keep for it
+RUN = "run"  # the run's number, under which devices keep their personal models
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,19 @@ class Ditto(SynchronousStrategy):
     _kept: Kept | None = None
 
     def local_rule(self) -> dict[str, float]:
-        """Tell clients λ of the pull λ (v − W), and for which run they keep v."""
+        """Return λ of the pull λ (v − W) for the clients."""
         return {messages.PERSONAL: self.config.ditto_lambda}
 
     def evaluation_rule(self) -> dict[str, float]:
-        """Have clients score v beside W."""
+        """Return λ and the run's number, so that clients evaluate v beside W."""
         return {**self.local_rule(), messages.KEPT_FOR: self.memory.get(RUN, 0)}
 
     def task_fields(self) -> dict[str, int]:
-        """Tell clients for which run they keep v."""
+        """Return the run's number, under which clients keep v."""
         return {messages.KEPT_FOR: self.memory.get(RUN, 0)}
 
     def begin(self, layout: Layout, model: Vector) -> None:
-        """Give a run on devices a number of its own; one that goes on has it."""
+        """Draw a number for a run on devices, unless the run is resumed and has a number."""
         if self._on_devices():
             self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
 
@@ -85,7 +87,7 @@ class Ditto(SynchronousStrategy):
     # ---- What clients keep, in a simulation's checkpoint ------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what a run goes on from, in a simulation with what its clients keep."""
+        """Return the state of the run; in a simulation, with the personal models of its clients."""
         state, run = super().state(), self.run
         if run.grid is None or self._on_devices():
             return state
@@ -98,12 +100,12 @@ class Ditto(SynchronousStrategy):
         return state | kept.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a state; clients are handed back what they kept when they are there."""
+        """Restore a state; ``clients_present`` returns the personal models to their clients later."""
         super().restore(state)
         self._kept = Kept.restored(state)
 
     def clients_present(self, clients: Sequence[Client]) -> None:
-        """Hand clients back what they kept, once they are there in a run that goes on."""
+        """Return the saved personal models to the clients of a resumed run, once they are connected."""
         kept, self._kept, run = self._kept, None, self.run
         if kept is None or run.grid is None:
             return

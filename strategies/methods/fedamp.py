@@ -1,4 +1,4 @@
-"""FedAMP: each client has a model of its own, and is sent a mean of those that are like it.
+"""FedAMP: each client has a personal model, and is sent a weighted mean of the models similar to it.
 
 Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei & Y. Zhang, "Personalized cross-silo federated learning on non-IID
 data", AAAI 2021, equations 2-5 and algorithm 1, with A(x) = 1 − e^{−x/σ}:
@@ -7,17 +7,18 @@ data", AAAI 2021, equations 2-5 and algorithm 1, with A(x) = 1 − e^{−x/σ}:
                                    ξ_ij = α_k A′(‖w_i − w_j‖²) for j ≠ i, ξ_ii = 1 − Σ_{j≠i} ξ_ij
     client i, from w ← u_i:        w ← w − γ (g_i(w) + μ (w − u_i));   w_i ← w
 
-The sum is over all C clients that are there, the distance over what is trained; all w_i are the initial model at
-first. The paper's α_k must be small enough for ξ_ii ≥ 0, and its A′(x) = e^{−x/σ}/σ is at most 1/σ; so it is told
-here as a share a of the σ/C that always is: α_k = a σ / C, and ξ_ij = (a/C) e^{−‖w_i − w_j‖²/σ}. With a = 1, clients
-that are equal are averaged evenly, and those that are far apart, by σ, not at all; a = 0 is training alone. The
-paper's λ/α_k is μ here, and its client minimises f_i(w) + μ/2 ‖w − u_i‖² to the end, which local steps do by a part.
+The sum is over all C connected clients, and the distance is computed without the buffers; each w_i starts from the
+initial model. The paper's α_k must be small enough for ξ_ii ≥ 0, and A′(x) = e^{−x/σ}/σ is at most 1/σ, so that
+α_k ≤ σ/C is always small enough. The parameter here is the share a of this bound: α_k = a σ / C, and
+ξ_ij = (a/C) e^{−‖w_i − w_j‖²/σ}. With a = 1, clients with equal models are averaged with equal weights, and clients
+with a squared distance far above σ aren't averaged; with a = 0 each client trains alone. μ here is the paper's λ/α_k.
+The paper's client minimises f_i(w) + μ/2 ‖w − u_i‖² exactly; local steps minimise it approximately.
 
-The global model, which nobody trains on, is W ← step(W, Σ p_i w_i − W): the mean of the personal ones, unless a
-server optimizer is asked for.
+The global model, which no client trains, is W ← step(W, Σ p_i w_i − W): the mean of the personal models, unless
+another server optimizer is chosen.
 
-Sent: u_i to each participant, in place of W, and w_i back; to evaluate also w_i. Kept: the w_i, 4 C D bytes, beyond
-4 GiB in a temporary file; a round's models until all are there, 8 D bytes of each participant.
+Sent: u_i to each participant, in place of W, and w_i back; for an evaluation also w_i. Kept: the w_i, 4 C D bytes,
+beyond 4 GiB in a temporary file; the models of a round until all have arrived, 8 D bytes for each participant.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from strategies.flower.arrays import Layout, Vector
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.chain import Contribution
 
-MODELS = "models"  # the w_i
+MODELS = "models"  # name of the personal models w_i in the memory
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ class FedAMP(SynchronousStrategy):
     """FedAMP (Huang et al. 2021, algorithm 1).
 
     New model: when all participants have answered.
-    Rule: each client starts from, and is pulled to, a mean of all clients' models, by how near they are to its own.
-    Sent: that mean, u_i, in the place of the model.
+    Rule: each client starts from, and is pulled to, a mean of all clients' models, weighted by similarity.
+    Sent: the mean u_i, in place of the model.
     Kept: the last model of each client.
-    Helps: where clients fall into groups of like data, whom one model can't suit.
+    Helps: where clients form groups with similar data, and no single model suits all groups.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedAMPConfig
@@ -92,19 +93,19 @@ class FedAMP(SynchronousStrategy):
     _shares: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:
-        """Tell clients μ; they add the pull μ (w − u_i) to each gradient."""
+        """Return μ for the clients, which add the pull μ (w − u_i) to each gradient."""
         return {messages.ALPHA: self.config.proximal_mu}
 
     def evaluation_rule(self) -> dict[str, float]:
-        """Tell nothing: what clients are judged by is sent."""
+        """Return {}: the server sends each client its personal model for an evaluation."""
         return {}
 
     def personal_model(self, client: Client) -> Vector:
-        """Return w_i (D,)."""
+        """Return the personal model w_i (D,) of a client."""
         return self._models.get(client.index)
 
     def begin(self, layout: Layout, model: Vector) -> None:
-        """Begin with w_i = the initial model, (D,), of each client."""
+        """Set the personal model w_i of each client to the initial model (D,)."""
         if MODELS not in self.memory.vectors:
             self.memory.vectors[MODELS] = ClientVectors(model, max(len(self.clients), 1))
 
@@ -113,7 +114,7 @@ class FedAMP(SynchronousStrategy):
         return self.memory.vectors[MODELS]
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        """Yield u_i of each participant, in the place of the global model."""
+        """Yield u_i (D,) of each participant, which is sent in place of the global model."""
         everyone = [client.index for client in self.clients]
         rows, own = self._models.rows(everyone), [everyone.index(client.index) for client in clients]
         squares = squared_distances(self._models.matrix, rows, own, self.run.buffers_at)
@@ -124,7 +125,7 @@ class FedAMP(SynchronousStrategy):
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        """Note w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
+        """Store w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
         self._shares = self.importance()
         for index, share in self._shares.items():
             self.accounts[index].weight += share
@@ -136,9 +137,9 @@ class FedAMP(SynchronousStrategy):
         return super().aggregate(model, contributions, weights)
 
     def direction(self, total: Vector) -> Vector:
-        """Return Σ p_i w_i − W over all clients that are there, (D,), in place of the round's sum."""
+        """Return Σ p_i w_i − W over all connected clients, (D,), in place of the round's sum."""
         return np.asarray(self._models.weighted_sum(self._shares) - self.model)
 
     def expected_weights(self, p: Weights) -> Weights:
-        """Return p_i (n,): who takes part changes w_i, not how much it counts."""
+        """Return p_i (n,): participation changes w_i, but not the weight of a client."""
         return p

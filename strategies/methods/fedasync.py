@@ -1,16 +1,16 @@
-"""FedAsync: at every arrival the model is mixed with the client's, the less the later it comes.
+"""FedAsync: every arrival mixes the client's model into the global one; a staler model has a smaller weight.
 
 C. Xie, S. Koyejo and I. Gupta, "Asynchronous federated optimization", 2019, algorithm 1:
 
     W ← (1 − α_t) W + α_t w_i        α_t = α s(δ)
 
-with the whole model w_i of the client, not its update, and δ the aggregations since it was sent one. It is the step
-η_g α_t (w_i − W) with η_g = 1, so that a server optimizer and ``server_lr`` mean what they mean elsewhere. All
-clients count the same, whatever their importance, and the fast ones more often. With C = 1 and α = 1 it is local
-training. This is the paper's option I; of option II, whose local steps are pulled to the model that was sent,
-by ρ (w − W), there is nothing here.
+with the client's model w_i, not its update, and δ the number of aggregations since the client was sent its model.
+The mixing is the step η_g α_t (w_i − W) with η_g = 1, so that a server optimizer and ``server_lr`` have their usual
+meaning. All contributions have equal weight, whatever the importance of the client, and fast clients contribute more
+often. With C = 1 and α = 1 FedAsync is local training. This is the paper's option I; option II, whose local steps
+are pulled to the model that was sent by ρ (w − W), isn't implemented.
 
-A client is sent the model and sends one; the server keeps nothing beside it.
+A client receives the model and sends one back; the server keeps only the model.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class FedAsync(EveryArrival):
     """FedAsync (Xie et al. 2019, algorithm 1).
 
     Rule: the model is mixed with the client's, W + α s(δ) (w_i − W).
-    Helps: where data are alike and speeds aren't; the fast count more.
+    Helps: where data are IID and speeds differ; fast clients count more.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedAsyncConfig
@@ -53,22 +53,22 @@ class FedAsync(EveryArrival):
     weighing: ClassVar[str] = "identical"
 
     def own_lr(self) -> float:
-        """1: α says how far."""
+        """Return η_g = 1, because α already scales the step."""
         return 1.0
 
     def identical_weight(self, num_clients: int) -> float:
-        """Return α."""
+        """Return α, the weight of every contribution."""
         return self.config.mixing_alpha
 
     @property
     def discounts(self) -> bool:
-        """Unless s = 1."""
+        """Whether staleness changes the weight of a contribution: False if s(δ) = 1."""
         return not discount_of(self.config.staleness_discount).constant
 
     def discount(self, staleness: int) -> float:
-        """Return s(δ)."""
+        """Return s(δ), the factor of a contribution of staleness δ."""
         return discount_of(self.config.staleness_discount)(staleness)
 
     def counted(self, contribution: Contribution) -> Vector:
-        """Return w_i − W, W the present model and not the one that the client was sent."""
+        """Return w_i − W, (D,), with W the current model instead of the one that the client was sent."""
         return contribution.model - self.model

@@ -6,14 +6,14 @@ Fraboni et al. 2023, section 4.5:
     identical    d_i = s(δ)/m
     time-based   d_i = s(δ) p_i / (share of the aggregations that client i contributes to)
 
-Late work may be worth less, by its staleness δ: ``polynomial:0.5`` is the paper's s(δ) = (1 + δ)^−½; by default it
-is 1.
+A stale contribution may have a smaller weight, by the factor s(δ) of its staleness δ: ``polynomial:0.5`` is the
+paper's s(δ) = (1 + δ)^−½; by default s(δ) is 1.
 
-A client waits in the buffer until it is full, so its cycle isn't its task time and the share has no closed form. In
-virtual time the schedule follows from the task times alone: it is played through beforehand, for as many
-aggregations as the run may have, 20,000 at most, and the shares are those of so many; a run that its time budget ends
-sooner has slightly others. In real time they are those observed so far. With m = C and equal τ it is synchronous
-FedAvg, exactly.
+A client waits in the buffer until the buffer is full, so its cycle is longer than its task time, and the share has no
+closed form. In virtual time the schedule depends on the task times alone: it is simulated beforehand, for the run's
+maximum number of aggregations, at most 20,000, which gives the shares; if a time budget ends the run earlier, the
+actual shares differ slightly. In real time the shares are those observed so far. With m = C and equal τ, FedBuff is
+exactly synchronous FedAvg.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ from strategies.methods.shared.staleness import discount_of, discount_parameter
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Outlook, Schedule, Times
 
-# Aggregations that are played through; longer runs take these for all.
+# Number of aggregations that are simulated; longer runs use their shares, too.
 HORIZON = 20_000
-IN_VAIN = 100  # tasks of each client that are lost one after the other: none will be done
+IN_VAIN = 100  # lost tasks per client in a row, after which the simulation stops: no task will succeed
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class FedBuffConfig(BufferedConfig, AsynchronousConfig):
 def participation_counts(
     task_time: Callable[[int, int], float], num_clients: int, buffer_size: int, num_aggregations: int
 ) -> np.ndarray:
-    """Play the schedule through; return how many aggregations each client contributes to, shape (C,).
+    """Simulate the schedule; return the number of aggregations that each client contributes to, shape (C,).
 
-    ``task_time(i, k)`` is the seconds of task k (from 1) of client i.
+    ``task_time(i, k)`` is the duration in seconds of task k (from 1) of client i.
     """
 
     def outlook(client: int, task: int, when: float) -> Outlook:
@@ -69,10 +69,11 @@ def counts_of(
     buffer_size: int,
     num_aggregations: int,
 ) -> tuple[np.ndarray, int]:
-    """Do that where clients come and go; return also how many aggregations there are until no more come.
+    """Simulate the schedule of clients that come and go; return the counts (C,) and the number of aggregations.
 
-    ``outlook(i, k, t)`` is what becomes of task k of client i that begins at t, ``comes(i, t)`` when the client is
-    there, from t on.
+    The number of aggregations is below ``num_aggregations`` if contributions stop.
+    ``outlook(i, k, t)`` is the end and the outcome of task k of client i that begins at t, and ``comes(i, t)`` the
+    first time from t on at which client i is available.
     """
     queue, tasks = EventQueue(), np.zeros(num_clients, dtype=np.int64)
     counts = np.zeros(num_clients, dtype=np.int64)
@@ -117,15 +118,15 @@ class FedBuff(Buffered):
 
     @property
     def discounts(self) -> bool:
-        """Unless s = 1."""
+        """Whether staleness changes the weight of a contribution: False if s(δ) = 1."""
         return not discount_of(self.config.staleness_discount).constant
 
     def discount(self, staleness: int) -> float:
-        """Return s(δ)."""
+        """Return s(δ), the factor of a contribution of staleness δ."""
         return discount_of(self.config.staleness_discount)(staleness)
 
     def periods(self, times: Times) -> Times:
-        """Aggregations per contribution: expected where the times of all tasks are known, else observed so far."""
+        """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
         counting = self.ledger.counting
         m, number = min(self.config.buffer_size, len(counting)), min(self.total, HORIZON)
 
@@ -142,5 +143,7 @@ class FedBuff(Buffered):
             return super().periods(times)
         counts, done = played
         if self.pace.always:
-            return np.asarray(number / np.maximum(counts, 1))  # one that never contributes has any weight
+            return np.asarray(
+                number / np.maximum(counts, 1)
+            )  # a client that never contributes may have any weight
         return np.where(counts > 0, max(done, 1) / np.maximum(counts, 1), np.inf)

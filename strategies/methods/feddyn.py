@@ -1,25 +1,24 @@
-"""FedDyn: a regularizer of each client, which moves its minimum to that of all.
+"""FedDyn: a dynamic regularizer of each client, which moves its minimum to the minimum of the federated objective.
 
 D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough & V. Saligrama, "Federated learning based on
 dynamic regularization", ICLR 2021, algorithm 1:
 
     client i, from w ← W:  w ← w − γ (g_i(w) − h_i + α (w − W))
     server:                h_i ← h_i − α Δ_i                        for the participants
-                           H = Σ_i p_i h_i over all                 the paper's H ← H − α Σ_S p_i Δ_i, while p stays
+                           H = Σ_i p_i h_i over all clients         the paper's H ← H − α Σ_S p_i Δ_i, while p stays
                            W ← step(W, Σ_S d_i Δ_i − H/α)           the paper's step: Σ_S d_i w_i − H/α, for Σ d_i = 1
 
-All h_i and H are 0 at first. With exact local minima h_i is client i's gradient at its last model. The server holds
-every h_i, since Δ_i tells what it becomes: clients keep nothing and are sent the one vector −h_i. −H/α is the sum of
-all updates there ever were, so the method's own step is larger than FedAvg's, the more so while clients do little
-local work: as α → 0 it goes to v ← v + Δ, W ← W + Δ + v, with Δ = Σ p_i Δ_i and all clients. p_i change where
-clients come and go, or tell their sizes with their replies: H is then summed anew, as a run rests where it is 0, and
-that is the minimum of Σ p_i f_i for the same p_i alone. Who is away on devices counts for a while
-(strategies/core/population.py). Where a participation scheme minimises another objective by design (paired,
-fixed), p_i is that
-objective's.
+All h_i and H start from 0. With exact local minima h_i is client i's gradient at its last model. The server keeps
+every h_i, because h_i follows from Δ_i: clients keep no state and are sent the vector −h_i. −H/α is the sum of all
+updates so far, so the method's own step is larger than FedAvg's, the more so while clients do little local work: for
+α → 0 the step becomes v ← v + Δ, W ← W + Δ + v, with Δ = Σ p_i Δ_i and all clients. The p_i change when clients
+connect or disconnect, or report their sizes with their replies. H is then summed again with the new p_i: training is
+stationary where H = 0, which is the minimum of Σ p_i f_i only for the same p_i. An absent device keeps its p_i for a
+while (strategies/core/population.py). Under a participation scheme that minimises another objective by design
+(paired, fixed), the p_i are those of that objective.
 
 Sent: two vectors of the model's size to each participant, one back. Kept: the h_i, 4 C D bytes, beyond 4 GiB in a
-temporary file; a round's updates until all are there, 8 D bytes of each participant.
+temporary file; the updates of a round until all have arrived, 8 D bytes for each participant.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.chain import Contribution
 
-GRADIENTS = "gradients"  # the h_i
+GRADIENTS = "gradients"  # name of the h_i in the memory
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class FedDyn(SynchronousStrategy):
     moves by the mean of the updates, and of these sums.
     Sent: −h_i.
     Kept: h_i of each client, and their sum.
-    Helps: where data are unlike and clients come near their own minimum in a round.
+    Helps: where data are non-IID and clients come near their own minimum in a round.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedDynConfig
@@ -72,11 +71,11 @@ class FedDyn(SynchronousStrategy):
     past_the_sum: ClassVar[str] = "its server goes on from the updates of all earlier rounds"
 
     def local_rule(self) -> dict[str, float]:
-        """Tell clients α; they add the pull α (w − W) to each gradient."""
+        """Return α for the clients, which add the pull α (w − W) to each gradient."""
         return {messages.ALPHA: self.config.feddyn_alpha}
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        """Yield −h_i of each participant."""
+        """Yield −h_i (D,) of each participant."""
         gradients = self.vectors(GRADIENTS)
         for client in clients:
             yield {messages.CONSTANT: -gradients.get(client.index)}
@@ -84,7 +83,7 @@ class FedDyn(SynchronousStrategy):
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        """Note h_i and H, and return step(W, Σ d_i Δ_i − H/α), (D,)."""
+        """Update h_i and H, and return step(W, Σ d_i Δ_i − H/α), (D,)."""
         gradients = self._gradients
         for c in contributions:
             gradients.add(c.client.index, -self.config.feddyn_alpha, c.update)
@@ -96,5 +95,5 @@ class FedDyn(SynchronousStrategy):
 
     @property
     def _gradients(self) -> LatestUpdates:
-        """h_i and H."""
+        """The h_i of all clients, and H = Σ p_i h_i."""
         return LatestUpdates(self.memory, self.vectors(GRADIENTS), self.minimised())

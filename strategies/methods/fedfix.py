@@ -1,14 +1,15 @@
-"""FedFix: a new model every Δt seconds, from what arrived since.
+"""FedFix: a new model every Δt seconds, from the contributions that have arrived since the last one.
 
 Fraboni et al. 2023, section 4.4:
 
     d_i = ⌈τ_i / Δt⌉ p_i        eq. 40
 
-A client that returns inside an interval is handed the new model at its end, so that its cycle is ⌈τ_i/Δt⌉ Δt. An
-interval in which nothing arrived leaves the model as it is. With Δt ≥ max τ_i it is synchronous FedAvg, exactly.
+A client that replies within an interval is sent the new model at the end of the interval, so that its cycle is
+⌈τ_i/Δt⌉ Δt. An interval without arrivals leaves the model unchanged. With Δt ≥ max τ_i FedFix is exactly synchronous
+FedAvg.
 
-Where Δt is far shorter than all τ_i, each d_i is many times p_i, and contributions that come together move the model
-by many times their mean: then it swings, or diverges. The log says so.
+If Δt is far shorter than all τ_i, each d_i is many times p_i, and contributions that arrive together move the model
+by many times their mean: the model then oscillates or diverges. The log warns of such an interval.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
 
-FEW = 2.0  # intervals in which the fastest client is done, at least
+FEW = 2.0  # warn if the fastest client's task takes more than this many intervals
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class FedFixConfig(AsynchronousConfig):
 
 
 def periods(times: Times, interval: float) -> Times:
-    """P_i = ⌈τ_i / Δt⌉, where a ratio within a relative 1e-9 above a whole number is that number (0.6 / 0.2 is 3)."""
+    """Return P_i = ⌈τ_i / Δt⌉ (n,); a ratio up to 1e-9 (relative) above an integer counts as it (0.6 / 0.2 is 3)."""
     return np.maximum(np.ceil(times / interval * (1 - 1e-9)), 1.0)
 
 
@@ -62,18 +63,18 @@ class FedFix(AsynchronousStrategy):
 
     @property
     def interval(self) -> float:  # type: ignore[override]
-        """Δt."""
+        """Δt, seconds between two aggregations."""
         return self.config.fedfix_interval
 
     def periods(self, times: Times) -> Times:
-        """Count the intervals of a client's task, or of its cycle where it isn't always there."""
+        """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
         if not self.pace.always:
             return times / self.config.fedfix_interval
         return periods(times, self.config.fedfix_interval)
 
     def _look_at_interval(self, times: Times) -> None:
-        """Say once that even the fastest client works for several intervals."""
+        """Warn once if even the fastest client's task takes several intervals."""
         interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
         known = not self.pace.real_time or any(member.answers for member in self.ledger.counting)
         if known and FEW * interval < fastest < np.inf:
@@ -88,10 +89,10 @@ class FedFix(AsynchronousStrategy):
             )
 
     def expected_periods(self, times: Times) -> Times:
-        """E⌈T_i / Δt⌉ in virtual time: eq. 40 takes task times as fixed, and is biased where they are drawn."""
+        """Return E⌈T_i / Δt⌉ (n,) in virtual time; eq. 40 assumes fixed task times, and is biased for random ones."""
         interval = self.config.fedfix_interval
         if not self.pace.always:
-            return self.periods(times)  # by the drawn times, too
+            return self.periods(times)  # includes the random task times
         return self.pace.mean(
             lambda drawn: periods(drawn, interval), self.ledger.counting, self.ledger.members.values()
         )

@@ -1,4 +1,4 @@
-"""FedNova: updates are divided by how far each client's local steps went, before they are averaged.
+"""FedNova: each update is divided by the length of its client's local path before the updates are averaged.
 
 J. Wang, Q. Liu, H. Liang, G. Joshi & H. V. Poor, "Tackling the objective inconsistency problem in heterogeneous
 federated optimization", NeurIPS 2020, eq. 9 and algorithm 1:
@@ -6,13 +6,13 @@ federated optimization", NeurIPS 2020, eq. 9 and algorithm 1:
     client i:  Δ_i = −γ Σ_k a_ik g_ik,  its path s_i = γ ‖a_i‖₁: γ K_i for plain SGD
     server:    W ← step(W, s_eff Σ_S d_i Δ_i / s_i),   s_eff = Σ_S d_i s_i / Σ_S d_i
 
-so that clients of many steps don't pull the minimum to theirs. With momentum ρ ‖a_i‖₁ = (K_i − ρ(1−ρ^K_i)/(1−ρ)) /
-(1−ρ); each client tells its s_i (strategies/methods/shared/local_path.py), so that γ may differ too. The division
-by Σ d_i is ours,
-for schemes whose weights sum to 1 in the mean alone. With equal s_i it is FedAvg, exactly. A client that doesn't
-tell counts with s_eff, and the log says so.
+so that clients with many steps don't pull the global minimum towards their own. With momentum ρ,
+‖a_i‖₁ = (K_i − ρ(1−ρ^K_i)/(1−ρ)) / (1−ρ); each client reports its s_i (strategies/methods/shared/local_path.py), so
+that γ may differ between clients, too. The division by Σ d_i is our addition, for participation schemes whose weights
+sum to 1 only in expectation. With equal s_i FedNova is exactly FedAvg. A client that doesn't report its path counts
+with s_eff, and the log warns of it.
 
-Sent: what FedAvg sends. Kept: a round's updates until all are there, 8 D bytes of each participant.
+Sent: the messages of FedAvg. Kept: the updates of a round until all have arrived, 8 D bytes for each participant.
 """
 
 from collections.abc import Sequence
@@ -37,15 +37,15 @@ def scales(paths: Weights, weights: Sequence[float]) -> Weights:
     if not d.sum() > 0:
         return np.ones(len(paths))
     scale = np.ones(len(paths))
-    scale[known] = (np.sum(d * ratios) / np.sum(d)) / ratios  # exactly 1 where all are equal
+    scale[known] = (np.sum(d * ratios) / np.sum(d)) / ratios  # exactly 1 if all paths are equal
     return scale
 
 
 class FedNova(SynchronousStrategy):
     """FedNova (Wang et al. 2020, eq. 9).
 
-    Rule: each update is divided by how far its client's steps went, before the mean.
-    Needs: clients that tell how far their steps went.
+    Rule: each update is divided by the length of its client's local path, before the mean.
+    Needs: clients that report the length of their local path.
     Helps: where clients take unequal numbers of steps, or other step sizes.
     """
 
@@ -54,7 +54,7 @@ class FedNova(SynchronousStrategy):
     _scales: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:
-        """Ask clients how far their steps went."""
+        """Ask clients to report the length of their local path."""
         return {messages.PATH: 1.0}
 
     def aggregate(

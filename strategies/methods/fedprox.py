@@ -6,7 +6,7 @@ eq. 4 and Buttaci 2024, eqs. 4.3-4.4:
     client i minimises f_i(w) + α/2 ‖w − w̄_t‖²:   w_i ← w_i − γ [ g_i(w_i) + α (w_i − w̄_t) ]
     server:                                         w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
 
-With α = 0 it is FedAvg, exactly.
+With α = 0 FedProx is exactly FedAvg.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class FedProx(SynchronousStrategy):
     """FedProx (Li et al. 2020, algorithm 2).
 
     Rule: each local step is pulled to the model that was sent, by α (w − W).
-    Helps: where local models drift apart, by much or unequal work on unlike data; elsewhere it slows down.
+    Helps: where local models drift apart, by many or unequal local steps on non-IID data; elsewhere it is slower.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig
     config: FedProxConfig
 
     def local_rule(self) -> dict[str, float]:
-        """Tell clients α; they add the pull α (w − w̄) to each gradient."""
+        """Return α for the clients, which add the pull α (w − w̄) to each gradient."""
         return {messages.ALPHA: self.config.proximal_mu}

@@ -1,24 +1,23 @@
-"""MIFA: the last update of every client counts in every round, whoever takes part.
+"""MIFA: the last update of every client counts in every round, also without a new reply.
 
 X. Gu, K. Huang, J. Zhang & L. Huang, "Fast federated learning in the presence of arbitrary device unavailability",
 NeurIPS 2021, algorithm 1:
 
     h_i ← Δ_i              for the participants
-    W ← step(W, Σ_i p_i h_i)   over all
+    W ← step(W, Σ_i p_i h_i)   over all clients
 
 The first model is made when all clients have answered once (the paper's first round waits for all): until then
-updates are gathered, and the model stays; nobody waits for one who is never there any more, or never for as long as
-its task takes, or whose first ``MAX_MISSES`` tasks have come to nothing. One that joins later counts from its first
-answer on, one that is away on devices for a while (strategies/core/population.py), and then the others have its
-weight. With
-all clients in every round it is FedAvg, up to the cache's float32. The paper keeps Δ_i / γ of the round that it comes
-from, and steps by today's γ: the server isn't told γ, and keeps Δ_i. It is the same while γ stays; with a schedule
-of steps that shrink, updates count by the steps of their own rounds, and old ones for more.
-Where a participation scheme minimises another objective by design (paired, fixed), p_i is that objective's, and
-those count whom it ever draws.
+updates are collected, and the model doesn't change. Clients that will never be available again, or never for as long
+as a task takes, or whose first ``MAX_MISSES`` tasks have failed, are not waited for. A client that joins later counts
+from its first reply on. An absent device keeps its weight for a while (strategies/core/population.py); then the other
+clients share its weight. With all clients in every round MIFA is FedAvg, up to the cache's float32. The paper keeps
+Δ_i / γ with the γ of the update's round, and multiplies by the current γ: the server doesn't know γ, and keeps Δ_i.
+Both are equal for constant γ; with a decreasing schedule, an old update counts with the larger γ of its own round.
+Under a participation scheme that minimises another objective by design (paired, fixed), the p_i are those of that
+objective, and only clients that the scheme ever draws count.
 
-Sent: what FedAvg sends. Kept: the h_i, 4 C D bytes, beyond 4 GiB in a temporary file; a round's updates until all are
-there, 8 D bytes of each participant.
+Sent: the messages of FedAvg. Kept: the h_i, 4 C D bytes, beyond 4 GiB in a temporary file; the updates of a round
+until all have arrived, 8 D bytes for each participant.
 """
 
 from collections.abc import Sequence, Set
@@ -34,13 +33,13 @@ from strategies.rounds.strategy import SynchronousStrategy
 from strategies.timing.availability import NEVER
 from strategies.updates.chain import Contribution
 
-UPDATES, BEGUN = "updates", "begun"  # the h_i, and whether there has been a first model
+UPDATES, BEGUN = "updates", "begun"  # in the memory: h_i; whether there is a first model
 
 
 class Mifa(SynchronousStrategy):
     """MIFA (Gu et al. 2021, algorithm 1).
 
-    New model: when all participants have answered; the first when all clients have, once.
+    New model: when all participants have answered; the first one when all clients have answered once.
     Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds).
     Kept: the last update of each client.
     Helps: where some clients take part more often than others.
@@ -53,12 +52,13 @@ class Mifa(SynchronousStrategy):
     past_the_sum: ClassVar[str] = "updates count again in later rounds"
     counts_again: ClassVar[bool] = True
     _shares: dict[int, float]
-    _never: tuple[tuple[int, ...], set[int]] = (), set()  # of which clients, and who of them is never done
+    # Indices of clients, and of those among them that never complete a task.
+    _never: tuple[tuple[int, ...], set[int]] = (), set()
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        """Note h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,); W itself until all have answered."""
+        """Set h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,), or W unchanged until all clients have answered."""
         updates = self.vectors(UPDATES)
         answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
         p = self._waited_for(answered)
@@ -82,11 +82,11 @@ class Mifa(SynchronousStrategy):
         return super().aggregate(model, contributions, weights)
 
     def begin(self, layout: Layout, model: Vector) -> None:
-        """Forget who was never done in an earlier run."""
+        """Forget the clients of an earlier run that never complete a task."""
         self._never = (), set()
 
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
-        """Return p_i of the clients that count, by index: all but those who won't answer any more and never have."""
+        """Return p_i of the clients that count, by index: all that have answered or still may answer."""
         now, shares, never = self.pace.now(), self.minimised(), self._never_done()
         missed = {i: a.late + a.failed + a.refused for i, a in self.accounts.items() if i not in answered}
         for client in self.population.counting:
@@ -101,7 +101,7 @@ class Mifa(SynchronousStrategy):
         return {i: share for i, share in shares.items() if share}
 
     def _never_done(self) -> set[int]:
-        """Return the clients that never stay until their task is done, as far as that can be known."""
+        """Return the indices of clients known to be never available for as long as a task takes."""
         if self.pace.always:
             return set()
         indices = tuple(client.index for client in self.population.counting)
@@ -112,11 +112,11 @@ class Mifa(SynchronousStrategy):
         return self._never[1]
 
     def expected_weights(self, p: Weights) -> Weights:
-        """Return p_i (n,) of those that count: who takes part changes h_i, not how much it counts."""
+        """Return p_i (n,), 0 for excluded clients: participation changes h_i, but not the weight of a client."""
         counting = self._waited_for(set(self.vectors(UPDATES).clients))
         shares = np.array([counting.get(client.index, 0.0) for client in self.population.counting])
         return shares if self.pace.always else shares / (shares.sum() or 1.0)
 
     def direction(self, total: Vector) -> Vector:
-        """Return Σ p_i h_i over all, (D,), in place of the round's sum."""
+        """Return Σ p_i h_i over all clients, (D,), in place of the round's sum."""
         return LatestUpdates(self.memory, self.vectors(UPDATES), self._shares).mean

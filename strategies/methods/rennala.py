@@ -1,16 +1,16 @@
-"""Rennala SGD: a new model when B pieces of work on the present one have arrived; older work is thrown away.
+"""Rennala SGD: a new model when B updates of the current one have arrived; stale updates are discarded.
 
 A. Tyurin and P. Richtárik, "Optimal time complexities of parallel stochastic optimization methods under a fixed
 computation model", NeurIPS 2023:
 
     W ← W + η_g (1/B) Σ Δ_i        over the first B arrivals with δ = 0
 
-A client works on until the model is there, and counts as often as it comes; whoever comes late is handed the present
-model. It is minibatch SGD whose batch the fast gather, so that they count more: the run's ``expected-share`` says how
-much. With C = B = 1 it is local training.
+A client keeps working until the new model is made, and each of its updates counts; a client with a stale update is
+sent the current model. Rennala is minibatch SGD with a batch that mostly fast clients fill, so that they count more:
+the run's ``expected-share`` shows the share of each client. With C = B = 1 Rennala is local training.
 
-A client is sent the model and sends one, for nothing where it is late (``discarded-updates``); the server keeps the B
-updates of the next model, 8 B D bytes at most, and forgets them with it.
+A client receives the model and sends one back, which is discarded if it is stale (``discarded-updates``); the server
+keeps the B updates of the next model, at most 8 B D bytes, until that model is made.
 """
 
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ class Rennala(AsynchronousStrategy):
     """Rennala SGD (Tyurin and Richtárik 2023, section 4).
 
     New model: when `buffer-size` updates of the present model have arrived.
-    Rule: the model moves by their mean; updates of older models are thrown away.
+    Rule: the model moves by the mean of these updates; updates of older models are discarded.
     Kept: these updates until then.
-    Helps: where data are alike and stale updates harm; the fast count more.
+    Helps: where data are IID and stale updates harm; fast clients count more.
     """
 
     Config: ClassVar[type[StrategyConfig]] = RennalaConfig
@@ -47,13 +47,13 @@ class Rennala(AsynchronousStrategy):
     works_on: ClassVar[bool] = True
 
     def ready(self, arrived: int) -> bool:
-        """When there are B."""
+        """Return True when B contributions have arrived."""
         return arrived >= self.config.buffer_size
 
     def fresh(self, staleness: int) -> bool:
-        """δ = 0."""
+        """Return True if δ = 0; other contributions are discarded."""
         return staleness == 0
 
     def identical_weight(self, num_clients: int) -> float:
-        """1/B."""
+        """Return 1/B, the weight of every contribution."""
         return 1 / self.config.buffer_size

@@ -1,16 +1,17 @@
-"""Ringmaster ASGD: every arrival is a step, unless it is too old.
+"""Ringmaster ASGD: every arrival is a step of the model, unless its update is too stale.
 
 A. Maranjyan, A. Tyurin and P. Richtárik, "Ringmaster ASGD: the first asynchronous SGD with optimal time complexity",
 ICML 2025:
 
-    δ < R: W ← W + η_g Δ_i        else Δ_i is thrown away        and the client is handed the newest model either way
+    δ < R: W ← W + η_g Δ_i        else Δ_i is discarded; the client is sent the current model either way
 
-with δ the aggregations since the client was sent its model. All arrivals count the same, as the paper's workers have
-the same data; a client that is always late never counts, which the run's ``expected-share`` and the log say. With
-R = ∞ (``delay_threshold = 0``) it is asynchronous FedAvg with identical weights, exactly.
+with δ the number of aggregations since the client was sent its model. All contributions have equal weight, because
+the paper's workers have the same data; a client that is always too stale never counts, which the run's
+``expected-share`` and the log report. With R = ∞ (``delay_threshold = 0``) Ringmaster is exactly asynchronous FedAvg
+with identical weights.
 
-A client is sent the model and sends one, for nothing where it is too old (``discarded-updates``); the server keeps
-nothing beside the model.
+A client receives the model and sends one back, which is discarded if it is too stale (``discarded-updates``); the
+server keeps only the model.
 """
 
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class RingmasterConfig(EventsConfig):
 class Ringmaster(EveryArrival):
     """Ringmaster ASGD (Maranjyan et al. 2025, algorithm 4).
 
-    Rule: the model moves by Δ_i where δ < R; what is older is thrown away.
-    Helps: where data are alike and some are too slow to be of use; those never count.
+    Rule: the model moves by Δ_i if δ < R; staler updates are discarded.
+    Helps: where data are IID and some clients are too slow to be of use; those clients never count.
     """
 
     Config: ClassVar[type[StrategyConfig]] = RingmasterConfig
@@ -46,10 +47,10 @@ class Ringmaster(EveryArrival):
     weighing: ClassVar[str] = "identical"
 
     def fresh(self, staleness: int) -> bool:
-        """δ < R."""
+        """Return True if δ < R; other contributions are discarded."""
         return not self.config.delay_threshold or staleness < self.config.delay_threshold
 
     @property
     def observes_periods(self) -> bool:
-        """With a threshold nobody knows beforehand whose work will count."""
+        """Whether periods are observed: with a threshold, the accepted contributions can't be predicted."""
         return super().observes_periods or self.config.delay_threshold > 0

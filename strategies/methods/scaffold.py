@@ -1,23 +1,22 @@
-"""SCAFFOLD: each client corrects its steps by how its gradients differ from those of all.
+"""SCAFFOLD: each client corrects its steps by control variates, the difference of its gradients from the mean.
 
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich & A. T. Suresh, "SCAFFOLD: Stochastic controlled
 averaging for federated learning", ICML 2020, algorithm 1, option II:
 
     client i, from w ← W:  w ← w − γ_i (g_i(w) + c − c_i)          K_i times
     server:                c_i ← c_i − c − Δ_i / (K_i γ_i)         for the participants
-                           W ← step(W, Σ_S d_i Δ_i),   c = Σ_i p_i c_i over all
+                           W ← step(W, Σ_S d_i Δ_i),   c = Σ_i p_i c_i over all clients
 
-All c_i are 0 at first, so that the first round is FedAvg's; with one step each and all clients every round is, up to
-rounding. The server holds every c_i, since Δ_i and the path K_i γ_i that a client tells
-(strategies/methods/shared/local_path.py)
-say what it becomes: clients keep nothing and are sent the one vector c − c_i. With momentum the path is that of J.
-Wang et al. 2020, and c_i still a mean of the client's gradients on the way. Of a client that doesn't tell its path
-no c_i is learnt, and the log says so. Who is away on devices counts for a while
-(strategies/core/population.py). Where a
-participation scheme minimises another objective by design (paired, fixed), p_i is that objective's.
+All c_i start from 0, so that the first round equals FedAvg's; with one local step and all clients every round does,
+up to rounding. The server keeps every c_i, because c_i follows from Δ_i and the path K_i γ_i that the client reports
+(strategies/methods/shared/local_path.py): clients keep no state and are sent the vector c − c_i. With momentum the
+path is the one of J. Wang et al. 2020, and c_i is still a mean of the client's gradients during its local steps. If
+a client doesn't report its path, its c_i isn't updated, and the log warns of it. An absent device keeps its p_i for
+a while (strategies/core/population.py). Under a participation scheme that minimises another objective by design
+(paired, fixed), the p_i are those of that objective.
 
 Sent: two vectors of the model's size to each participant, one back. Kept: the c_i, 4 C D bytes, beyond 4 GiB in a
-temporary file; a round's updates until all are there, 8 D bytes of each participant.
+temporary file; the updates of a round until all have arrived, 8 D bytes for each participant.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,10 +39,10 @@ class Scaffold(SynchronousStrategy):
     """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II).
 
     Rule: each local step goes along g_i + c − c_i, c_i the mean of a client's last gradients, c that of all c_i.
-    Needs: clients that tell how far their steps went.
+    Needs: clients that report the length of their local path.
     Sent: c − c_i.
     Kept: c_i of each client.
-    Helps: where data are unlike and local work is much; where few take part, c_i are out of date.
+    Helps: where data are non-IID and clients take many local steps; with few participants, the c_i are out of date.
     """
 
     streams: ClassVar[bool] = False
@@ -54,11 +53,11 @@ class Scaffold(SynchronousStrategy):
     _common: Vector
 
     def local_rule(self) -> dict[str, float]:
-        """Ask clients how far their steps went."""
+        """Ask clients to report the length of their local path."""
         return {messages.PATH: 1.0}
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        """Yield c − c_i of each participant."""
+        """Yield c − c_i (D,) of each participant."""
         variates = self._variates
         self._common = variates.mean
         for client in clients:
@@ -67,7 +66,7 @@ class Scaffold(SynchronousStrategy):
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        """Note c_i ← c_i − c − Δ_i / s_i, and return step(W, Σ d_i Δ_i), (D,)."""
+        """Set c_i ← c_i − c − Δ_i / s_i for path s_i, and return step(W, Σ d_i Δ_i), (D,)."""
         variates = self._variates
         for c, path in zip(contributions, paths_of(contributions, self.safeguards.path_bound), strict=True):
             if not np.isnan(path):
@@ -77,5 +76,5 @@ class Scaffold(SynchronousStrategy):
 
     @property
     def _variates(self) -> LatestUpdates:
-        """c_i and c."""
+        """The control variates c_i of all clients, and c = Σ p_i c_i."""
         return LatestUpdates(self.memory, self.vectors(VARIATES), self.minimised())

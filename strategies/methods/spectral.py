@@ -1,14 +1,15 @@
 """The spectral-graph perturbed method.
 
-Buttaci 2024, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij says
-how alike the data of i and j are, p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
+Buttaci 2024, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij is
+the similarity of the data of clients i and j, p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
 
     server, round t:         u_t^i = (1/p_i) Σ_j p_ij w_{t−1,E}^j                       eq. 4.6
     client i, from w ← w̄_t:  w̃ = β w + (1−β) u_t^i,   w ← w − γ g_i(w̃)                 E times
     server:                  w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
 
-The gradient is taken at w̃, the step at w. β = 1 is FedAvg with adjacency weights, exactly. A client that doesn't take
-part in a round keeps its last local model; before its first one, the initial global model.
+The gradient is taken at w̃, the step at w. With β = 1 the method is exactly FedAvg with adjacency weights. A client
+that doesn't take part in a round keeps its last local model; before its first round, that is the initial global
+model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +29,11 @@ from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.rounds.strategy import SynchronousStrategy
 
-# Columns of the matrix of local models are averaged in blocks of this many bytes, in float64, which a cache holds.
+# The matrix of local models is averaged in blocks of columns, each of this many bytes in float64, to fit a CPU cache.
 BLOCK = 1 << 21
 
-# So many clients' averages are computed together, or as many as have so many bytes: each pass converts the whole
-# matrix to float64.
+# Averages are computed for this many clients at once, or for as many as take this many bytes, because each pass
+# converts the whole matrix to float64.
 TOGETHER, TOGETHER_BYTES = 64, 1 << 26
 
 
@@ -60,14 +61,14 @@ class SpectralConfig(SynchronousConfig):
 def neighbour_average(
     rows: NDArray[np.float64], models: NDArray[np.float32], order: Sequence[int]
 ) -> NDArray[np.float32]:
-    """u = (p_ij / p_i) W for some clients: one matrix product, in float64, by blocks of columns (eq. 4.6).
+    """Return u = (p_ij / p_i) W (L, D) for L clients: a matrix product in float64, by blocks of columns (eq. 4.6).
 
     Parameters
     ----------
     rows : array (L, C)
         Rows of the row-stochastic neighbour matrix.
     models : array (M, D), M ≥ C
-        Last local models; ``order`` (C) names the rows of it that the columns of ``rows`` stand for.
+        Last local models; ``order`` (C,) holds the row of ``models`` for each column of ``rows``.
     """
     average = np.empty((len(rows), models.shape[1]), dtype=np.float32)
     width = max(1, BLOCK // (8 * len(order)))
@@ -80,11 +81,11 @@ def neighbour_average(
 class Spectral(SynchronousStrategy):
     """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
 
-    Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with alike data.
+    Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with similar data.
     Needs: a direction of each client's data.
     Sent: u_i.
     Kept: the last model of each client.
-    Helps: where groups of clients have alike data; as u_i is a round old, a small β wants small steps.
+    Helps: where groups of clients have similar data; as u_i is a round old, a small β needs small steps.
     """
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
@@ -93,19 +94,19 @@ class Spectral(SynchronousStrategy):
     _models: ClientVectors | None = None
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
-        """Weigh clients by the graph, whose p_ij the method needs."""
+        """Return the config with adjacency weights, because the method needs the p_ij of the graph."""
         return replace(config, client_weights="adjacency")
 
     def local_rule(self) -> dict[str, float]:
-        """Tell clients β, unless it is 1: then the step is FedAvg's."""
+        """Return β for the clients, or {} if β = 1, where the step is FedAvg's."""
         return {messages.BETA: self.config.perturbation_beta} if self._perturbs else {}
 
     def without_companions(self) -> str:
-        """Say with which parameter no neighbours' average is sent."""
+        """Return the parameter with which no average of the neighbours is sent."""
         return "perturbation_beta = 1"
 
     def unseen_by_wrappers(self) -> str:
-        """Say so: a wrapper, such as Flower's for differential privacy, sees the global model alone."""
+        """Return the part of the messages that a wrapper, such as Flower's for differential privacy, doesn't see."""
         if not self._perturbs:
             return ""
         return (
@@ -114,7 +115,7 @@ class Spectral(SynchronousStrategy):
         )
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        """Yield u_t^i of each participant."""
+        """Yield u_t^i (D,) of each participant."""
         if not self._perturbs or self.graph is None:
             return
         if self._models is None:
@@ -132,16 +133,16 @@ class Spectral(SynchronousStrategy):
         return super().bytes_kept() + (0 if self._models is None else self._models.matrix.nbytes)
 
     def state(self) -> State:
-        """Add the local models."""
+        """Return the state of the run, with the local models."""
         return super().state() | ({} if self._models is None else self._models.state("local-models"))
 
     def restore(self, state: State) -> None:
-        """Take up the local models too."""
+        """Restore the state of the run, with the local models."""
         super().restore(state)
         self._models = ClientVectors.restored(state, "local-models", self.config.neighbour_memory)
 
     def reset(self) -> None:
-        """Drop the local models too."""
+        """Reset the run, and forget the local models."""
         super().reset()
         self._models = None
 
