@@ -1,17 +1,17 @@
-"""When clients are there, in virtual time.
+"""Availability of clients in virtual time.
 
     always
-    trace:FILE                       stretches of time by client, from a CSV or in FedScale's form
-    diurnal:SHARE[,PERIOD[,SPREAD]]  once in every PERIOD (a day) a client is there for SHARE of it; the middle is
-                                     drawn for each client around the beginning of the period (midnight), with a
-                                     deviation of SPREAD (1/8) of the period: the whole fleet comes and goes
-    bernoulli:P[,SECONDS]            in every SECONDS (1) a client is there with probability P, anew
+    trace:FILE                       intervals of availability by client, from a CSV or in FedScale's format
+    diurnal:SHARE[,PERIOD[,SPREAD]]  once in every PERIOD (a day) a client is available for SHARE of the period; the
+                                     middle is drawn for each client around the beginning of the period (midnight),
+                                     with a deviation of SPREAD (1/8) of the period: the fleet follows a common cycle
+    bernoulli:P[,SECONDS]            in every slot of SECONDS (1) a client is available with probability P
 
-A client that isn't there is handed nothing. One that goes while it works drops its task, but for ``bernoulli``: that
-says who begins a task, and who began one ends it. A stretch [start, end) is there at its start and gone at its end;
-work that ends just then is done.
+A client that isn't available gets no task. A client that becomes unavailable while it works drops its task, except
+under ``bernoulli``, which decides only whether a client may begin a task. An interval [start, end) includes its start
+and excludes its end; a task that ends exactly at the end of the interval is completed.
 
-Everything follows from the time, the client and the seed, so that a run needs no state of it to be resumed.
+Availability depends only on the time, the client and the seed, so that a resumed run needs no saved state of it.
 """
 
 import math
@@ -33,45 +33,45 @@ ALWAYS = "always"
 ALLOWED = "always, trace:FILE, diurnal:SHARE[,PERIOD[,SPREAD]], bernoulli:P[,SECONDS]"
 PATTERN = rf"^(always|trace:.+|diurnal:{NUMBER}(,{NUMBER}){{0,2}}|bernoulli:{NUMBER}(,{NUMBER})?)$"
 NEVER = math.inf
-LEAST = 1e-3  # seconds of a slot of ``bernoulli``
+LEAST = 1e-3  # least seconds of a slot of ``bernoulli``
 DAY = 86_400.0
 SPREAD = 1 / 8
-RAREST = 1e-5  # of ``bernoulli``: so rare are slots that differ from the others at most
-BLOCK = 512  # draws of ``bernoulli`` that are made and kept together, for each client
+RAREST = 1e-5  # least probability under ``bernoulli`` of being available, and of being unavailable
+BLOCK = 512  # number of slots of ``bernoulli`` that are drawn and cached together, for each client
 Stretch = tuple[float, float]
 
 
 def _past(time: float) -> float:
-    """Return a time at which what is due now has happened, however far the clock is."""
+    """Return a time later by more than the clock's rounding error, so that events due now are over."""
     return time + RESOLUTION + 1e-15 * time
 
 
 class Availability(ABC):
-    """When clients are there: by the client's place in the scenario, and clock seconds."""
+    """Availability of clients, given by their place in the scenario, at clock times in seconds."""
 
-    #: Whether nobody ever goes.
+    #: Whether all clients are always available.
     always = False
-    #: Whether what is there until the horizon comes again, and goes on for ever.
+    #: Whether the availability until ``horizon`` repeats for ever.
     repeats = True
 
     @abstractmethod
     def there(self, client: int, time: float) -> bool:
-        """Tell whether a client is there at a time, to which the clock's resolution counts."""
+        """Return True if a client is available at a time, within the clock's resolution."""
 
     @abstractmethod
     def changes(self, client: int, time: float) -> float:
-        """Return when the client goes or comes next, after a time; infinity if it doesn't."""
+        """Return the time of a client's next change of availability; infinity if there is none."""
 
     def leaves(self, client: int, time: float) -> float:
-        """Return when a client drops a task that it begins at a time at which it is there; infinity: it doesn't."""
+        """Return when an available client drops a task that it begins at ``time``; infinity if it doesn't."""
         return self.changes(client, time)
 
     def comes(self, client: int, time: float) -> float:
-        """Return when the client is there, from a time on: then or later; infinity if it never is."""
+        """Return the first time from ``time`` on at which a client is available; infinity if it never is."""
         return time if self.there(client, time) else self.changes(client, time)
 
     def away(self, client: int, since: float, until: float) -> Iterator[Stretch]:
-        """Yield the stretches in which a client isn't there, from one time to another, in their order."""
+        """Yield the intervals in which a client isn't available between two times, in order."""
         time, there = since, self.there(client, since)
         while time < until:
             turn = min(self.changes(client, time), until)
@@ -82,15 +82,15 @@ class Availability(ABC):
     @property
     @abstractmethod
     def horizon(self) -> float:
-        """Seconds that tell how often clients are there: the longest period, or what a file has."""
+        """Seconds that are representative of availability: the longest period, or the duration of a trace."""
 
     def period_of(self, client: int) -> float:
-        """Return the same of one client: after so many seconds what it does comes again, where it ``repeats``."""
+        """Return the horizon of one client, in seconds: its period, if availability ``repeats``."""
         return self.horizon
 
 
 class Always(Availability):
-    """Everybody is always there."""
+    """All clients are always available."""
 
     always = True
 
@@ -104,24 +104,24 @@ class Always(Availability):
 
     @property
     def horizon(self) -> float:
-        """There is none."""
+        """Return 0, because availability never changes."""
         return 0.0
 
 
 class Stretches:
-    """The stretches of one client, in order and apart from each other.
+    """The intervals of availability of one client, sorted and disjoint.
 
     Parameters
     ----------
     stretches : iterable of (float, float)
-        [start, end) in seconds, 0 ≤ start < end, in any order; those that meet are one.
+        [start, end) in seconds, 0 ≤ start < end, in any order; overlapping and adjacent intervals are merged.
     period : float, optional
-        After which they come again; none of them ends later. None: they don't.
+        Seconds after which the intervals repeat; no interval may end later. None: they don't repeat.
 
     Raises
     ------
     ValueError
-        If they aren't such.
+        If an interval is invalid.
     """
 
     def __init__(self, stretches: Iterable[Stretch], period: float | None = None) -> None:
@@ -135,9 +135,9 @@ class Stretches:
                 found.append((start, end))
         self.period = period
         self.whole = found == [(0.0, period)]
-        # Every time at which the client comes, even places, or goes.
+        # Times of changes: the client becomes available at even positions, unavailable at odd ones.
         self._turns: list[float] = [time for stretch in found for time in stretch]
-        # One that lasts over the end of the period has no turn there.
+        # An interval that lasts beyond the end of the period has no change there.
         if period is not None and len(found) > 1 and found[0][0] == 0 and found[-1][1] == period:
             self._turns = [*self._turns[1:-1]]
             self._first_is_coming = False
@@ -146,22 +146,22 @@ class Stretches:
 
     @property
     def end(self) -> float:
-        """When all is over: the period, or the last end."""
+        """The period in seconds, or the end of the last interval."""
         return self.period or max(self._turns, default=0.0)
 
     def _at(self, time: float) -> tuple[int, int, float]:
-        """Return the periods before a time, the turns of its own that are over, and when that period began."""
+        """Return the number of whole periods before a time, of changes since then, and the period's start."""
         if self.period is None:
             return 0, bisect_right(self._turns, time), 0.0
         number = math.floor(time / self.period)
         return number, bisect_right(self._turns, time - number * self.period), number * self.period
 
     def there(self, time: float) -> bool:
-        """Tell whether the client is there."""
+        """Return True if the client is available at a time."""
         return self.whole or (self._at(time)[1] % 2 == 1) == self._first_is_coming
 
     def changes(self, time: float) -> float:
-        """Return the next turn after a time."""
+        """Return the time of the next change after a time."""
         if self.whole or not self._turns:
             return NEVER
         number, over, began = self._at(time)
@@ -171,7 +171,7 @@ class Stretches:
 
 
 class ByStretches(Availability):
-    """Stretches of time by client; there may be fewer lists than clients, which then take them in turn."""
+    """Intervals of availability by client; with fewer lists than clients, the lists are reused in turn."""
 
     def __init__(self, listed: Sequence[Stretches]) -> None:
         self._listed = listed
@@ -181,25 +181,25 @@ class ByStretches(Availability):
         return self._listed[client % len(self._listed)]
 
     def there(self, client: int, time: float) -> bool:
-        """Look into the client's list."""
+        """Return True if the client's list has an interval with this time."""
         return self._of(client).there(_past(time))
 
     def changes(self, client: int, time: float) -> float:
-        """Return its next turn."""
+        """Return the next change in the client's list."""
         return self._of(client).changes(_past(time))
 
     @property
     def horizon(self) -> float:
-        """The longest list's end."""
+        """The latest end of all lists."""
         return max(listed.end for listed in self._listed)
 
     def period_of(self, client: int) -> float:
-        """Return the client's own."""
+        """Return the end of the client's list."""
         return self._of(client).end
 
 
 class Diurnal(ByStretches):
-    """A stretch of every period, around a time of the day that is the client's own."""
+    """One interval in every period, around a time of the day that is drawn for each client."""
 
     def __init__(self, share: float, period: float, spread: float, seed: int) -> None:
         self.share, self.period, self.spread, self.seed = share, period, spread, seed
@@ -219,16 +219,16 @@ class Diurnal(ByStretches):
 
     @property
     def horizon(self) -> float:
-        """A period."""
+        """The period in seconds."""
         return self.period
 
 
 class Bernoulli(Availability):
-    """There or not in every slot of time, by a draw; who began a task ends it."""
+    """Each client is available or not in each slot, by a random draw; a task that has begun is completed."""
 
     def __init__(self, probability: float, seconds: float, seed: int) -> None:
         self.probability, self.seconds, self.seed = probability, seconds, seed
-        # By client, the last block that was drawn: its number, its draws, and where they differ from the one before.
+        # By client, the last drawn block: its number, its draws, and the positions of changes.
         self._blocks: dict[int, tuple[int, bytes, array[int]]] = {}
 
     def _slot(self, time: float) -> int:
@@ -240,7 +240,7 @@ class Bernoulli(Availability):
             rng = streams.generator(self.seed, "slots-of-presence", client, block)
             draws = rng.random(BLOCK) < self.probability
             turns = np.flatnonzero(draws[1:] != draws[:-1]) + 1
-            # Of a million clients there are as many of these.
+            # Kept small, because there may be a million clients.
             known = self._blocks[client] = block, draws.tobytes(), array("H", turns.astype("u2").tobytes())
         return known[1:]
 
@@ -249,11 +249,11 @@ class Bernoulli(Availability):
         return bool(self._block(client, block)[0][at])
 
     def there(self, client: int, time: float) -> bool:
-        """Look at the slot's draw."""
+        """Return the draw of the slot that contains the time."""
         return self._drawn(client, self._slot(time))
 
     def changes(self, client: int, time: float) -> float:
-        """Return the beginning of the next slot with another draw."""
+        """Return the beginning of the next slot with a different draw."""
         if self.probability >= 1:
             return NEVER
         block, at = divmod(self._slot(time), BLOCK)
@@ -272,26 +272,26 @@ class Bernoulli(Availability):
 
     @property
     def horizon(self) -> float:
-        """So many slots as tell the share."""
+        """Seconds of one block of slots, enough to estimate the share."""
         return BLOCK * self.seconds
 
 
 def make_availability(text: str, num_clients: int, seed: int) -> Availability:
-    """Return who is there when.
+    """Return the availability that a text describes.
 
     Parameters
     ----------
     text : str
-        See the module.
+        One of the forms listed in the module's docstring.
     num_clients : int
-        C, of which a CSV must know each.
+        C; a CSV must have a row for each client.
     seed : int
-        Fixes what is drawn.
+        Seed of the random draws.
 
     Raises
     ------
     ValueError
-        If it is no such text, or the file isn't as it should be.
+        If the text or the file is invalid.
     """
     kind, _, argument = text.partition(":")
     if re.fullmatch(PATTERN, text) is None:
@@ -316,7 +316,7 @@ def make_availability(text: str, num_clients: int, seed: int) -> Availability:
 
 
 def check_presence(availability: str, task_failure: float) -> None:
-    """Raise ValueError if either is none; of a file nothing is known without the number of clients."""
+    """Raise ValueError if a value is invalid; a trace is read later, when the number of clients is known."""
     if not availability.startswith("trace:"):
         make_availability(availability, 1, 0)
     if not 0 <= task_failure < 1:
@@ -324,7 +324,7 @@ def check_presence(availability: str, task_failure: float) -> None:
 
 
 def _read(name: str, num_clients: int) -> list[Stretches]:
-    """Read a trace: a CSV with a row per stretch, or FedScale's, whose devices the clients take in turn."""
+    """Read a trace: a CSV with one row per interval, or FedScale's file, whose devices are assigned in turn."""
     file = NamedFile("availability", "trace", name)
     if (entries := file.entries()) is not None:
         return [_fedscale(file, entry, number + 1) for number, entry in enumerate(entries[:num_clients])]
@@ -350,7 +350,7 @@ def _read(name: str, num_clients: int) -> list[Stretches]:
 
 
 def _fedscale(file: NamedFile, entry: Any, number: int) -> Stretches:
-    """Make stretches of ``{"active": [s, …], "inactive": [s, …], "finish_time": s}``: come, gone, and the period."""
+    """Return the intervals of ``{"active": [s, …], "inactive": [s, …], "finish_time": s}``: starts, ends, period."""
     try:
         come, gone, period = list(entry["active"]), list(entry["inactive"]), float(entry["finish_time"])
         if len(come) != len(gone) or not period > 0:

@@ -1,4 +1,4 @@
-"""How often clients contribute whose availability is known: their cycles, and who is there on average."""
+"""Expected cycle times and participation of clients with a known availability."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from strategies.clock import RESOLUTION
 from strategies.timing.availability import NEVER, Availability
 
-PLAYED = 512  # tasks of a client, at least, where something is drawn
-MOST = 20_000  # and at most
-FEW, SURE = 32, 0.002  # so many are enough if their mean is known so well
-PERIODS = 64  # of a client, at most, of which a whole number of intervals is made
-SAMPLES = 96  # times of a period
-MANY = 32  # of periods that differ, up to so many times as many times,
-LOOKS = 300_000  # of so many looks at clients in all
-GOLDEN = (1 + 5**0.5) / 2  # a step by which no period is met at few times of its own
+PLAYED = 512  # least number of simulated tasks of a client with random task times
+MOST = 20_000  # largest number of simulated tasks of a client
+FEW, SURE = 32, 0.002  # check every 32 intervals of availability; stop at this relative error of the mean
+PERIODS = 64  # largest number of a client's periods that may be combined to a whole number of intervals
+SAMPLES = 96  # number of sampled times of a period
+MANY = 32  # where clients' periods differ, sample up to this many times SAMPLES,
+LOOKS = 300_000  # with about this many evaluations of a client's availability in total
+GOLDEN = (1 + 5**0.5) / 2  # irrational step, so that the samples cover all phases of every period
 
-# Of a task by its number from 1 and its beginning: its end, and whether it is lost.
+# End of a task, given its number (from 1) and its beginning, and whether the task is lost.
 Ends = Callable[[int, float], tuple[float, bool]]
 
 
@@ -29,11 +29,11 @@ class Cycle:
     Parameters
     ----------
     presence : Availability
-        When it is there.
+        Availability of the clients.
     place : int
-        Which client it is.
+        Place of the client in the scenario.
     interval : float, optional
-        A task begins at a multiple of it, but for one with which the client comes.
+        Seconds between aggregations: tasks begin at its multiples, or when the client becomes available.
     time : float
         Mean seconds of a task.
     """
@@ -42,11 +42,11 @@ class Cycle:
         self.presence, self.place, self.interval, self.time = presence, place, interval, time
 
     def of_fixed(self) -> float:
-        """Return the mean seconds from one contribution to the next, where all tasks take the same time."""
+        """Return the mean seconds between two contributions, if all tasks take the same time."""
         now, span = self._begin(), self._span(1)
         if now == NEVER:
             return NEVER
-        if self.presence.changes(self.place, now) == NEVER:  # there for good: from one beginning to the next
+        if self.presence.changes(self.place, now) == NEVER:  # always available from now on
             return self._next(self.time)
         if self._ends(now):
             return self._of_ended(now)
@@ -58,28 +58,28 @@ class Cycle:
         return span / done if done else NEVER
 
     def _fixed(self, now: float, end: float) -> tuple[int, float]:
-        """Return how many tasks that begin by a time are done, and the next beginning."""
+        """Return the number of completed tasks that begin before ``end``, and the next beginning."""
         done, again = 0, self._next(self.time)
-        before = end * (1 - 1e-12) - RESOLUTION  # the next period's first task isn't one of these
+        before = end * (1 - 1e-12) - RESOLUTION  # excludes the first task of the next period
         while now < before:
             leaves = self.presence.leaves(self.place, now)
-            following = now  # the beginning of a task that isn't done when the client goes
+            following = now  # beginning of a task that the client drops when it leaves
             if now + self.time <= leaves + RESOLUTION:
                 first = self._next(now + self.time)
                 more = max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
                 done, following = done + 1 + more, first + more * again
-            # Who waits for an aggregation waits for it also where it has gone and come back meanwhile.
+            # A client that waits for an aggregation keeps waiting even if it leaves and returns meanwhile.
             now = self.presence.comes(self.place, max(leaves, following))
         return done, now
 
     def _of_ended(self, now: float) -> float:
-        """Return the mean seconds between beginnings from a time on, where whoever begins a task ends it.
+        """Return the mean seconds between beginnings of tasks from ``now`` on, if every begun task is completed.
 
-        There is no period after which all begins anew: a task may outlast any.
+        The sequence of tasks isn't periodic, because a task may outlast a period.
         """
         began, again = now, self._next(self.time)
         spans: list[float] = []
-        tasks: list[int] = []  # that begin before the client goes, and the seconds until it comes
+        tasks: list[int] = []  # number of tasks that begin in each interval of availability
         while True:
             first = self._next(now + self.time)
             goes = self.presence.changes(self.place, now) - RESOLUTION
@@ -95,14 +95,16 @@ class Cycle:
                     return mean
 
     def of_drawn(self, ends: Ends) -> float:
-        """Return the same, of tasks that ``ends`` says the end of."""
+        """Return the mean seconds between two contributions, by simulation; ``ends`` returns the end of each task."""
         began = now = self._begin()
         if now == NEVER:
             return NEVER
         stays = self._ends(now)
         span = self.presence.horizon if stays else self._span(PLAYED)
         end, done, task = now + span, 0, 0
-        more = self.presence.repeats and not self.presence.always  # it may be away most of the time
+        more = (
+            self.presence.repeats and not self.presence.always
+        )  # the client may be unavailable most of the time
         while task < MOST:
             if now >= end:
                 if not more or done >= PLAYED or not (done or stays):
@@ -116,32 +118,31 @@ class Cycle:
         return ((now if stays else min(now, end)) - began) / done if done else NEVER
 
     def _ends(self, now: float) -> bool:
-        """Tell whether the client ends what it begins, though it comes and goes."""
+        """Return True if the client completes begun tasks although its availability changes."""
         presence, place = self.presence, self.place
         return presence.leaves(place, now) == NEVER > presence.changes(place, now)
 
     def _begin(self) -> float:
-        """Return the first time at which the client comes, so that whole periods follow."""
+        """Return the first time at which the client becomes available, so that whole periods follow."""
         there = self.presence.there(self.place, 0.0)
         gone = self.presence.changes(self.place, 0.0) if there and self.presence.repeats else 0.0
         return 0.0 if gone == NEVER else self.presence.comes(self.place, gone)
 
     def _span(self, tasks: int) -> float:
-        """Return how long to look: so many tasks, in whole periods; all there is where nothing comes again."""
+        """Return the seconds to simulate: whole periods for ``tasks`` tasks, or the horizon without a period."""
         if not self.presence.repeats:
             return self.presence.horizon
         if not (period := self.presence.period_of(self.place)):
             return tasks * self.time
         number, whole = max(math.ceil(tasks * self.time / period), 1), 1
-        if (
-            self.interval
-        ):  # so many periods are about a whole number of intervals, where one is much of a period
+        # Combine periods to about a whole number of intervals, where an interval is a large part of a period.
+        if self.interval:
             most = min(max(math.ceil(PLAYED * self.interval / period), 1), PERIODS)
             whole = Fraction(period / self.interval).limit_denominator(most).denominator
         return math.ceil(number / whole) * whole * period
 
     def _next(self, time: float) -> float:
-        """Return when a client that is done at a time begins again."""
+        """Return the time at which a client that completes a task at ``time`` begins the next one."""
         if not self.interval:
             return time
         return math.ceil(time / self.interval * (1 - 1e-9)) * self.interval
@@ -155,15 +156,15 @@ def over_time(
 ) -> NDArray[np.float64]:
     """Return the mean shares (n,) of clients in rounds that begin at times spread evenly over a period.
 
-    Where clients have periods of their own, over so many of the longest that each is met at all times of its own.
+    If the periods of clients differ, the times cover several of the longest period, and so all phases of each.
 
     Parameters
     ----------
     places, times : sequence
-        Which clients they are, and how long their tasks take, (n,).
+        Places of the clients in the scenario, and the seconds that their tasks take, (n,).
     shares : callable
-        Of those that are there, by their positions (m,), returns the shares (m,). Those that go before they are
-        done leave theirs to the others.
+        Returns the shares (m,) of the available clients, given their positions (m,). The share of a client that
+        leaves before its task is done goes to the other clients.
     """
     total, counted = np.zeros(len(places)), 0
     for moment in _moments(presence, places):
@@ -179,13 +180,13 @@ def over_time(
 
 
 def _moments(presence: Availability, places: Sequence[int]) -> list[float]:
-    """Return times that are spread evenly over what comes again."""
+    """Return times that are spread evenly over the period, or over several if periods differ."""
     longest, number = presence.horizon, SAMPLES
     if presence.repeats:
         turning = {presence.period_of(place) for place in places if presence.changes(place, 0.0) < NEVER}
         longest = max(turning, default=longest)
         if len(turning) > 1:
             number = min(max(LOOKS // len(places), SAMPLES), MANY * SAMPLES)
-            step = GOLDEN * longest / number**0.5  # as many periods as times of each
+            step = GOLDEN * longest / number**0.5  # as many periods as sampled phases of each
             return ((np.arange(number) + 0.5) * step).tolist()  # type: ignore[no-any-return]
     return ((np.arange(number) + 0.5) / number * longest).tolist()  # type: ignore[no-any-return]

@@ -1,15 +1,15 @@
-"""What the devices of a fleet can do: how long a task takes by its work and its bytes.
+"""Device profiles: the capacity of each device, which gives the time of a task from its work and bytes.
 
     T = work / speed + bits down / down + bits up / up + latency                        seconds
 
-Work is counted in examples that a task passes over (or in operations: whoever counts says so), and speed in as many a
-second. A profile is a file with a row per client, or is drawn by a law:
+Work is measured in processed examples (or in operations, where a work function returns them), and speed in the
+same unit per second. A profile is a file with a row per client, or is drawn by a law:
 
     lognormal:S[,SPEED[,DOWN[,UP[,LATENCY]]]]    speed = SPEED / X, ln X ~ N(0, S²): the heavy tail of FedScale's
     zipf:S[,…], pareto:S[,…]                     X ~ Zipf(S), 1, 2, …; or Pareto with P(X > x) = x^−S from 1: Plato's
 
-X is drawn once for a client's speed, and once more for both ways of its link: DOWN / X and UP / X. It is at most
-1,000: a heavier tail would be a client that never answers. By default SPEED is 100 a second, DOWN 20 Mbit/s, UP 5
+X is drawn once for a client's speed, and once more for both directions of its link: DOWN / X and UP / X. X is at most
+1,000, because a client with a larger X would never answer. By default SPEED is 100 a second, DOWN 20 Mbit/s, UP 5
 Mbit/s and LATENCY 0.1 s.
 
 Sources: F. Lai et al., "FedScale: benchmarking model and system performance of federated learning at scale", ICML
@@ -30,19 +30,19 @@ from strategies.timing.named_file import NUMBER, NamedFile, numbers
 LAWS = ("lognormal", "zipf", "pareto")
 ALLOWED = "profile:FILE, lognormal:S, zipf:S, pareto:S (and SPEED,DOWN,UP,LATENCY after a comma)"
 PATTERN = rf"profile:.+|({'|'.join(LAWS)}):{NUMBER}(,{NUMBER}){{0,4}}"
-MOST = 1000.0  # X at most
+MOST = 1000.0  # upper bound of X
 
 COLUMNS = ("client", "speed", "down", "up", "latency")
 WITH_WATTS = (*COLUMNS, "watts")
 
-# FedScale: three passes' time of a measured one, forward, for a step; its bandwidths are in kbit/s.
+# FedScale measures one forward pass; a training step takes three times that. FedScale's bandwidths are in kbit/s.
 PASSES, KILO = 3.0, 1000.0
-# APPFL: its bandwidths are in Mbit/s; how long a step takes it measures, which a virtual clock can't.
+# APPFL's bandwidths are in Mbit/s. APPFL measures the time of a step, which a virtual clock can't do.
 MEGA = 1e6
 
 
 class Capacity(NamedTuple):
-    """What a device can do: work a second, bit/s down and up, seconds of latency, and watts while it works."""
+    """The capacity of a device: work per second, bit/s down and up, seconds of latency, and watts while it works."""
 
     speed: float
     down: float
@@ -51,15 +51,15 @@ class Capacity(NamedTuple):
     watts: float | None = None
 
     def seconds(self, load: Load) -> float:
-        """Return T."""
+        """Return T, the seconds of a task with this load."""
         return self.working(load) + 8 * load.down / self.down + 8 * load.up / self.up + self.latency
 
     def working(self, load: Load) -> float:
-        """Return the seconds of T that aren't on the way."""
+        """Return the seconds of T that the device spends on training."""
         return load.work / self.speed
 
     def parts(self, load: Load) -> Parts:
-        """Return what T consists of; of the latency each way has half."""
+        """Return the download, training and upload seconds of T; each direction has half of the latency."""
         way = self.latency / 2
         return Parts(8 * load.down / self.down + way, self.working(load), 8 * load.up / self.up + way)
 
@@ -73,16 +73,16 @@ class DeviceProfile:
     Parameters
     ----------
     name : str
-        ``profile:FILE``, or a law: see the module.
+        ``profile:FILE``, or a law listed in the module's docstring.
     num_clients : int
         C.
     seed : int
-        Fixes the draws of a law.
+        Seed of the draws of a law.
 
     Raises
     ------
     ValueError
-        If it is none of these, or the file isn't as it should be.
+        If the name is unknown, or the file is invalid.
     """
 
     def __init__(self, name: str, num_clients: int, seed: int = 0) -> None:
@@ -90,7 +90,7 @@ class DeviceProfile:
         self.seed = seed
         self._devices: dict[int, Capacity] = {}
         self._law: Callable[[np.random.Generator], float] | None = None
-        self.says_speed = True  # whether the speeds are somebody's, or the default
+        self.says_speed = True  # whether the profile defines speeds, instead of the default
         if kind == "profile":
             self._listed = _read(argument, num_clients)
             return
@@ -100,7 +100,7 @@ class DeviceProfile:
         self._listed = []
 
     def device(self, client: int) -> Capacity:
-        """Return what a client can do; one that joined later than a file was read is as slow as the slowest in it."""
+        """Return a client's capacity; a client without a row in the file is as slow as the slowest in the file."""
         if client < len(self._listed):
             return self._listed[client]
         if client not in self._devices:
@@ -141,7 +141,7 @@ def _law_of(name: str, argument: str) -> list[float]:
 
 
 def _drawing(kind: str, shape: float) -> Callable[[np.random.Generator], float]:
-    """Return what draws X."""
+    """Return a function that draws X."""
     draw: dict[str, Callable[[np.random.Generator], float]] = {
         "lognormal": lambda rng: float(np.exp(shape * rng.standard_normal())),
         "zipf": lambda rng: float(rng.zipf(shape)),
@@ -151,7 +151,7 @@ def _drawing(kind: str, shape: float) -> Callable[[np.random.Generator], float]:
 
 
 def _read(name: str, num_clients: int) -> list[Capacity]:
-    """Read a profile: a CSV, or FedScale's device capacity or APPFL's profiles, which the clients take in turn."""
+    """Read a profile: a CSV, or FedScale's device capacity or APPFL's profiles, which are assigned in turn."""
     file = NamedFile("time_scenario", "profile", name)
     if (entries := file.entries()) is not None:
         is_appfl = isinstance(entries[0], dict) and "compute_factor" in entries[0]
@@ -182,19 +182,19 @@ def _row(row: Sequence[str]) -> tuple[int, Capacity | None]:
 
 
 def _fedscale(file: NamedFile, entries: Sequence[Any], client: int) -> Capacity:
-    """Make a device of ``{"computation": ms an example, forward, "communication": kbit/s}``."""
+    """Return the capacity of ``{"computation": ms per example, forward, "communication": kbit/s}``."""
     milliseconds, bandwidth = _two(file, entries, client, "computation", "communication")
     return Capacity(1000 / (PASSES * milliseconds), KILO * bandwidth, KILO * bandwidth, 0.0)
 
 
 def _appfl(file: NamedFile, entries: Sequence[Any], client: int) -> Capacity:
-    """Make a device of ``{"compute_factor": times slower, "bandwidth": Mbit/s}``, as APPFL's ClientProfile has it."""
+    """Return the capacity of ``{"compute_factor": slowdown, "bandwidth": Mbit/s}``, APPFL's ClientProfile."""
     slower, bandwidth = _two(file, entries, client, "compute_factor", "bandwidth")
     return Capacity(USUAL.speed / slower, MEGA * bandwidth, MEGA * bandwidth, 0.0)
 
 
 def _two(file: NamedFile, entries: Sequence[Any], client: int, *names: str) -> tuple[float, float]:
-    """Return two numbers of a client's entry."""
+    """Return two positive numbers of a client's entry."""
     at = client % len(entries)
     try:
         first, second = (float(entries[at][name]) for name in names)

@@ -1,6 +1,6 @@
-"""Files that the value of a parameter names, such as ``trace:FILE``: found, read, and what is wrong with them.
+"""Files named in the value of a parameter, such as ``trace:FILE``: reading them, and errors about them.
 
-No message quotes what is in a file: a wrong name may lead to one that nobody was meant to see.
+No error message quotes the contents of a file: a wrong name may lead to a confidential file.
 """
 
 import csv
@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
 
-# One that stands in such a value itself, as a pattern.
+# Pattern of a number in the value of such a parameter.
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
 
 
@@ -21,12 +21,12 @@ class NamedFile:
     Parameters
     ----------
     parameter, kind, name : str
-        Of these.
+        Name of the parameter, kind of the file, and path of the file.
 
     Raises
     ------
     ValueError
-        If there is no such file.
+        If the file doesn't exist.
     """
 
     def __init__(self, parameter: str, kind: str, name: str) -> None:
@@ -40,11 +40,11 @@ class NamedFile:
             raise self.wrong("is no file")
 
     def wrong(self, reason: str) -> ValueError:
-        """Return the error that says what is wrong with it."""
+        """Return an error that names the parameter, the file and the reason."""
         return ValueError(f"{self._said}: {reason}")
 
     def rows(self, *headers: Sequence[str]) -> list[tuple[int, list[str]]]:
-        """Return the rows of a CSV, each with its line, without empty ones and without one of these headers."""
+        """Return the rows of a CSV with their line numbers, without empty rows and without one of the headers."""
         try:
             with self.path.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.reader(file)
@@ -56,9 +56,9 @@ class NamedFile:
         return rows
 
     def entries(self) -> list[Any] | None:
-        """Return the values of a dict that was written as JSON or with ``pickle``, in its order; None of a CSV.
+        """Return the values of a dict in a JSON or ``pickle`` file, in its order; None for a CSV.
 
-        A pickle may hold dicts, lists, numbers and texts, and nothing that would run a program.
+        A pickle may hold dicts, lists, numbers and strings only, so that loading it can't run code.
         """
         try:
             with self.path.open("rb") as file:
@@ -70,7 +70,7 @@ class NamedFile:
             found = json.loads(content) if begin == b"{" else _Plain(BytesIO(content)).load()
         except (OSError, ValueError, EOFError, RecursionError, pickle.UnpicklingError, MemoryError):
             raise self.wrong("can't be read as JSON, or as a pickle of dicts, lists and numbers") from None
-        except (IndexError, KeyError, AttributeError, TypeError, OverflowError):  # of a pickle that is none
+        except (IndexError, KeyError, AttributeError, TypeError, OverflowError):  # an invalid pickle
             raise self.wrong("can't be read as a pickle of dicts, lists and numbers") from None
         if not isinstance(found, dict) or not found:
             raise self.wrong("must be a dict with an entry for each device")
@@ -78,12 +78,12 @@ class NamedFile:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads plain values only."""
+    """An unpickler of plain values, which refuses all classes and functions."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError("not plain")
 
 
 def numbers(cells: Sequence[str]) -> Iterator[float]:
-    """Yield the cells of a row as numbers; ValueError if one isn't any."""
+    """Yield the cells of a row as numbers; ValueError if a cell isn't a number."""
     return (float(cell) for cell in cells)

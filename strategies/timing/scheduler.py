@@ -1,10 +1,11 @@
-"""How time passes in a run: the only place that knows which clock it is.
+"""The scheduler of a run, in virtual or real time: the only module that depends on the kind of clock.
 
-In *virtual* time arrivals follow from the time scenario alone: the clock jumps to the next task that is due and waits
-for that one reply. Due times within 1e-9 s are equal, and equal ones are taken in client order. In *real* time
-replies count when they come, a task has a deadline, and τ_i is the running mean of what was observed.
+In *virtual* time arrivals depend on the time scenario alone: the clock jumps to the next due task and waits for its
+reply. Due times within 1e-9 s are equal, and tasks with equal due times are processed in client order. In *real* time
+replies count when they arrive, each task has a deadline, and τ_i is the running mean of the observed task times.
 
-A loop asks its scheduler when a task is due, what happens next, what a client's times are and how long a round takes.
+A loop asks its scheduler when a task is due, what happens next, what the task times of clients are, and how long a
+round takes.
 """
 
 from abc import ABC, abstractmethod
@@ -24,53 +25,54 @@ from strategies.timing.load import Loads
 Times = NDArray[np.float64]
 T = TypeVar("T")
 
-SHORTEST_DEADLINE = 60.0  # real seconds that a task is given at least, when the timeout allows
+SHORTEST_DEADLINE = 60.0  # least deadline of a task in real seconds, unless the timeout is shorter
 
 
 class Outlook(NamedTuple):
-    """When a task is over (clock seconds), and whether it is lost then, as its client is gone."""
+    """The clock time in seconds at which a task ends, and whether it is lost because its client leaves."""
 
     due: float
     lost: bool
 
 
 class Schedule(Protocol):
-    """What is known of all tasks to come."""
+    """The predicted ends of all future tasks."""
 
     def outlook(self, client: Client, task: int, when: float) -> Outlook:
-        """Return what becomes of a client's task, by its number from 1, that begins at a time."""
+        """Return end and outcome of a client's task, given its number (from 1) and its beginning."""
 
     def comes(self, client: Client, when: float) -> float:
-        """Return when a client is there, from a time on; infinity: never."""
+        """Return the first time from ``when`` on at which a client is available; infinity: never."""
 
 
 def patience(usual: float, timeout: float) -> float:
-    """Return for how many real seconds an answer is waited for that usually takes so many."""
+    """Return the real seconds to wait for a reply that usually takes ``usual`` seconds."""
     return min(timeout, max(5 * usual, SHORTEST_DEADLINE))
 
 
 class Scheduler(ABC):
-    """Time as a strategy sees it.
+    """Time and task times of a run, as a strategy uses them.
 
     Parameters
     ----------
     clock : Clock
-        Seconds of the run.
+        The clock of the run, in seconds.
     scenario, seed : str, int
-        How long tasks take in virtual time: see ``strategies.timing.time_scenario.TimeScenario``.
+        Task times in virtual time, and the seed of their random draws: see
+        ``strategies.timing.time_scenario.TimeScenario``.
     budget : float
         Seconds after ``begin`` (of rounds: after the clock's start) at which the run ends; 0: no limit.
     loads : Loads
-        What tasks weigh, where their times follow from that.
+        Loads of the tasks, where the time scenario derives task times from them.
     """
 
-    #: Whether time passes by itself: replies count when they come, task times τ_i are estimates that every answer
-    #: changes, and a run without clients waits for one.
+    #: Whether time is real: replies count when they arrive, task times τ_i are estimates that every reply updates,
+    #: and a run without clients waits for one.
     real_time: bool
-    #: Whether everybody is always there, and no task is lost.
+    #: Whether all clients are always available, and no task is lost.
     always: bool = True
 
-    #: Whether the times of tasks follow from their work and their bytes.
+    #: Whether task times depend on the work and the bytes of tasks.
     weighs: bool = False
 
     def __init__(
@@ -79,24 +81,24 @@ class Scheduler(ABC):
         self.clock = clock
         self.loads = loads or Loads()
         self.scenario, self.seed, self.budget = scenario, seed, budget
-        self.began = self.origin = 0.0  # clock seconds of the first task, and that intervals are counted from
-        self.ticks = 0  # intervals that are over
+        self.began = self.origin = 0.0  # clock times of the first task, and of the first interval
+        self.ticks = 0  # number of intervals that are over
 
     def now(self) -> float:
         """Return the seconds of the run's clock."""
         return self.clock.now()
 
     def watts(self, number: int) -> list[float] | None:
-        """Return what so many clients' devices take while they have a task, by index; None if nobody says."""
+        """Return the watts of ``number`` clients' devices while they train, by index; None if unknown."""
         return None
 
     def begin(self) -> None:
-        """Count intervals and the budget from now."""
+        """Start intervals and the time budget at the current time."""
         self.began = self.origin = self.clock.now()
         self.ticks = 0
 
     def over(self, time: float) -> bool:
-        """Tell whether a clock time lies beyond the budget."""
+        """Return True if a clock time is beyond the time budget."""
         return bool(self.budget) and time > self.began + self.budget + RESOLUTION
 
     def tick(self, interval: float | None) -> float:
@@ -104,127 +106,128 @@ class Scheduler(ABC):
         return NEVER if interval is None else self.origin + (self.ticks + 1) * interval
 
     def count_interval(self, interval: float) -> None:
-        """Count an interval that is over; of several that were missed only one counts."""
+        """Count an interval that is over; several missed intervals count as one."""
         now = self.now()
         if now > self.tick(interval) + interval:
             self.origin = now - (self.ticks + 1) * interval
         self.ticks += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what a run goes on from."""
+        """Return the state for a resumed run."""
         return {"time": self.clock.now(), "began": self.began, "origin": self.origin, "ticks": self.ticks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; what passed since doesn't count."""
+        """Restore ``state``; the time since it was saved doesn't count."""
         self.clock.resume(state["time"])
         self.began, self.origin, self.ticks = state["began"], state["origin"], state["ticks"]
 
     @abstractmethod
     def enrol(self, clients: Sequence[Client]) -> None:
-        """Take note of the clients of the run; the time scenario is for those that are there at its start."""
+        """Register the clients of the run; the time scenario applies to those present at its start."""
 
     @abstractmethod
     def round_time(self, clients: Iterable[Client], task: int) -> float:
-        """Return the seconds by which a round of these clients moves the clock on."""
+        """Return the seconds by which a round of these clients advances the clock."""
 
     @abstractmethod
     def foretold(self, client: Client, task: int) -> float | None:
-        """Return the clock time at which a round's task that is handed out now ends; None where nobody can know.
+        """Return the clock time at which a round's task that is dispatched now will end; None if it is unknown.
 
-        One that its client drops ends then: see ``loses``.
+        A task that its client drops ends at that moment: see ``loses``.
         """
 
     def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
-        """Return that of several."""
+        """Return the clock times at which tasks of several clients will end, as ``foretold`` does."""
         return [self.foretold(client, task) for client in clients]
 
     def parts(self, client: Client) -> Parts | None:
-        """Return what the time of a client's last task consists of; None where nobody can tell its parts apart."""
+        """Return the download, training and upload seconds of a client's last task; None if they are unknown."""
         return None
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether it is known when clients aren't there."""
+        """Whether clients have a known availability that changes."""
         return False
 
     def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
-        """Yield each client's index and when it isn't there, from one clock time to another."""
+        """Yield each client's index and the intervals between two clock times in which it isn't available."""
         return iter(())
 
     def loses(self, client: Client, task: int, when: float | None = None) -> bool:
-        """Tell whether a task that is handed out at a time, or now, is lost, as its client goes before its end."""
+        """Return True if a task dispatched at ``when``, or now, is lost because its client leaves before its end."""
         return False
 
     def losing(self, clients: Sequence[Client], task: int) -> list[Client]:
-        """Return those of some clients that lose a task which is handed out now."""
+        """Return the clients that would lose a task dispatched now."""
         return [] if self.always else [client for client in clients if self.loses(client, task)]
 
     def there(self, client: Client) -> bool:
-        """Tell whether a client is there, by its availability."""
+        """Return True if a client is available now."""
         return True
 
     def turns(self, client: Client) -> float:
-        """Return the clock time at which a client comes or goes next; infinity: it doesn't."""
+        """Return the clock time of a client's next change of availability; infinity if there is none."""
         return NEVER
 
     def comes(self, client: Client, when: float) -> float:
-        """Return when a client is there, from a time on; infinity: never."""
+        """Return the first time from ``when`` on at which a client is available; infinity: never."""
         return when
 
     @abstractmethod
     def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
-        """Return the clock time at which a task handed out at one is due, or given up; ``lost``: it can't be sent."""
+        """Return the clock time at which a task dispatched at ``when`` is due or expires; ``lost``: unsendable."""
 
     @abstractmethod
     def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
         """Return τ_i (n,), the mean task times: expected ones in virtual time, observed ones in real time."""
 
     def cycles(self, members: Iterable[Member], everybody: Iterable[Member], interval: float | None) -> Times:
-        """Return the mean seconds (n,) from one contribution to the next of a client that waits for no other.
+        """Return the mean seconds (n,) between two contributions of each client, if it doesn't wait for others.
 
-        They are its task times, and the time that it isn't there or works for nothing; infinite for one that is
-        never there for as long as a task takes. ``interval``: between aggregations, with which its next task begins.
+        A cycle is the task time plus the time in which the client is unavailable or loses tasks; it is infinite for a
+        client that is never available for as long as a task takes. ``interval`` is the time between aggregations, at
+        which new tasks begin, None if tasks begin at once.
         """
         return self.times(members, everybody)
 
     def expected(
         self, clients: Sequence[Client], shares: Callable[[Sequence[int]], NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Return the mean (n,) of ``shares`` (m,) among those who are there, by their places, over time."""
+        """Return the mean over time (n,) of ``shares`` (m,), which is called with positions of available clients."""
         return shares(range(len(clients)))
 
     @abstractmethod
     def mean(
         self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
     ) -> Times:
-        """Return E f(T_i) (n,) over a client's task times T_i, of whose law real time knows but the mean."""
+        """Return E f(T_i) (n,) over the task times T_i of clients; real time knows only their mean."""
 
     @abstractmethod
     def foresee(self, play: Callable[[Schedule], T]) -> T | None:
-        """Return what ``play`` makes of all tasks to come; None where they can't be known."""
+        """Return the result of ``play`` on the schedule of all future tasks; None if it is unknown."""
 
 
 class RealTimeScheduler(Scheduler):
-    """Time passes by itself."""
+    """The scheduler in real time."""
 
     real_time = True
 
     def enrol(self, clients: Sequence[Client]) -> None:
-        """Do nothing: times are observed."""
+        """Do nothing, because task times are observed."""
 
     def round_time(self, clients: Iterable[Client], task: int) -> float:
-        """Return 0: the clock has moved on already."""
+        """Return 0, because the clock advances by itself."""
         return 0.0
 
     def foretold(self, client: Client, task: int) -> float | None:
-        """Return None: time tells."""
+        """Return None, because the end of a task is unknown."""
         return None
 
     def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
-        """Return its deadline, five times the client's usual or last time; at once if it can't be sent.
+        """Return the deadline of a task: five times the client's mean or last task time; ``when`` if it is lost.
 
-        It doubles with every miss of a client that is dropped: nobody waits for that one, and it may just be slower
-        than it was. What is given up tells no time, so that τ_i, and with it d_i, stays what was observed.
+        The deadline doubles with every miss of a dropped client, which the run doesn't wait for, and which may just
+        have become slower. An expired task has no observed time, so that τ_i and d_i don't change.
         """
         if lost:
             return when
@@ -233,7 +236,7 @@ class RealTimeScheduler(Scheduler):
         return when + min(timeout, longer * patience(usual, timeout))
 
     def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
-        """Return the means of what was observed; before a client's first answer, that of the others."""
+        """Return the means of observed task times; before a client's first reply, the mean of the others."""
         known = [m.seconds / m.answers for m in everybody if m.answers]
         usual = float(np.mean(known)) if known else 1.0
         return np.array([m.seconds / m.answers if m.answers else usual for m in members])
@@ -241,9 +244,9 @@ class RealTimeScheduler(Scheduler):
     def mean(
         self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
     ) -> Times:
-        """Return f(τ_i): no more than the mean is known."""
+        """Return f(τ_i), because only the mean τ_i is known."""
         return function(self.times(members, everybody))
 
     def foresee(self, play: Callable[[Schedule], T]) -> T | None:
-        """Return None."""
+        """Return None, because future tasks are unknown."""
         return None

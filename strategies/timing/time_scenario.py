@@ -1,6 +1,6 @@
-"""How long clients' tasks take, in virtual time.
+"""Time scenarios: the task times of clients in virtual time.
 
-Source: Fraboni et al. 2023, section 5.1; ``half-normal``: Nguyen et al. 2022 (FedBuff), whose tasks take that long.
+Source: Fraboni et al. 2023, section 5.1; ``half-normal``: Nguyen et al. 2022 (FedBuff), whose tasks have such times.
 """
 
 import re
@@ -20,42 +20,42 @@ from strategies.timing.named_file import NamedFile
 ALLOWED = f"F0 to F99, exponential or half-normal, alone or with :F0 to :F99, trace:FILE, {PROFILES}"
 PATTERN = rf"^(F\d{{1,2}}|(exponential|half-normal)(:F\d{{1,2}})?|trace:.+|{PROFILE_PATTERN})$"
 _DRAWN = ("exponential", "half-normal")
-_WIDTH = (np.pi / 2) ** 0.5  # of a half-normal law with mean 1
+_WIDTH = (np.pi / 2) ** 0.5  # scale of a half-normal law with mean 1
 
 
 def is_profile(scenario: str) -> bool:
-    """Tell whether a time scenario says what devices can do, rather than how long tasks take."""
+    """Return True if a time scenario is a device profile, from which task times are computed."""
     return scenario.partition(":")[0] in ("profile", *LAWS)
 
 
 class TimeScenario:
     """Task times T_i of a federation, and their means τ_i, in seconds.
 
-    ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1.
-    ``exponential``: T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is
-    named after a colon. ``half-normal``: likewise T_i = |N|, N ~ N(0, π/2 τ_i²), whose mean is τ_i.
-    ``trace:FILE``: a CSV of ``client,seconds`` rows; a client's rows are its tasks, in turn and from the first again
-    when they are used up. ``profile:FILE``, ``lognormal:S``, ``zipf:S``, ``pareto:S``: what the devices can do, and
-    a task takes what its work and its bytes take (``strategies.timing.device_profile``).
+    ``F-X``: fixed, evenly spaced from 1 − X/100 (client 0, the fastest) to 1 (the last); F0: all 1. ``exponential``:
+    T_i ~ Exp(mean τ_i), drawn anew for every task, with the τ_i of F80, or of another F-X that is named after a
+    colon. ``half-normal``: likewise T_i = |N|, N ~ N(0, π/2 τ_i²), whose mean is τ_i. ``trace:FILE``: a CSV of
+    ``client,seconds`` rows; a client's rows are the times of its tasks, repeated from the first after the last.
+    ``profile:FILE``, ``lognormal:S``, ``zipf:S``, ``pareto:S``: a profile of the devices, with task times that
+    depend on the work and the bytes of a task (``strategies.timing.device_profile``).
 
     Parameters
     ----------
     name : str
-        One of these.
+        One of the scenarios above.
     num_clients : int
         C.
     seed : int
-        Fixes the draws of ``exponential`` and ``half-normal``, and of the laws of devices.
+        Seed of the draws of ``exponential`` and ``half-normal``, and of the laws of devices.
 
     Attributes
     ----------
     devices : DeviceProfile, optional
-        What the devices can do; None where the scenario is one of whole task times.
+        Profile of the devices; None if the scenario defines task times directly.
 
     Raises
     ------
     ValueError
-        If the scenario is none of these, or the file isn't as it should be.
+        If the scenario is unknown, or the file is invalid.
     """
 
     def __init__(self, name: str, num_clients: int, seed: int = 0) -> None:
@@ -79,7 +79,7 @@ class TimeScenario:
         Raises
         ------
         ValueError
-            If they follow from what tasks weigh, which a profile alone doesn't know.
+            If task times depend on the load of tasks, which a profile doesn't contain.
         """
         if self.devices is not None:
             raise ValueError("time_scenario: the times of its tasks follow from their work and their bytes")
@@ -87,17 +87,17 @@ class TimeScenario:
 
     @property
     def slowness(self) -> NDArray[np.float64]:
-        """Seconds (C,) that the clients take for the same work, but for a factor: τ_i, or 1 / speed."""
+        """Relative seconds (C,) of the clients for the same work, up to a common factor: τ_i, or 1 / speed."""
         if self.devices is None:
             return self._means
         return np.array([1 / self.devices.device(client).speed for client in range(self.num_clients)])
 
     def mean(self, client: int, load: Load | None = None) -> float:
-        """Return τ_i of a client, joined late or not; ``load`` is what a task weighs, where a profile needs it."""
+        """Return τ_i of a client, also one that joined late; a profile needs the task's ``load``."""
         if self.devices is not None:
             assert load is not None
             return self.devices.device(client).seconds(load)
-        if client >= self.num_clients:  # joined later than the scenario was laid out: as slow as the slowest
+        if client >= self.num_clients:  # a client that joined after the start is as slow as the slowest
             return float(self._means.max())
         return float(self._means[client])
 
@@ -116,13 +116,13 @@ class TimeScenario:
         return float(self._means[client])
 
     def task_times(self, clients: Sequence[int], task: int) -> list[float]:
-        """Return the seconds that a task of each of these clients takes, where they follow from no load."""
+        """Return the seconds of task number ``task`` for each of these clients, without a device profile."""
         if self.trace or self.law or max(clients, default=0) >= self.num_clients:
             return [self.task_time(client, task) for client in clients]
         return self._means[np.asarray(clients, dtype=np.int64)].tolist()  # type: ignore[no-any-return]
 
     def distribution(self, client: int, load: Load | None = None) -> NDArray[np.float64]:
-        """Return equally likely values of T_i: all that there are, or 2,000 quantiles of what is drawn."""
+        """Return equally likely values of T_i: all values of a trace, or 2,000 quantiles of a random law."""
         if client < self.num_clients and self.trace:
             return np.array(self.trace[client])
         mean = self.mean(client, load)

@@ -1,4 +1,4 @@
-"""Virtual time: arrivals follow from the time scenario and from who is there; the clock jumps from one to another."""
+"""The scheduler in virtual time: arrivals depend on the time scenario and on the availability of clients."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ log = logging.getLogger("flwr.strategies")
 
 
 class VirtualScheduler(Scheduler):
-    """Time follows from the time scenario; a task is handed out as soon as it is known, so that all stay busy.
+    """The scheduler in virtual time: the clock jumps from one arrival to the next.
 
     Parameters
     ----------
     availability : str
-        Who is there when: see ``strategies.timing.availability``.
+        Availability of the clients: see ``strategies.timing.availability``.
     task_failure : float
-        Probability that a client drops a task, at a time that is drawn evenly from the task's.
+        Probability that a client drops a task, at a time drawn uniformly from the task's duration.
     """
 
     real_time = False
@@ -55,7 +55,7 @@ class VirtualScheduler(Scheduler):
         self.weighs = is_profile(scenario)
 
     def watts(self, number: int) -> list[float] | None:
-        """Return those of the device profile, where all in it have some."""
+        """Return the watts in the device profile; None unless all devices have some."""
         if not self.weighs or (self._law is None and not self._clients):
             return None
         profile = self._scenario().devices
@@ -65,12 +65,12 @@ class VirtualScheduler(Scheduler):
         return known if len(known) == number else None
 
     def enrol(self, clients: Sequence[Client]) -> None:
-        """Take note of the clients, until the first of their times is asked for."""
+        """Register the clients, until a task time is first requested, which fixes their places in the scenario."""
         if self._law is None:
             self._clients = clients
 
     def state(self) -> dict[str, Any]:
-        """Add which client has which place in the scenario."""
+        """Return the state for a resumed run, with the clients' places in the scenario."""
         number = 0 if self._law is None else self._law.num_clients
         return {
             **super().state(),
@@ -80,7 +80,7 @@ class VirtualScheduler(Scheduler):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Lay out the scenario as it was."""
+        """Restore the state, with the scenario and the clients' places in it."""
         super().restore(state)
         if self.weighs:
             self.loads.restore(state)
@@ -89,25 +89,25 @@ class VirtualScheduler(Scheduler):
             self._places = {index: place for place, index in enumerate(state["places"])}
 
     def round_time(self, clients: Iterable[Client], task: int) -> float:
-        """Return the time of the slowest; of a task that is lost, until then."""
+        """Return the seconds until the last task ends or is lost."""
         if self.always:
             return max(self._task_times(clients, task), default=0.0)
         now = self.now()
         return max((self.outlook(client, task, now).due - now for client in clients), default=0.0)
 
     def foretold(self, client: Client, task: int) -> float | None:
-        """Return when its time in the scenario is over, or its client gone."""
+        """Return the end of the task by the scenario, or the time at which its client drops it."""
         return self.outlook(client, task, self.now()).due
 
     def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
-        """Look at all of them at once, where nobody comes and goes."""
+        """Return the ends of the tasks; all at once if clients are always available."""
         if not self.always:
             return super().foretold_all(clients, task)
         now = self.now()
         return [now + seconds for seconds in self._task_times(clients, task)]
 
     def parts(self, client: Client) -> Parts | None:
-        """Look at its device, where the scenario says what devices can do."""
+        """Return the parts of a task's time from the device profile; None without a profile."""
         devices = self._scenario().devices
         return (
             None if devices is None else devices.device(self._place(client)).parts(self.loads.of_last(client))
@@ -115,26 +115,26 @@ class VirtualScheduler(Scheduler):
 
     @property
     def comes_and_goes(self) -> bool:
-        """Look at the availability; it says nothing of clients before the first of their times is asked for."""
+        """Whether availability changes; False until a task time is first requested."""
         return self.availability != ALWAYS and self._presence is not None
 
     def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
-        """Look at the availability; who asks for it gives no client a place by that."""
+        """Yield the intervals of clients that have a place in the scenario; this assigns no new place."""
         if self.comes_and_goes:
             presence = self._presences()
             for index, place in list(self._places.items()):
                 yield index, presence.away(place, since, until)
 
     def loses(self, client: Client, task: int, when: float | None = None) -> bool:
-        """Look how long the client is there, and whether it drops this task."""
+        """Return True if the client leaves before the end of this task, or drops it."""
         return not self.always and self.outlook(client, task, self.now() if when is None else when).lost
 
     def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
-        """Return its time in the scenario, or when its client is gone."""
+        """Return the end of the task by the scenario, or the time at which its client drops it."""
         return self.outlook(member.client, member.tasks, when).due
 
     def outlook(self, client: Client, task: int, when: float, load: Load | None = None) -> Outlook:
-        """Return what becomes of a task of so many bytes; None: of as many as the client's last."""
+        """Return end and outcome of a task with this load; None: the load of the client's last task."""
         due = when + self._task_time(client, task, load)
         if self.always:
             return Outlook(due, lost=False)
@@ -147,23 +147,23 @@ class VirtualScheduler(Scheduler):
         return Outlook(leaves, lost=True) if due > leaves + RESOLUTION else Outlook(due, lost=False)
 
     def there(self, client: Client) -> bool:
-        """Look at its availability."""
+        """Return True if the client is available now."""
         return self.always or self._presences().there(self._place(client), self.now())
 
     def turns(self, client: Client) -> float:
-        """Look at its availability."""
+        """Return the clock time of the client's next change of availability."""
         return NEVER if self.always else self._presences().changes(self._place(client), self.now())
 
     def comes(self, client: Client, when: float) -> float:
-        """Look at its availability."""
+        """Return the first time from ``when`` on at which the client is available."""
         return when if self.always else self._presences().comes(self._place(client), when)
 
     def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
-        """Return the scenario's means."""
+        """Return the mean task times τ_i (n,) of the scenario."""
         return np.array([self._mean_time(member.client) for member in members])
 
     def cycles(self, members: Iterable[Member], everybody: Iterable[Member], interval: float | None) -> Times:
-        """Play each client's tasks through by itself."""
+        """Return the mean cycle times (n,), by simulating the tasks of each client."""
         if self.always:
             return self.times(members, everybody)
         return np.array([self._cycle(member.client, interval) for member in members])
@@ -171,7 +171,7 @@ class VirtualScheduler(Scheduler):
     def expected(
         self, clients: Sequence[Client], shares: Callable[[Sequence[int]], NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Look at times that are spread evenly over a period; whoever goes before its task is done doesn't count."""
+        """Return the mean over evenly spaced times; a client that leaves before its task is done doesn't count."""
         if self.availability == ALWAYS:
             return shares(range(len(clients)))
         presence = self._presences()
@@ -181,13 +181,13 @@ class VirtualScheduler(Scheduler):
     def mean(
         self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
     ) -> Times:
-        """Return the mean over the scenario's distribution."""
+        """Return E f(T_i) (n,) over the scenario's distribution of task times."""
         law = self._scenario()
         drawn = (law.distribution(self._place(m.client), self._load(m.client)) for m in members)
         return np.array([function(times).mean() for times in drawn])
 
     def foresee(self, play: Callable[[Schedule], T]) -> T | None:
-        """Play it through."""
+        """Return the result of ``play`` on this scheduler, which knows all future tasks."""
         return play(self)
 
     def _task_time(self, client: Client, task: int, load: Load | None = None) -> float:
@@ -203,7 +203,7 @@ class VirtualScheduler(Scheduler):
         return [self._task_time(client, task) for client in clients]
 
     def _load(self, client: Client) -> Load | None:
-        """Return what a task of a client weighs, where its time follows from that."""
+        """Return the load of a client's task, None if task times don't depend on loads."""
         return None if self._scenario().devices is None else self.loads.of(client)
 
     def _mean_time(self, client: Client) -> float:
@@ -245,7 +245,7 @@ class VirtualScheduler(Scheduler):
         return self._law
 
     def _place(self, client: Client) -> int:
-        """Clients are the scenario's in the order of their indices at the start; later ones follow."""
+        """Return a client's place in the scenario: in the order of indices at the start, then of joining."""
         return self._places.setdefault(client.index, len(self._places))
 
 
