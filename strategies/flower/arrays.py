@@ -1,7 +1,7 @@
-"""Models as strategies compute with them: ArrayRecords as flat float64 vectors, and back.
+"""Conversion of models between ArrayRecords and flat float64 vectors, with which strategies compute.
 
-``pack`` and ``unpack`` are Flower's own serialisation (NumPy's .npy) without its cost for small arrays, which is all
-in writing and parsing the header.
+``pack`` and ``unpack`` are Flower's own serialisation (NumPy's .npy) without its cost for small arrays, which comes
+from writing and parsing the header.
 """
 
 from collections.abc import Iterable
@@ -22,26 +22,26 @@ from strategies.flower import messages
 Vector = NDArray[np.float64]
 
 
-# Of arrays, in the words of an error.
+# Parts of error messages about invalid arrays.
 NOT_FINITE, OVERFLOWS = "aren't finite", "overflows float32"
 
-REAL = "fiub"  # kinds of dtypes: floats, whole numbers with a sign and without, truth values
+REAL = "fiub"  # allowed kinds of dtypes: floats, signed and unsigned integers, booleans
 HALF = np.dtype(np.float16)
 
-_HEADER = 4096  # bytes that describe an array, at most
-LARGEST_SQUARE = float(np.finfo(np.float32).max)  # of a model's norm
+_HEADER = 4096  # upper bound of the bytes of an array's header
+LARGEST_SQUARE = float(np.finfo(np.float32).max)  # upper bound of the square of a model's norm
 
 
 class ArraysMismatchError(ValueError):
-    """A client's arrays can't be combined with the global model; the text says why."""
+    """A client's arrays can't be combined with the global model; the message gives the reason."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(messages.clean(reason))  # names in it may be the client's
+        super().__init__(messages.clean(reason))  # the reason may contain names that the client sent
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and dtypes of a model's arrays, in order: what turns a vector into a record and back."""
+    """Names, shapes and dtypes of a model's arrays, in order; converts vectors to records and back."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -69,7 +69,7 @@ class Layout:
 
     @cached_property
     def spans(self) -> tuple[slice, ...]:
-        """Return where the values of each array stand in a model's vector (D,)."""
+        """Return the slice of each array in a model's vector (D,)."""
         ends = accumulate(self.sizes)
         return tuple(slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True))
 
@@ -80,7 +80,7 @@ class Layout:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes that a record of this layout takes, headers included."""
+        """Size in bytes of a record of this layout, with headers."""
         return sum(
             len(npy_header(dtype, shape)[1]) + dtype.itemsize * prod(shape)
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -88,16 +88,16 @@ class Layout:
 
     @cached_property
     def most_bytes(self) -> int:
-        """Bytes that a record of this layout takes at most, in numbers of 8 bytes and headers included."""
+        """Upper bound of the bytes of a record of this layout, with 8 bytes per value and headers."""
         return sum(8 * size + _HEADER for size in self.sizes)
 
     @property
     def narrow(self) -> np.dtype:
-        """The narrowest dtype that holds every value of a model exactly, for keeping vectors."""
+        """The narrowest dtype that holds all values of a model exactly, for storing vectors."""
         return np.result_type(*self.dtypes) if self.dtypes else np.dtype(np.float64)
 
     def rounded(self, vector: Vector) -> Vector:
-        """Return a (D,) vector as it is after ``to_record``: rounded to the arrays' dtypes."""
+        """Return a vector (D,) rounded to the dtypes of the arrays, as ``to_record`` does."""
         if len(set(self.dtypes)) == 1 and self.narrow.kind == "f":
             return vector.astype(self.narrow).astype(np.float64)
         return self.to_vector(self.to_record(vector))
@@ -105,19 +105,19 @@ class Layout:
     def to_vector(self, record: ArrayRecord) -> Vector:
         """Flatten a record of this layout to float64, shape (D,).
 
-        Its arrays may come in another order, and in another dtype of real numbers.
+        The arrays of the record may have another order, and another dtype of real numbers.
 
         Raises
         ------
         ArraysMismatchError
-            If the record has other names or shapes, or holds anything but numbers, a value that isn't finite or,
-            like 1e30, of no use in float32.
+            If the record has other names or shapes, or holds non-numbers, a value that isn't finite, or values such
+            as 1e30, whose squared norm overflows float32.
         """
         if tuple(record) != self.names and set(record) != set(self.names):
             raise ArraysMismatchError(
                 f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
             )
-        if (size := messages.num_bytes(record)) > self.most_bytes:  # before anything is unpacked
+        if (size := messages.num_bytes(record)) > self.most_bytes:  # checked before arrays are unpacked
             raise ArraysMismatchError(
                 f"its arrays take {size} bytes, those of the model at most {self.most_bytes}"
             )
@@ -133,7 +133,7 @@ class Layout:
         return vector
 
     def faults(self, record: ArrayRecord) -> list[str]:
-        """Return which arrays of a record of this layout ``to_vector`` refuses for their values, and why."""
+        """Return the reasons why ``to_vector`` refuses values of a record of this layout, one for each array."""
         faults = []
         for name in self.names:
             values = _decode(name, record[name]).astype(np.float64)
@@ -146,7 +146,7 @@ class Layout:
         return faults
 
     def overflows(self, vector: Vector) -> bool:
-        """Tell whether a value of a sound (D,) vector is infinite in its array: above 65504 in a float16 one."""
+        """Return True if a finite value of a vector (D,) is infinite in its array: above 65504 in float16."""
         if HALF not in self.dtypes:
             return False
         with np.errstate(over="ignore"):
@@ -157,7 +157,7 @@ class Layout:
             )
 
     def to_record(self, vector: Vector) -> ArrayRecord:
-        """Turn a (D,) vector into a record; values of integer arrays are rounded to the nearest."""
+        """Return a vector (D,) as a record; values of integer arrays are rounded to the nearest integer."""
         record = ArrayRecord()
         for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
             values = vector[span].reshape(shape)
@@ -167,16 +167,16 @@ class Layout:
 
 
 def check_values(vector: Vector) -> None:
-    """Raise ArraysMismatchError if a model (D,) holds what isn't finite or, like 1e30, of no use in float32."""
-    # NaN and infinity spread to the one number, and it tells a model whose gradients would overflow. Not by BLAS,
-    # whose threads wait for each other where clients keep every core busy.
+    """Raise ArraysMismatchError if a model (D,) isn't finite, or its squared norm overflows float32."""
+    # The square shows NaN, infinity, and a model whose gradients would overflow. It isn't computed by BLAS, whose
+    # threads wait for each other while clients keep every core busy.
     square = float(np.einsum("i,i->", vector, vector))
     if not square <= LARGEST_SQUARE and (why := wrong_with(square, finite=bool(np.isfinite(vector).all()))):
         raise ArraysMismatchError(why)
 
 
 def wrong_with(square: float, *, finite: bool) -> str:
-    """Return what is wrong with a model by the square of its norm, and whether it is finite; "": nothing."""
+    """Return the fault of a model with this squared norm, "" if it has none; ``finite``: all values are finite."""
     if not finite:
         return f"its arrays hold values that {NOT_FINITE} (NaN or infinity)"
     return (
@@ -185,7 +185,7 @@ def wrong_with(square: float, *, finite: bool) -> str:
 
 
 def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:
-    """Pull a model (D,), in place, to within ``bound`` of the one it started from; tell whether it was further away.
+    """Move a model (D,), in place, to within ``bound`` of ``base`` (D,); return True if it was further away.
 
     w ← w̄ + Δ min(1, S / ‖Δ‖₂) with Δ = w − w̄ and S the bound: no client moves the global model by more than d_i S.
     """
@@ -204,12 +204,12 @@ def pack(values: np.ndarray) -> Array:
 
 
 def unpack(array: Array) -> np.ndarray:
-    """Return an array's values, as ``array.numpy()`` does but perhaps read-only.
+    """Return an array's values, as ``array.numpy()`` does; they may be read-only.
 
     Raises
     ------
     Exception
-        Whatever NumPy raises on bytes that are no array.
+        Any exception that NumPy raises for invalid bytes.
     """
     try:
         dtype, shape = np.dtype(array.dtype), tuple(array.shape)
@@ -225,7 +225,7 @@ def unpack(array: Array) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
-    """Return a dtype's name, and what a .npy file of an array in C order begins with."""
+    """Return a dtype's name, and the header of a .npy file of an array in C order."""
     header = BytesIO()
     fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, fields)
@@ -233,7 +233,7 @@ def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
 
 
 def _dtype_of(name: str, array: Array) -> np.dtype:
-    with suppress(TypeError):  # a name that only a package knows which isn't there
+    with suppress(TypeError):  # the name of a dtype of a package that isn't installed
         if (dtype := np.dtype(array.dtype)).kind in REAL:
             return dtype
     raise ArraysMismatchError(

@@ -1,9 +1,9 @@
-"""What ends a run with one clear line."""
+"""Errors that end a run with one clear line."""
 
 
 class RunError(RuntimeError):
-    """A run can't begin or go on; the text says why, to the user."""
+    """A run can't begin or continue; the message tells the user the reason."""
 
 
 class DivergedError(RunError):
-    """The global model is none that can be trained on."""
+    """Training has diverged: the global model isn't finite, or too large to train on."""

@@ -1,4 +1,4 @@
-"""Wait for nodes, send messages, wait for the replies: the one way in which a round talks to nodes."""
+"""Communication with nodes: wait for nodes, send messages, and wait for the replies."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -9,14 +9,14 @@ from strategies.clock import WallClock
 from strategies.flower.errors import RunError
 from strategies.flower.grids import Work, WorkingGrid, WorkRequest
 
-# A poll waits for a tenth of the time waited so far, within these bounds (seconds): a simulation's short round
-# isn't rounded up to a coarse poll, a device's long one isn't polled hundreds of times a second.
+# The time between two polls is a tenth of the time waited so far, within these bounds (seconds): the short round of a
+# simulation isn't delayed by a coarse poll, and a long round on devices isn't polled hundreds of times a second.
 SHORTEST_POLL = 0.005
 LONGEST_POLL = 1.0
 
 
 def never() -> bool:
-    """Answer that nobody asked the run to stop."""
+    """Return False: the default of ``stopped``, for a run that isn't stopped early."""
     return False
 
 
@@ -28,9 +28,9 @@ def exchange(
     Parameters
     ----------
     timeout : float
-        Seconds after which the missing replies are given up.
+        Seconds after which missing replies are no longer awaited.
     stopped : callable
-        Asked at every poll; True ends the wait at once.
+        Called at every poll; True ends the wait at once.
 
     Returns
     -------
@@ -43,13 +43,13 @@ def exchange(
 def arriving(
     grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
 ) -> Iterator[tuple[int, Message]]:
-    """Push messages and yield node ids and replies as they come: what is done with them needn't be held."""
+    """Push messages and yield node ids and replies as they arrive, so that the caller needn't hold all replies."""
     nodes = pushed(grid, messages)
     return (pair for look in looks(grid, nodes, timeout, stopped) for pair in look)
 
 
 def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
-    """Push messages; return the node id of each that the grid could store, by message id: the others are missing."""
+    """Push messages; return the node ids of the messages that the grid could store, by message id."""
     messages = list(messages)
     stored = set(grid.push_messages(messages))
     return {
@@ -60,15 +60,15 @@ def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
 def looks(
     grid: Grid, waiting: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
 ) -> Iterator[list[tuple[int, Message]]]:
-    """Look for the replies to messages, by id, until all are there or the time is over.
+    """Poll for the replies to messages, by message id, until all have arrived or the timeout has passed.
 
-    Yield what each look brings, maybe nothing, each with what ``waiting`` holds for its message, which then goes from
-    there; a second reply to a message is ignored. Who has seen enough asks for no more: nothing is read that isn't
-    yielded.
+    Yield the replies of each poll, maybe none, as pairs of the value in ``waiting`` and the reply; the message is
+    then removed from ``waiting``. A second reply to a message is ignored. A caller may stop iterating at any time:
+    every reply that was pulled has been yielded.
     """
     clock, expired = WallClock(), False
     while waiting and not expired and not stopped():
-        expired = clock.now() >= timeout  # what came since the last look still counts
+        expired = clock.now() >= timeout  # replies since the last poll still count
         pulled = list(grid.pull_messages(list(waiting)))
         yield [
             (waiting.pop(name), reply)
@@ -81,14 +81,14 @@ def looks(
 
 
 class Mail:
-    """The post of a loop without rounds: messages go out one by one, and replies are asked for by message id.
+    """The messages of an asynchronous loop: sends messages one by one, and polls for replies by message id.
 
-    Tasks may also be handed to a Grid that needs no messages for them (strategies/flower/grids.py).
+    Tasks may also be dispatched to a Grid that needs no messages for them (strategies/flower/grids.py).
 
     Parameters
     ----------
     timeout : float
-        Real seconds that a single reply is waited for.
+        Real seconds to wait for a single reply.
     stopped : callable
         True ends any wait.
     """
@@ -102,17 +102,17 @@ class Mail:
         self._handed: dict[str, WorkingGrid] = {}  # by task
 
     def hand_out(self, grid: WorkingGrid, request: WorkRequest) -> Sequence[str]:
-        """Hand out tasks without messages; return an id of each, which ``wait`` takes too."""
+        """Dispatch tasks without messages; return an id for each task, which ``wait`` accepts, too."""
         ids = grid.hand_out(request)
         self._handed |= dict.fromkeys(ids, grid)
         return ids
 
     def push(self, messages: Iterable[Message]) -> set[str]:
-        """Send messages; return the ids of those that the grid could store."""
+        """Send messages; return the ids of the messages that the grid could store."""
         return set(self.grid.push_messages(messages))
 
     def poll(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there; those that somebody listens for go to them."""
+        """Return the replies that have arrived; replies with a listener are passed to the listener instead."""
         returned = []
         for reply in list(self.grid.pull_messages([*message_ids, *self._listeners])):
             listener = self._listeners.pop(reply.metadata.reply_to_message_id, None)
@@ -123,16 +123,16 @@ class Mail:
         return returned
 
     def listen(self, message_ids: Iterable[str], listener: Callable[[Message], None]) -> None:
-        """Give the replies to these messages to somebody, at the poll that brings them."""
+        """Register a listener, which ``poll`` calls with each reply to these messages."""
         self._listeners |= dict.fromkeys(message_ids, listener)
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Listen for these no longer."""
+        """Remove the listeners of these messages."""
         for message_id in message_ids:
             self._listeners.pop(message_id, None)
 
     def wait(self, message_id: str) -> Message | Work | None:
-        """Wait for the reply to one message, or for what comes of a task; None if it doesn't come."""
+        """Wait for the reply to one message, or for the result of a task; None if it doesn't arrive."""
         while message_id in self._handed and not self.stopped():
             if (work := self._handed[message_id].work(message_id)) is not None:
                 del self._handed[message_id]
@@ -141,16 +141,16 @@ class Mail:
         return next((reply for look in looked for _, reply in look), None)
 
 
-NODE_POLL = 0.1  # seconds between two looks at who is connected
+NODE_POLL = 0.1  # seconds between two polls for connected nodes
 
 
 def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[], bool] = never) -> list[int]:
-    """Wait until at least ``number`` nodes (and one) are connected and no more come; return their ids.
+    """Wait until at least ``number`` nodes, and at least one, are connected and no more connect; return their ids.
 
     Raises
     ------
     RunError
-        If they haven't come after ``timeout`` seconds.
+        If fewer nodes are connected after ``timeout`` seconds.
     """
     clock, count = WallClock(), -1
     while True:
@@ -165,7 +165,7 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
 
 
 def wait_while(missing: Callable[[], bool], timeout: float, stopped: Callable[[], bool] = never) -> None:
-    """Look again and again, for ``timeout`` seconds at most, while somebody is ``missing``."""
+    """Poll ``missing`` until it returns False, for ``timeout`` seconds at most."""
     clock = WallClock()
     while missing() and not stopped() and clock.now() < timeout:
         clock.wait_until(clock.now() + NODE_POLL)

@@ -1,4 +1,4 @@
-"""What a Grid can do beside messages: name its engine, describe its clients, and work on tasks without messages.
+"""Capabilities of a Grid beside messages: name its engine, describe its clients, and work on tasks without messages.
 
 A Grid whose clients are in this process, an engine's, may be a ``WorkingGrid``: an asynchronous strategy gives it the
 model as a vector, and the outcome of a task is a vector again. Every update still goes through the chain and through
@@ -34,15 +34,15 @@ class WorkRequest:
     Attributes
     ----------
     layout : Layout
-        The model's.
+        Layout of the model.
     base : array (D,)
-        What all are sent, in the model's own precision; nobody writes to it.
+        The model that all clients are sent, in its own precision; read-only.
     config : ConfigRecord
-        What every request of the run says.
+        The config record of every request of the run.
     server_round : int
         The aggregation that the tasks are for, from 1.
     tasks : sequence of HandedTask
-        In the order of the clients.
+        The tasks, in the order of the clients.
     rule : mapping of str to float
         The fields of the method's local rule.
     """
@@ -57,18 +57,18 @@ class WorkRequest:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What came of a task.
+    """The result of a task.
 
     Attributes
     ----------
     model : Vector
         The trained model (D,), which the server may write to.
     metrics : MetricRecord
-        As in a reply.
+        The metrics, as in a reply.
     num_bytes : int
-        Size of the reply's arrays, had it been one.
+        Size in bytes of the arrays that a reply would have.
     reason : str
-        Why the task couldn't be done; "": it was.
+        Reason of a failure; "" for a completed task.
     """
 
     model: Vector
@@ -79,18 +79,18 @@ class Work:
 
 @runtime_checkable
 class WorkingGrid(Protocol):
-    """What a Grid is in addition whose clients work without messages."""
+    """A Grid whose clients can also work without messages."""
 
     def can_work(self, request: WorkRequest) -> bool:
-        """Tell whether it can do such tasks, whoever's."""
+        """Return True if the Grid can do such tasks, for any client."""
         ...
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
-        """Take the tasks; return an id of each."""
+        """Accept the tasks; return an id for each task."""
         ...
 
     def work(self, task_id: str) -> Work | None:
-        """Work for a while; return, once, what came of a task, or None if it isn't done yet."""
+        """Work for a while; return the result of a task, only once, or None if the task isn't done yet."""
         ...
 
 

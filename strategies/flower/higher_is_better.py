@@ -1,20 +1,20 @@
-"""Which way a metric is better, by its name."""
+"""Whether a higher or a lower value of a metric is better, by the metric's name."""
 
-# Metrics of which less is better, beside losses and errors: all others are scores.
+# Metrics of which a lower value is better, beside losses and errors; all other metrics are scores.
 _COSTS = frozenset({"error", "perplexity", "mae", "mse", "rmse", "mape"})
 
-# What stands behind a metric's name where it is one of its spread over clients.
+# Suffixes of the names of metrics that describe the spread over clients.
 _SPREAD = ("-mean", "-worst-tenth", "-best")
 
-# How the names of metrics begin that clients' own models score, not the global one.
+# Prefix of the names of metrics of clients' personal models.
 PERSONAL = "personal-"
 
-# What stands before a metric's name where it is one of clients, or of their own models.
+# Prefixes of the names of per-client metrics, and of metrics of personal models.
 _WHOSE = ("client-", PERSONAL)
 
 
 def less_is_better(metric: str) -> bool:
-    """Tell whether a metric is a cost, by its name: a loss, an error, a deviation."""
+    """Return True if a metric is a cost, by its name: a loss, an error, a deviation."""
     for ending in _SPREAD:
         metric = metric.removesuffix(ending)
     own = metric

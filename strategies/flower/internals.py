@@ -1,4 +1,4 @@
-"""All that this project uses of Flower beside its public modules, each with why; flwr 1.28 to 1.41.
+"""All uses of Flower's non-public modules, each with its reason; flwr 1.28 to 1.41.
 
 Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.simulation``. The linter refuses other
 modules of Flower anywhere else.
@@ -80,7 +80,7 @@ def be_the_server() -> None:
 
 
 def empty_run() -> Run:
-    """Return what a Grid's ``run`` has to be, with nothing in it but its id."""
+    """Return the run record that a Grid needs, empty except for its id."""
     return Run.create_empty(run_id=RUN_ID)
 
 
@@ -95,7 +95,7 @@ def message_to_bytes(message: Message) -> bytes:
 
 
 def message_from_bytes(data: bytes) -> Message:
-    """Return the message of ``message_to_bytes``; whatever protobuf raises on bytes that are none."""
+    """Return the message of ``message_to_bytes``; raises the exceptions of protobuf for invalid bytes."""
     return message_from_proto(MessageProto.FromString(data))
 
 
@@ -105,34 +105,34 @@ def context_to_bytes(context: Context) -> bytes:
 
 
 def context_from_bytes(data: bytes) -> Context:
-    """Return the context of ``context_to_bytes``; whatever protobuf raises on bytes that are none."""
+    """Return the context of ``context_to_bytes``; raises the exceptions of protobuf for invalid bytes."""
     return context_from_proto(ContextProto.FromString(data))
 
 
 def with_content(message: Message, content: RecordDict) -> Message:
-    """Return a message that is this one but for its content; an id that either is given is both's."""
+    """Return a copy of a message with other content; both share their metadata, and so their id."""
     return make_message(metadata=message.metadata, content=content)
 
 
 def with_error(message: Message, code: int, reason: str) -> Message:
-    """Return an error in the place of a reply that is none."""
+    """Return an error reply in place of an invalid reply."""
     return make_message(metadata=message.metadata, error=Error(code, reason))
 
 
 def unavailable_reply(metadata: Metadata) -> Message:
-    """Return what the SuperLink says in place of a node that is gone; the import takes a second."""
+    """Return the SuperLink's error reply for a disconnected node; the import takes a second."""
     from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 
     return create_message_error_unavailable_res_message(metadata, "node_unavail")
 
 
 def is_simulation(grid: "Grid") -> bool:
-    """Tell the Grid of Flower's simulation from the one of a deployment; neither says what it is."""
+    """Return True for the Grid of Flower's simulation, by its class name, because Grids don't report their kind."""
     return type(grid).__name__ == "InMemoryGrid"
 
 
 def simulated_contexts(run_id: int) -> Callable[[], list[Context]]:
-    """Find the clients of a Flower simulation in this process; return what returns their contexts as they are.
+    """Find the clients of a Flower simulation in this process; return a function that returns their contexts.
 
     Flower's Simulation Runtime keeps them in objects that only a local variable of its thread names.
     """
@@ -187,7 +187,7 @@ def _matters(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def without_chatter() -> Iterator[None]:
-    """Keep what Flower logs, and is no warning, from the log; loggers below its own are as always."""
+    """Suppress Flower's log lines below warnings; child loggers are unaffected."""
     logger = logging.getLogger("flwr")
     logger.addFilter(_matters)
     try:

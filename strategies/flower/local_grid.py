@@ -1,4 +1,4 @@
-"""What every Grid without a network shares."""
+"""The base class of Grids without a network."""
 
 import math
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from strategies.flower.internals import Run, empty_run
 
 
 class LocalGrid(Grid):
-    """What every Grid without a network shares; a subclass pushes and pulls messages."""
+    """The base class of Grids without a network; a subclass pushes and pulls messages."""
 
-    #: What ``strategies.flower.grids.engine_of`` says of it.
+    #: Name of the engine, which ``strategies.flower.grids.engine_of`` returns.
     engine = "memory"
 
     def set_run(self, run: Run) -> None:
@@ -32,6 +32,6 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push messages and return the replies that are there after ``timeout`` seconds; None: all."""
+        """Push messages and return the replies that arrive within ``timeout`` seconds; None: wait for all."""
         found = arriving(self, messages, math.inf if timeout is None else timeout)
         return [reply for _, reply in found]

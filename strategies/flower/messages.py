@@ -1,9 +1,9 @@
-"""Every record key and message field that server and clients share, stated once.
+"""The record keys and message fields that server and clients share.
 
 A training request carries two records, ``arrays`` (the model) and ``config`` (the fields below beside the
 app's own); its reply carries ``arrays`` (the trained model) and ``metrics``. The keys are those of Flower's own
-strategies, so a ClientApp written for them understands ours; what Flower has no name for begins with
-``strategies.``, so that it takes no name of the app's.
+strategies, so a ClientApp written for them understands ours; keys that Flower doesn't define begin
+with ``strategies.``, so that they don't collide with keys of the app.
 """
 
 import itertools
@@ -26,7 +26,7 @@ CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradien
 PERSONAL_MODEL: Final = (
     "personal"  # in requests to evaluate: a model of this client's, scored beside the global one
 )
-DIRECTION: Final = "direction"  # one array (d,): what places a client in the graph
+DIRECTION: Final = "direction"  # one array (d,): the direction of a client's data in the similarity graph
 DEVICE: Final = "device"  # beside the metrics of a description: a ConfigRecord with the field below
 
 # Message types.
@@ -72,14 +72,14 @@ NUM_PARTITIONS: Final = "num-partitions"
 TRAIN_LOSS: Final = "train-loss"
 NUM_STEPS: Final = "num-steps"
 
-# Field of `device`, from the client: what its operator calls it. A claim: it is shown, and nothing rests on it.
+# Field of `device`, from the client: the operator's name of the device, an unverified claim for display only.
 NAME: Final = "name"
 
-# What an evaluation may tell a strategy beside its metrics: f_i(w) of all clients, by index.
+# Results that an evaluation may return beside its metrics: f_i(w) of all clients, by index.
 CLIENT_LOSSES: Final = "client-losses"
 PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, by index too
 
-# How the names of metrics begin that a client's own model scores, not the global one.
+# Prefix of the names of metrics of clients' personal models.
 OF_PERSONAL: Final = direction.PERSONAL
 
 # Metrics that a strategy reports about an aggregation.
@@ -104,25 +104,25 @@ EVALUATED: Final = (
     "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
 )
 
-# Why a client is left out that hasn't answered in time, whether the strategy notes it first or the SuperLink.
+# Reason why a client without a timely reply is excluded, found by the strategy or by the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
-# What becomes of a client's work that doesn't count: it came late or never, the client said that it can't, the server
-# refused what it sent, the scheme threw it away as too old, or its client went away while it worked.
+# Outcomes of tasks that don't count: the reply came late or never, the client reported a failure, the server refused
+# the reply, the method discarded the update as too stale, or the client left while it worked.
 LATE: Final = "late"
 FAILED: Final = "failed"
 REFUSED: Final = "refused"
 TOO_OLD: Final = "discarded"
 LOST: Final = "lost"
 
-# Of what a client says, no more than this is written anywhere.
+# Upper bounds of the texts and metrics of clients that are logged or stored.
 LONGEST_TEXT: Final = 500  # characters
 LONGEST_NAME: Final = 64  # characters of a metric's name
 LONGEST_DEVICE: Final = 63  # characters of a device's name
 MOST_METRICS: Final = 100
 LONGEST_LIST: Final = 10_000  # numbers in a metric
 
-LARGEST: Final = 2**63 - 1  # what an integer of a message holds
+LARGEST: Final = 2**63 - 1  # largest integer of a message
 
 RecordType = ArrayRecord | ConfigRecord | MetricRecord
 
@@ -164,19 +164,19 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def reason_of(reply: Message) -> str:
     """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
-    if reply.error.code == MESSAGE_UNAVAILABLE:  # its time to live is over
+    if reply.error.code == MESSAGE_UNAVAILABLE:  # the message's time to live is over
         return NO_REPLY
     return last_line(reply.error.reason or "") or f"error code {reply.error.code}"
 
 
 def last_line(reason: str) -> str:
-    """Return the last line of a reason, as it may be written."""
+    """Return the last line of a reason, cleaned for the log."""
     lines = reason.strip().splitlines()
     return clean(lines[-1]) if lines else ""
 
 
 def fault_of(reply: Message | None) -> str:
-    """Return of which kind a reply is that doesn't count: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    """Return the outcome of a task with an invalid or missing reply: ``LATE``, ``FAILED`` or ``REFUSED``."""
     if reply is None or (reply.has_error() and reply.error.code in NOBODY_ANSWERED):
         return LATE
     return FAILED if reply.has_error() else REFUSED
@@ -191,7 +191,7 @@ def name_of(reply: Message) -> str:
 
 
 def clean(text: str, most: int = LONGEST_TEXT) -> str:
-    """Return what a client says as it may be written: at most so many characters, none that steers a terminal."""
+    """Return a client's text for the log: at most ``most`` characters, without control characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
 
 
@@ -218,7 +218,7 @@ def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str = NUM_EXAMPLES
 
 
 def values_of(metrics: MetricRecord) -> dict[str, float | list[float]]:
-    """Return a reply's metrics, but those with names that nobody would choose, or too long; at most 100."""
+    """Return at most 100 metrics of a reply, without overlong lists and overlong or unprintable names."""
     return {
         key: value  # type: ignore[misc]
         for key, value in itertools.islice(metrics.items(), MOST_METRICS)
@@ -243,10 +243,10 @@ def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]
 
 
 def num_bytes(arrays: ArrayRecord) -> int:
-    """Size in bytes of the serialised arrays of a record."""
+    """Return the size in bytes of the serialised arrays of a record."""
     return sum(len(array.data) for array in arrays.values())
 
 
 def total_bytes(message: Message) -> int:
-    """Size in bytes of all serialised arrays of a message."""
+    """Return the size in bytes of all serialised arrays of a message."""
     return sum(num_bytes(record) for record in message.content.values() if isinstance(record, ArrayRecord))

@@ -1,8 +1,8 @@
-"""A model as one array: what travels between a server of this library and devices that can read it.
+"""Packing of a model into one array, for messages between a server of this library and devices that support it.
 
 Flower sends every array of a message, and every chunk of an array, as an object of its own, which costs the SuperLink
-three requests on its way. So on devices a record of arrays is packed into one, whose bytes say all that it takes to
-read them:
+three requests on its way. So on devices a record of arrays is packed into one, whose bytes contain all
+that a reader needs:
 
     length of the head (8 bytes, big endian) | head: JSON, [name, dtype, shape] of each array | their values in order
 
@@ -64,7 +64,7 @@ def pack_record(record: ArrayRecord) -> ArrayRecord:
 
 
 def is_packed(record: object) -> bool:
-    """Tell whether a record is one of ``pack_record``."""
+    """Return True if ``pack_record`` has made the record."""
     return isinstance(record, ArrayRecord) and [array.stype for array in record.values()] == [PACKED]
 
 
@@ -74,7 +74,7 @@ def unpack_record(record: ArrayRecord) -> ArrayRecord:
     Raises
     ------
     ArraysMismatchError
-        If the bytes are no packed record; nothing is copied before that is known.
+        If the bytes are no packed record; the bytes are validated before any are copied.
     """
     (array,) = record.values()
     body, entries = _read_head(array.data)
@@ -103,7 +103,7 @@ def _values(array: Array) -> memoryview | None:
 
 
 def _read_head(data: bytes) -> tuple[memoryview, list[_Entry]]:
-    """Return the values and what the head says of them."""
+    """Return the bytes of the values, and the name, dtype and shape of each array."""
     length = int.from_bytes(data[:_LENGTH], "big")
     if len(data) < _LENGTH + length:
         raise ArraysMismatchError(f"its packed arrays take {len(data)} bytes, too few for their head")
@@ -120,7 +120,7 @@ def _read_head(data: bytes) -> tuple[memoryview, list[_Entry]]:
 
 
 def _entry(name: object, dtype: object, shape: object) -> _Entry:
-    """Return what the head says of one array; TypeError or ValueError if that is nothing that it can say."""
+    """Return the head's entry of one array; TypeError or ValueError if the entry is invalid."""
     if not isinstance(name, str) or not isinstance(dtype, str) or not isinstance(shape, list):
         raise ValueError("each array has a name, a type and a shape")
     if dtype not in _DTYPES:
@@ -143,19 +143,19 @@ def packing(grid: Grid) -> Grid:
 
 
 class PackingGrid(Grid):
-    """A Grid that sends models as one array to those nodes that read it, and unpacks what they answer.
+    """A Grid that sends packed models to the nodes that support them, and unpacks their replies.
 
     Parameters
     ----------
     grid : Grid
-        Takes the messages to the nodes.
+        The Grid that sends the messages to the nodes.
     """
 
     engine = DEPLOYMENT
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self._readers: set[int] = set()  # ids of the nodes that said so
+        self._readers: set[int] = set()  # ids of the nodes that support packed models
         # The node that is asked, by the id of the request for its description.
         self._asked: dict[str, int] = {}
         # By a record's name: what was sent last, with the same packed, and the most bytes of one of its layout.
@@ -174,7 +174,7 @@ class PackingGrid(Grid):
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there, unpacked; one that can't be is an error that says why."""
+        """Return the arrived replies, unpacked; an invalid one becomes an error reply with the reason."""
         return [self._incoming(reply) for reply in self.grid.pull_messages(message_ids)]
 
     def _outgoing(self, message: Message) -> Message:
@@ -207,7 +207,7 @@ class PackingGrid(Grid):
             return with_error(reply, NOT_PACKED, str(error))
 
     def _check_size(self, reply: Message) -> None:
-        """Refuse what takes more than any record of its name that was sent, before it is unpacked."""
+        """Refuse a record that is larger than any sent record of its name, before it is unpacked."""
         for name, record in _array_records(reply):
             if not is_packed(record) or (self._most_bytes and name not in self._most_bytes):
                 continue  # a strategy of one's own may ask for more than comes back
@@ -253,7 +253,7 @@ class PackingGrid(Grid):
 def reads_packed(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Let a ClientApp read packed models, and answer them with packed ones: a mod, as Flower calls it."""
+    """Unpack the models that a ClientApp receives, and pack the models of its replies; a mod for Flower."""
     packed = message.has_content() and any(is_packed(record) for _, record in _array_records(message))
     reply = call_next(_unpacked(message) if packed else message, context)
     if not reply.has_content():
