@@ -60,9 +60,9 @@ __all__ = [
     "with_error",
 ]
 
-#: Error codes of replies, which have no public names: its time to live is over; all that the SuperLink says by itself
-#: where nobody answered; what a simulation says of an app that raised something, what a device does, and that a mod
-#: in front of the app refuses.
+#: Error codes of replies, which have no public names: the message's time to live is over; all codes that the
+#: SuperLink sends itself if a node doesn't answer; an exception of the ClientApp in a simulation, and on a device;
+#: and a mod that refuses the message.
 MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
 NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION

@@ -6,9 +6,10 @@ that a reader needs:
 
     length of the head (8 bytes, big endian) | head: JSON, [name, dtype, shape] of each array | their values in order
 
-Server and client agree in the handshake: the server asks in its request for a description whether the client reads
-such arrays, and packs what it sends to those that say so; a client packs its reply to what was packed. Whoever says
-nothing, such as another Flower app, is sent what it knows, and so is every client of a simulation.
+Server and client agree in the handshake: the request for a description asks whether the client supports packed
+arrays, and the server packs its messages to the clients that do; a client packs its reply to a packed message. A
+client that doesn't report support, such as another Flower app, gets ordinary records, and so does every client of a
+simulation.
 
 A strategy sees neither: ``packing`` puts a Grid that packs around the device's own, and a ClientApp that is to
 understand it takes ``reads_packed`` among its mods::
