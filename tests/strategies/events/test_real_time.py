@@ -63,7 +63,7 @@ def test_task_times_are_running_means_of_what_was_observed(
     last = run.seen[-1].clients
     tau = last["task-time"]
     assert len(observed[0]) >= 3
-    assert observed[0][1] >= 0.09
+    assert observed[0][1] > 0.06  # of 0.03 and 0.09
     for client in range(
         2
     ):  # as long as they took, but for what a busy machine adds between two looks at the clock
