@@ -27,7 +27,7 @@ def room_of(module: str) -> str | None:
 def imported() -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = defaultdict(set)
     files = [
-        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "tests" not in path.parts
+        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts
     ]
     for path in [*files, ROOT / "run_simulation.py"]:
         room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -65,7 +65,7 @@ def test_no_arrow_leads_back_up() -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_circle_of_files(package: str) -> None:
     """Imports inside functions and for type checkers count, too."""
-    paths = [path for path in (ROOT / package).rglob("*.py") if "tests" not in path.parts]
+    paths = [path for path in (ROOT / package).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts]
     names = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in paths
