@@ -27,7 +27,10 @@ def room_of(module: str) -> str | None:
 def imported() -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = defaultdict(set)
     files = [
-        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "tests" not in path.relative_to(ROOT).parts
     ]
     for path in [*files, ROOT / "run_simulation.py"]:
         room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
