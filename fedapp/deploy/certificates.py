@@ -49,9 +49,10 @@ class Validity:
 
 def validities(out: Path) -> list[Validity]:
     """Return until when each certificate of a deployment is valid, its authority's first."""
+    own = [(path, read(path)) for path in _with_keys(out)]
     return [
-        Validity(str(path.relative_to(out)), read(path).not_valid_after_utc)
-        for path in [out / "ca.crt", *_with_keys(out)]
+        Validity(str(path.relative_to(out)), certificate.not_valid_after_utc)
+        for path, certificate in [(out / "ca.crt", read_authority(out)), *own]
     ]
 
 
@@ -104,8 +105,24 @@ def read(path: Path) -> x509.Certificate:
     """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DeployError(f"{path}: can't be read ({error.strerror})") from None
+    except ValueError as error:
         raise DeployError(f"{path}: can't be read as a certificate ({error})") from None
+
+
+def read_authority(out: Path) -> x509.Certificate:
+    """Read the certificate of a deployment's authority.
+
+    Raises
+    ------
+    DeployError
+        If it can't be read; every machine of the deployment has a copy.
+    """
+    try:
+        return read(out / "ca.crt")
+    except DeployError as error:
+        raise DeployError(f"{error}; superlink/ and each device's folder have a copy of it") from None
 
 
 def shown_by_server(deployment: Deployment) -> x509.Certificate | None:

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedapp.deploy import audit, keys
+from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.compose import compose_file
 from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
 from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
@@ -170,12 +172,12 @@ def _clear(out: Path) -> None:
 
 
 def _write_device_keys(out: Path, device: Device) -> None:
-    folder = out / device.name
+    folder, authority = out / device.name, read_authority(out)
     (folder / SUPEREXEC).mkdir(parents=True)
     keys.write_device(folder)
     keys.write_loopback(folder)
     keys.write_secret(folder, folder / SUPEREXEC)
-    shutil.copyfile(out / "ca.crt", folder / "ca.crt")
+    (folder / "ca.crt").write_bytes(authority.public_bytes(Encoding.PEM))
 
 
 def flower_config(address: str, trust: Mapping[str, str | bool]) -> str:

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.files import flower_config, read_deployment
 from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment
 
@@ -30,7 +33,7 @@ def way_in(out: Path) -> Iterator[Path]:
     Raises
     ------
     DeployError
-        If `out` holds no deployment, or the operator's certificate isn't there.
+        If `out` holds no deployment, or the authority's or the operator's certificate can't be read.
     """
     deployment = read_deployment(out)
     if not deployment.backend:
@@ -120,7 +123,7 @@ def _in_hex(host: str, port: int) -> str:
 
 
 def _trust(out: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(out / "ca.crt"))
+    context = ssl.create_default_context(cadata=read_authority(out).public_bytes(Encoding.PEM).decode())
     try:
         context.load_cert_chain(out / "operator.crt", out / "operator.key")
     except OSError as error:

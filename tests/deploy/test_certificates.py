@@ -212,3 +212,23 @@ def test_without_the_authoritys_key_there_is_one_line(made: Path, spoil: str, tm
     assert line.endswith("without it no certificate can be made")
     after = contents(made)
     assert {name for name in after if after[name] != before[name]} == {"audit.jsonl"}
+
+
+@pytest.mark.parametrize("spoil", ["missing", "garbage"])
+@pytest.mark.parametrize("command", [["status"], ["register"], ["add", "lima=/data"]])
+def test_without_the_authoritys_certificate_there_is_one_line(
+    made: Path, spoil: str, command: list[str]
+) -> None:
+    authority = made / "ca.crt"
+    if spoil == "missing":
+        authority.unlink()
+    else:
+        authority.write_text("no certificate")
+    before = contents(made)
+    result = deploy(command[0], made, *command[1:])
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert line.startswith(f"error: {authority}: can't be read")
+    assert line.endswith("superlink/ and each device's folder have a copy of it")
+    after = contents(made)
+    assert {name for name in after if after[name] != before.get(name)} <= {"audit.jsonl"}
