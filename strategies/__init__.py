@@ -121,12 +121,14 @@ from strategies.methods.ditto import Ditto
 from strategies.methods.fadas import FADAS
 from strategies.methods.fedamp import FedAMP
 from strategies.methods.fedasync import FedAsync
+from strategies.methods.fedau import FedAU
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.fedbuff import FedBuff
 from strategies.methods.feddyn import FedDyn
 from strategies.methods.fedfix import FedFix
 from strategies.methods.fednova import FedNova
 from strategies.methods.fedprox import FedProx
+from strategies.methods.fedstale import FedStale
 from strategies.methods.mifa import Mifa
 from strategies.methods.rennala import Rennala
 from strategies.methods.ringmaster import Ringmaster
@@ -148,6 +150,8 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "scaffold": Scaffold,
     "feddyn": FedDyn,
     "mifa": Mifa,
+    "fedstale": FedStale,
+    "fedau": FedAU,
     "ditto": Ditto,
     "fedamp": FedAMP,
     "async-fedavg": AsyncFedAvg,
@@ -177,6 +181,7 @@ __all__ = [
     "DivergedError",
     "EventsConfig",
     "FedAMP",
+    "FedAU",
     "FedAsync",
     "FedAvg",
     "FedBuff",
@@ -184,6 +189,7 @@ __all__ = [
     "FedFix",
     "FedNova",
     "FedProx",
+    "FedStale",
     "FederatedStrategy",
     "Member",
     "Mifa",

@@ -31,6 +31,12 @@ def importances(kind: str, num_examples: Sequence[float]) -> Weights:
     raise ValueError(f"client_weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
 
 
+def among(importances: Sequence[float], counting: NDArray[np.bool_]) -> Weights:
+    """Return p_i (n,) of the clients that are ``counting`` (n,), with sum 1, and 0 for the others."""
+    shares = np.where(counting, importances, 0.0)
+    return np.asarray(shares / (shares.sum() or 1.0))
+
+
 def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
     """Return the weighted mean and standard deviation over clients; ``weights`` and ``values`` by client index."""
     known = {index: weight for index, weight in weights.items() if index < len(values)}

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from strategies import streams
 from strategies.clients.roster import Client, sized_by_replies
-from strategies.clients.weights import Weights
+from strategies.clients.weights import Weights, among
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.population import Population
@@ -163,8 +163,7 @@ class Selection:
         expected = self.expected(p)
         if expected is None or self._run.pace.always:
             return expected
-        shares = np.where(expected > 0, list(self.minimised().values()), 0.0)
-        return np.asarray(shares / (shares.sum() or 1.0))
+        return among(list(self.minimised().values()), expected > 0)
 
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
         """Return E[d_i] (m,) of the clients at ``places`` under the scheme; zeros if it draws none of them."""

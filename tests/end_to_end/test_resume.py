@@ -52,6 +52,8 @@ OWN: dict[str, dict[str, Any]] = {
         "server-optimizer": "momentum",
         "server-lr": 0.2,
     },
+    "fedstale": {"participation": "uniform", "fraction-train": 0.5, "stale-weight": 0.5},
+    "fedau": {"participation": "uniform", "fraction-train": 0.5, "participation-cutoff": 3},
     "ditto": {"participation": "uniform", "fraction-train": 0.5, "test-on": "own", "ditto-lambda": 0.5},
     "fedamp": {"participation": "uniform", "fraction-train": 0.5, "test-on": "own"},
     "async-fedavg": {"server-lr": 0.2, "server-optimizer": "momentum"},

@@ -51,6 +51,8 @@ OF_KEYS = {
     "proximal-mu": "a number >= 0",
     "perturbation-beta": "a number in [0, 1]",
     "feddyn-alpha": "a number in [1e-06, 1e+06]",
+    "stale-weight": "a number in [0, 1]",
+    "participation-cutoff": "a whole number >= 1",
     "ditto-lambda": "0, or a number in [1e-06, 1e+06]",
     "mixing-alpha": "a number in (0, 1]",
     "server-lr": "0, or a number in [1e-06, 1e+06]",

@@ -196,6 +196,21 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
             ("proximal-mu", 0.3, {"strategy": "fedprox"}),
             ("perturbation-beta", 0.3, {"strategy": "spectral"}),
             ("feddyn-alpha", 0.3, {"strategy": "feddyn"}),
+            (
+                "stale-weight",
+                0.5,
+                {"strategy": "fedstale", "participation": "uniform", "fraction-train": 0.5},
+            ),
+            (
+                "participation-cutoff",
+                1,
+                {
+                    "strategy": "fedau",
+                    "participation": "uniform",
+                    "fraction-train": 0.4,
+                    "num-server-rounds": 4,
+                },
+            ),
             ("ditto-lambda", 0.3, {"strategy": "ditto"}),
             ("fedamp-sigma", 1.0, {"strategy": "fedamp"}),
             ("fedamp-alpha", 0.3, {"strategy": "fedamp"}),

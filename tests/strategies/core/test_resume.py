@@ -159,6 +159,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"participation": "uniform", "fraction_train": 0.4, "server_optimizer": "yogi", "server_lr": 0.1},
     ),
     ("feddyn", {"round_deadline": 0.5, "late": "next"}),
+    ("fedstale", {"participation": "uniform", "fraction_train": 0.4, "stale_weight": 0.5}),
+    ("fedau", {"participation": "uniform", "fraction_train": 0.4, "participation_cutoff": 3}),
     ("ditto", {"participation": "uniform", "fraction_train": 0.4}),
     ("ditto", {"round_deadline": 0.5}),
     ("fedamp", {"round_deadline": 0.5, "late": "next"}),
@@ -204,6 +206,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fadas", {"buffer_size": 2, "server_lr": 0.1, "concurrency": 3, "time_scenario": "exponential"}),
     ("fedavg", {**FLEET, "task_failure": 0.2, "client_weights": "adjacency"}),
     ("scaffold", {**FLEET, "participation": "uniform", "fraction_train": 0.6}),
+    ("fedau", {**FLEET, "task_failure": 0.2, "eval_every": 3}),
     ("async-fedavg", {**FLEET, "server_lr": 0.1, "task_failure": 0.2}),
     ("async-fedavg", {**FLEET, "server_lr": 0.1, "concurrency": 2, "eval_every": 3}),
     (
@@ -345,7 +348,16 @@ def test_any_number_of_stops(
 
 @pytest.mark.parametrize(
     ("name", "done"),
-    [("fedavg", 3), ("spectral", 4), ("scaffold", 4), ("feddyn", 4), ("mifa", 4), ("fedamp", 4)],
+    [
+        ("fedavg", 3),
+        ("spectral", 4),
+        ("scaffold", 4),
+        ("feddyn", 4),
+        ("mifa", 4),
+        ("fedstale", 4),
+        ("fedau", 3),
+        ("fedamp", 4),
+    ],
 )
 def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
     go: Go, federation: Make, model: Make, train_config: Make, name: str, done: int

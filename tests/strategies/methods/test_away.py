@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import FedDyn, Mifa, Scaffold
+from strategies import FedDyn, FedStale, Mifa, Scaffold
 from strategies.core.run_state import Memory
 from strategies.methods.shared.latest_updates import LatestUpdates
 
@@ -18,8 +18,13 @@ CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5), (1, 2, 5, 3)
 P = np.array(SIZES) / 11
 BEST = float(P @ np.array(CENTRES))  # 0.3182
 BEST_OF_THE_REST = float(P[1:] @ np.array(CENTRES[1:]) / P[1:].sum())  # without client 0, 0.05
-METHODS: list[tuple[Any, dict[str, Any]]] = [(Scaffold, {}), (FedDyn, {"feddyn_alpha": 1.0}), (Mifa, {})]
-EACH = pytest.mark.parametrize(("kind", "own"), METHODS, ids=["scaffold", "feddyn", "mifa"])
+METHODS: list[tuple[Any, dict[str, Any]]] = [
+    (Scaffold, {}),
+    (FedDyn, {"feddyn_alpha": 1.0}),
+    (Mifa, {}),
+    (FedStale, {}),
+]
+EACH = pytest.mark.parametrize(("kind", "own"), METHODS, ids=["scaffold", "feddyn", "mifa", "fedstale"])
 
 
 @pytest.fixture

@@ -284,7 +284,10 @@ def test_on_devices_a_path_that_is_far_too_short_counts_as_a_fifth_of_the_usual(
 # ---- What doesn't make sense -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fednova", "scaffold", "feddyn", "mifa"])
+CORRECTING = ["fednova", "scaffold", "feddyn", "mifa", "fedstale", "fedau"]
+
+
+@pytest.mark.parametrize("name", CORRECTING)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -300,7 +303,7 @@ def test_what_rests_on_a_plain_mean_is_refused(name: str, options: dict[str, Any
         REGISTRY[name](client_weights="uniform", **options)
 
 
-@pytest.mark.parametrize("name", ["fednova", "scaffold", "feddyn", "mifa"])
+@pytest.mark.parametrize("name", CORRECTING)
 def test_a_loop_around_them_is_refused(name: str, federation: Make, model: Make, train_config: Make) -> None:
     with pytest.raises(
         RunError, match="a wrapper around the strategy, such as one for privacy, knows nothing of"
@@ -311,14 +314,16 @@ def test_a_loop_around_them_is_refused(name: str, federation: Make, model: Make,
 # ---- What else a run tells ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "down"), [("fednova", 1), ("scaffold", 2), ("feddyn", 2), ("mifa", 1)])
+@pytest.mark.parametrize(
+    ("name", "down"), [(name, 1 + (name in ("scaffold", "feddyn"))) for name in CORRECTING]
+)
 def test_bytes_and_shares(name: str, down: int, federation: Make, model: Make, train_config: Make) -> None:
     seen: list[Any] = []
     REGISTRY[name](observer=seen.append).start(
         federation(), model(1.0), num_rounds=2, train_config=train_config()
     )
     assert seen[-1].metrics["bytes-down"] == down * seen[-1].metrics["bytes-up"]
-    assert seen[-1].metrics.get("bytes-kept") == (None if name == "fednova" else 3 * 1 * 4)
+    assert seen[-1].metrics.get("bytes-kept") == (None if name in ("fednova", "fedau") else 3 * 1 * 4)
     assert seen[-1].clients["expected-share"] == pytest.approx([1 / 8, 2 / 8, 5 / 8])
     assert seen[-1].clients["observed-share"] == pytest.approx([1 / 8, 2 / 8, 5 / 8])
 
@@ -335,7 +340,7 @@ def test_a_cache_counts_all_whoever_takes_part(federation: Make, model: Make, tr
     assert seen[-1].clients["participation"] != [12 - len(waiting)] * 3
 
 
-@pytest.mark.parametrize("name", ["fednova", "scaffold", "feddyn", "mifa"])
+@pytest.mark.parametrize("name", CORRECTING)
 def test_what_is_not_trained_is_averaged_and_never_corrected(
     name: str, federation: Make, model: Make, train_config: Make, values_of: Make
 ) -> None:

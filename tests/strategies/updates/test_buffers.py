@@ -17,11 +17,13 @@ from strategies import (
     AsyncFedAvg,
     DelayAdaptive,
     FedAsync,
+    FedAU,
     FedAvg,
     FedBuff,
     FedDyn,
     FedFix,
     FedNova,
+    FedStale,
     Mifa,
     Rennala,
     Ringmaster,
@@ -142,7 +144,7 @@ def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: 
         assert int(arrays["norm.num_batches_tracked"].numpy()) >= 0
 
 
-@pytest.mark.parametrize("kind", [FedNova, Scaffold, FedDyn, Mifa])
+@pytest.mark.parametrize("kind", [FedNova, Scaffold, FedDyn, Mifa, FedStale, FedAU])
 def test_methods_that_correct_updates_average_them_as_fedavg_does(kind: Any) -> None:
     some: list[dict[str, Any]] = [
         {"participation": "uniform", "fraction_train": 0.7},
