@@ -63,7 +63,7 @@ def after_absence(row: Weights, server_round: int, cutoff: int) -> Weights:
         The round in which the present interval began, the number of intervals before it, and their sum.
     """
     whole = (server_round - 1 - row[0]) // cutoff
-    return row + whole * np.array([cutoff, 1, cutoff])
+    return np.asarray(row + whole * np.array([cutoff, 1, cutoff]))
 
 
 class FedAU(SynchronousStrategy):
