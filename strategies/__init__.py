@@ -114,6 +114,7 @@ from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
+from strategies.methods.aced import ACED
 from strategies.methods.async_fedavg import AsyncFedAvg
 from strategies.methods.ca2fl import CA2FL
 from strategies.methods.delay_adaptive import DelayAdaptive
@@ -163,11 +164,13 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "rennala": Rennala,
     "ca2fl": CA2FL,
     "ace": ACE,
+    "aced": ACED,
     "fadas": FADAS,
 }
 
 __all__ = [
     "ACE",
+    "ACED",
     "CA2FL",
     "FADAS",
     "REGISTRY",

@@ -2,8 +2,8 @@
 
 X. Gu, K. Huang, J. Zhang and L. Huang, "Fast federated learning in the presence of arbitrary device unavailability"
 (MIFA), NeurIPS 2021, algorithm 1, taken from rounds to arrivals as X. Chang et al. do, "Mitigating participation
-imbalance bias in asynchronous federated learning", arXiv 2511.19066, 2025. Their delay-aware variant, ACED, isn't
-implemented. The server keeps each client's last update h_i. At every arrival
+imbalance bias in asynchronous federated learning", arXiv 2511.19066, 2025. Their delay-aware variant is ACED
+(strategies/methods/aced.py). The server keeps each client's last update h_i. At every arrival
 
     h_i ← Δ_i,   W ← W + η_g Σ_j p_j h_j
 
@@ -20,16 +20,13 @@ A client receives the model and sends one back; the server keeps C vectors of fl
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-
-from strategies.clients.member import Member
 from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import EveryArrival
+from strategies.methods.shared.first_answers import FirstAnswers
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
-from strategies.timing.availability import NEVER
 from strategies.updates.chain import Contribution
 
 
@@ -50,6 +47,10 @@ class ACE(EveryArrival):
     Config: ClassVar[type[StrategyConfig]] = ACEConfig
     config: ACEConfig
 
+    def __init__(self, config: ACEConfig | None = None, **run: Any) -> None:
+        super().__init__(config, **run)
+        self._first = FirstAnswers(self.run, self.ledger, self.contribution_weights.cycles)
+
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_j h_j."""
@@ -57,24 +58,7 @@ class ACE(EveryArrival):
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""
-        if self.aggregations:
-            return arrived >= 1
-        # A client may have answered and still wait: safeguards may hold its contribution back.
-        counting, waits = self.ledger.counting, {c.client.index for c in self.ledger.buffer}
-        if any(member.client.index not in waits and self._may_answer(member) for member in counting):
-            self.run.warn_once(
-                "no model is made until all %d clients that count have answered once", len(counting)
-            )
-            return False
-        return True
-
-    def _may_answer(self, member: Member) -> bool:
-        """Return False for a client that is never available again, or never for as long as a task takes."""
-        if self.pace.always or member.waiting or self.ledger.busy(member):
-            return True
-        if self.pace.comes(member.client, self.pace.now()) == NEVER:
-            return False
-        return bool(np.isfinite(self.contribution_weights.cycles([member])[0]))
+        return arrived >= 1 and self._first.there()
 
     def counted(self, contribution: Contribution) -> Vector:
         """Keep Δ_i (D,) as the client's last update, and return it."""

@@ -165,6 +165,7 @@ def test_the_app_equals_a_numpy_event_simulation(tmp_path, strategy, weights, op
         ("rennala", {}, {}),
         ("ca2fl", {}, {}),
         ("ace", {}, {}),
+        ("aced", {"cache-age": 5}, {"age": 5}),
         ("fadas", {}, {}),
     ],
 )
@@ -213,7 +214,7 @@ def test_the_app_equals_the_papers_rules_in_numpy(tmp_path, strategy, own, rule)
     assert np.linalg.norm(ours - W) < 1e-5 * np.linalg.norm(W)
     assert np.linalg.norm(W) > 0.2
     memory = json.loads((path / "summary.json").read_text()).get("bytes-kept", 0)
-    assert memory == (4 * CLIENTS * W.size if strategy in ("ca2fl", "ace") else 0)
+    assert memory == (4 * CLIENTS * W.size if strategy in ("ca2fl", "ace", "aced") else 0)
 
 
 # Of every strategy, two workers and the sequential engine are compared in test_ray.py, too.

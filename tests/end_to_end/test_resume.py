@@ -65,6 +65,7 @@ OWN: dict[str, dict[str, Any]] = {
     "rennala": {"buffer-size": 2, "time-scenario": "exponential"},
     "ca2fl": {"buffer-size": 2, "server-optimizer": "momentum", "server-lr": 0.2},
     "ace": {"time-scenario": "exponential", "eval-every": 2},
+    "aced": {"cache-age": 3, "time-scenario": "exponential"},
     "fadas": {"buffer-size": 2, "server-lr": 0.01},
 }
 

@@ -225,6 +225,7 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
             ("staleness-discount", "polynomial:1", {"strategy": "fedasync", "num-server-rounds": 6}),
             ("mixing-alpha", 0.3, {"strategy": "fedasync"}),
             ("delay-threshold", 1, {"strategy": "ringmaster", "num-server-rounds": 6}),
+            ("cache-age", 1, {"strategy": "aced", "num-server-rounds": 9}),
             ("server-optimizer", "yogi", {"strategy": "fadas", "buffer-size": 2}),
             ("message-floor", 0.5, {"strategy": "spectral"}),
             ("neighbours", 1, {"client-weights": "adjacency"}),

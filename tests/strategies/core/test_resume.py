@@ -201,6 +201,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("ca2fl", {"buffer_size": 2, "concurrency": 3, "client_weights": "adjacency"}),
     ("ace", {"server_lr": 0.2}),
+    ("aced", {"server_lr": 0.2, "cache_age": 3, "time_scenario": "exponential"}),
     ("ace", {"server_lr": 0.2, "time_scenario": "exponential", "concurrency": 2, "server_optimizer": "yogi"}),
     ("fadas", {"buffer_size": 2, "server_lr": 0.1}),
     ("fadas", {"buffer_size": 2, "server_lr": 0.1, "concurrency": 3, "time_scenario": "exponential"}),

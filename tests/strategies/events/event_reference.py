@@ -8,14 +8,24 @@ import numpy as np
 
 WHEN_READY = {"fedbuff": "m", "ca2fl": "m", "fadas": "m", "rennala": "m"}  # the others: at every arrival
 
+FROM_ALL = ("ace", "aced")  # the first model is made of all clients' updates
+
 
 class Step:
     """A method's rule: from what has arrived, (client, Δ, δ, sent model), to the next W."""
 
     def __init__(
-        self, method: str, p: np.ndarray, eta: float, m: int, alpha: float, s: Callable[[int], float]
+        self,
+        method: str,
+        p: np.ndarray,
+        eta: float,
+        m: int,
+        alpha: float,
+        s: Callable[[int], float],
+        age: float,
     ):
         self.method, self.p, self.eta, self.m, self.alpha, self.s = method, p, eta, m, alpha, s
+        self.age, self.number, self.arrived = age, 0, dict.fromkeys(range(len(p)), -float("inf"))
         self.h: dict[int, Any] = dict.fromkeys(range(len(p)), 0.0)
         self.first, self.v, self.v_hat = 0.0, 1e-6, 1e-6
 
@@ -40,6 +50,12 @@ class Step:
         if self.method == "ace":
             self.h |= {i: delta for i, delta, _, _ in came}
             return W + self.eta * self.cached()
+        if self.method == "aced":
+            self.number += 1
+            self.h |= {i: delta for i, delta, _, _ in came}
+            self.arrived |= {i: self.number for i, *_ in came}
+            A = [i for i, number in self.arrived.items() if self.number - number <= self.age]
+            return W + self.eta * sum(self.p[i] * self.h[i] for i in A) / sum(self.p[i] for i in A)
         assert self.method == "fadas"
         mean = sum(delta for _, delta, _, _ in came) / self.m
         self.first = 0.9 * self.first + 0.1 * mean
@@ -65,9 +81,10 @@ def simulate(
     alpha: float = 0.6,
     s: Callable[[int], float] = lambda delay: 1.0,
     R: float = float("inf"),
+    age: float = float("inf"),
 ) -> list[np.ndarray]:
     """Return the models 0 to ``number``; arrivals at one time come in client order."""
-    step, clients = Step(method, p, eta, m, alpha, s), len(p)
+    step, clients = Step(method, p, eta, m, alpha, s, age), len(p)
     heap: list[Any] = []
     tasks, models, answered = [0] * clients, [W], set()
     waiting: list[Any] = []
@@ -87,7 +104,9 @@ def simulate(
             continue
         answered.add(i)
         waiting.append((i, work(i, sent) - sent, delay, sent))
-        full = len(waiting) >= m if method in WHEN_READY else method != "ace" or len(answered) == clients
+        full = (
+            len(waiting) >= m if method in WHEN_READY else method not in FROM_ALL or len(answered) == clients
+        )
         if not full:
             if method == "rennala":
                 hand_out(i, now)

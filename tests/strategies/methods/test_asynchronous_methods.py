@@ -24,7 +24,7 @@ CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P = np.array(SIZES) / 10
 # The others are in tests/strategies/events.
 NEW = [name for name in methods(has_rounds=False) if REGISTRY[name] not in KINDS.values()]
-CACHED = ("ca2fl", "ace")  # in float32
+CACHED = ("ca2fl", "ace", "aced")  # in float32
 
 
 class Run:
@@ -96,6 +96,9 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ca2fl", {}, {}),
     ("ca2fl", {"buffer_size": 3}, {"m": 3}),
     ("ace", {}, {}),
+    ("aced", {}, {}),
+    ("aced", {"cache_age": 5}, {"age": 5}),
+    ("aced", {"cache_age": 1}, {"age": 1}),
     ("fadas", {}, {}),
     ("fadas", {"buffer_size": 1}, {"m": 1}),
 ]
@@ -181,6 +184,7 @@ def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit
         ("fedasync", {"mixing_alpha": 1.0}),
         ("rennala", {"buffer_size": 1}),
         ("ace", {}),
+        ("aced", {}),
         ("ca2fl", {"buffer_size": 1}),
         ("ringmaster", {}),
         ("delay-adaptive", {}),
@@ -211,6 +215,28 @@ def test_so_it_is_where_safeguards_hold_the_first_back(clients: int, go: Make, f
         return go(name, 1, grid=grid, min_clients=1, **options).values[1]  # type: ignore[no-any-return]
 
     assert model_of("ace", safeguards="on") == pytest.approx(model_of("fedavg"), rel=1e-6)
+
+
+def test_aced_without_a_limit_is_ace_bit_for_bit(go: Make) -> None:
+    common = {"server_lr": 0.3, "time_scenario": "exponential"}
+    one, none, other = (
+        go("ace", 40, **common),
+        go("aced", 40, cache_age=0, **common),
+        go("aced", 40, **common),
+    )
+    assert one.bits == none.bits == other.bits  # no update gets as old as the default
+    assert [p.clients for p in one.seen] == [p.clients for p in none.seen]
+    assert go("aced", 40, cache_age=4, **common).bits != one.bits
+
+
+def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_its_time(go: Make) -> None:
+    # F80: τ = (3, 7, 11, 15)/15 s, P = τ Σ 1/τ = (1.90, 4.44, 6.97, 9.51): d = p min(P, 4 + 1), q ∝ d / P.
+    last = go("aced", 300, cache_age=4, server_lr=0.01).seen[-1].clients
+    periods = np.array([3, 7, 11, 15]) * (1 / 3 + 1 / 7 + 1 / 11 + 1 / 15)
+    assert last["weight"] == pytest.approx(P * np.minimum(periods, 5), rel=1e-9)
+    q = P * np.minimum(periods, 5) / periods
+    assert last["expected-share"] == pytest.approx(q / q.sum(), rel=1e-9)
+    assert last["observed-share"] == pytest.approx(q / q.sum(), abs=0.02)
 
 
 def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go: Make) -> None:

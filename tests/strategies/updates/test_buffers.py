@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strategies import (
     ACE,
+    ACED,
     CA2FL,
     FADAS,
     AsyncFedAvg,
@@ -133,7 +134,7 @@ def test_with_central_privacy_they_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [AsyncFedAvg, FedFix, FedBuff, FedAsync, DelayAdaptive, Ringmaster, Rennala, CA2FL, ACE, FADAS],
+    [AsyncFedAvg, FedFix, FedBuff, FedAsync, DelayAdaptive, Ringmaster, Rennala, CA2FL, ACE, ACED, FADAS],
 )
 @pytest.mark.parametrize("server_lr", [0.0, 1.0])
 def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: float) -> None:

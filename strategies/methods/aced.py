@@ -1,0 +1,119 @@
+"""ACED: ACE over the clients whose last update isn't too old.
+
+X. Chang et al., "Mitigating participation imbalance bias in asynchronous federated learning", arXiv 2511.19066, 2025:
+the delay-aware variant of ACE (strategies/methods/ace.py). The server keeps each client's last update h_i. At every
+arrival
+
+    h_i ← Δ_i,   W ← W + η_g Σ_A p_j h_j / Σ_A p_j,   A = {j: h_j arrived at most τ aggregations ago}
+
+In the paper A are the clients that began their present task at most τ aggregations ago (only its abstract could be
+read; this is the rule as we know it). That is the same where every client is sent a task as soon as it has answered;
+where ``concurrency`` keeps clients idle, here h_j ages from its arrival. τ = ∞ (``cache_age = 0``) is ACE, exactly.
+The first model is made when all clients have answered once.
+
+A client whose tasks last longer than τ aggregations counts for τ + 1 of them, and then not until its next answer. In
+total a contribution counts p_i min(P_i, τ + 1), with P_i the aggregations from one contribution of client i to the
+next. Slow clients then count less than p_i, in return for a model that no old update moves; the run reports the
+objective that it minimises. Each step is as long as a synchronous round's, so η_g is 1/C by default
+(``server_lr = 0``).
+
+A client receives the model and sends one back; the server keeps C vectors of float32, 4 C D bytes, and their sum
+(``bytes-kept``). Beyond 4 GiB they go to a temporary file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.parameters import parameter
+from strategies.flower.arrays import Vector
+from strategies.methods.shared.arrivals import EveryArrival
+from strategies.methods.shared.first_answers import FirstAnswers
+from strategies.methods.shared.latest_updates import NAME, LatestUpdates
+from strategies.updates.chain import Contribution
+
+ARRIVED = "arrived"  # in the memory, by client index: the aggregation in which h_i arrived; 0: i isn't in A
+
+
+@dataclass(frozen=True)
+class ACEDConfig(EventsConfig):
+    """Parameters of ACED.
+
+    Parameters
+    ----------
+    cache_age : int
+        τ: a client's last update counts for so many aggregations after the one in which it arrived; 0: until the
+        client's next, as in ACE
+    """
+
+    cache_age: int = parameter(100, ge=0)
+
+
+class ACED(EveryArrival):
+    """ACED (Chang et al. 2025, section on the delay-aware variant of ACE).
+
+    New model: at every arrival, once all have answered.
+    Rule: the model moves by Σ p_j h_j / Σ p_j, over the clients whose last update h_j is at most τ aggregations old.
+    Kept: the last update of each client.
+    Helps: as ACE, where some clients are so late that their last updates mislead; these clients count less.
+    """
+
+    Config: ClassVar[type[StrategyConfig]] = ACEDConfig
+    config: ACEDConfig
+
+    def __init__(self, config: ACEDConfig | None = None, **run: Any) -> None:
+        super().__init__(config, **run)
+        self._first = FirstAnswers(self.run, self.ledger, self.contribution_weights.cycles)
+
+    @property
+    def latest(self) -> LatestUpdates:
+        """The last updates h_i of the clients in A, 0 of the others, and their weighted sum Σ_A p_j h_j."""
+        return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+
+    def ready(self, arrived: int) -> bool:
+        """Return True at every arrival, once all clients have answered."""
+        return arrived >= 1 and self._first.there()
+
+    @property
+    def discounts(self) -> bool:
+        """Whether a contribution may count for less than the time until the client's next: False without a limit."""
+        return self.config.cache_age > 0
+
+    def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
+        """Return p_i min(P_i, τ + 1), what a contribution counts until it is too old."""
+        weights, age = super().weigh(contributions), self.config.cache_age
+        if not age:
+            return weights
+        p = self.importance()
+        most = [(age + 1) * p.get(contribution.client.index, 0.0) for contribution in contributions]
+        return np.minimum(weights, most).tolist()  # type: ignore[no-any-return]
+
+    def counted(self, contribution: Contribution) -> Vector:
+        """Keep Δ_i (D,) as the client's last update, and return it."""
+        index = contribution.client.index
+        self.latest.put(index, contribution.update)
+        self._arrived(index + 1)[index] = self.aggregations + 1
+        return contribution.update
+
+    def direction(self, total: Vector) -> Vector:
+        """Forget the updates that are too old, and return Σ_A p_j h_j / Σ_A p_j, (D,)."""
+        latest, age = self.latest, self.config.cache_age
+        if not age:
+            return latest.mean
+        arrived = self._arrived(max(latest.importance) + 1)
+        for index in np.flatnonzero((arrived > 0) & (arrived <= self.aggregations - age)).tolist():
+            latest.put(index, np.zeros_like(total))
+            arrived[index] = 0
+        apart = sum(share for index, share in latest.importance.items() if not arrived[index])
+        return latest.mean / (1 - apart) if apart else latest.mean
+
+    def _arrived(self, size: int) -> NDArray[np.int64]:
+        """Return the aggregations in which the h_i arrived, by client index, of ``size`` clients or more."""
+        known: NDArray[np.int64] = self.memory.get(ARRIVED, np.empty(0, dtype=np.int64))
+        if len(known) < size:
+            self.memory[ARRIVED] = known = np.append(known, np.zeros(size - len(known), dtype=np.int64))
+        return known
