@@ -79,6 +79,9 @@ Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the 
     def choose(self, free):                          # who is handed the model, now that these are free
         return [member for member in free if not member.waiting]
 
+    def sends_again(self, client):                   # (version, model) of an earlier one, in place of the newest
+        return self.had.get(client.index)
+
     def discount(self, staleness):                   # what late work is worth, beside work on the present model
         return (1 + staleness) ** -0.5
 
@@ -132,6 +135,7 @@ from strategies.methods.fedprox import FedProx
 from strategies.methods.fedstale import FedStale
 from strategies.methods.mifa import Mifa
 from strategies.methods.rennala import Rennala
+from strategies.methods.ringleader import Ringleader
 from strategies.methods.ringmaster import Ringmaster
 from strategies.methods.scaffold import Scaffold
 from strategies.methods.spectral import Spectral
@@ -161,6 +165,7 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "fedasync": FedAsync,
     "delay-adaptive": DelayAdaptive,
     "ringmaster": Ringmaster,
+    "ringleader": Ringleader,
     "rennala": Rennala,
     "ca2fl": CA2FL,
     "ace": ACE,
@@ -198,6 +203,7 @@ __all__ = [
     "Mifa",
     "Progress",
     "Rennala",
+    "Ringleader",
     "Ringmaster",
     "RunError",
     "Scaffold",

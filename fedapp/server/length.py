@@ -65,6 +65,8 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
     if strategy.interval is not None:
         # What an interval is beside a round in real time, nobody knows either.
         return ROUNDS if config.clock == "wall" else math.ceil(ROUNDS * times.max() / strategy.interval)
+    if (foreseen := strategy.foreseen_aggregations(times, ROUNDS * float(times.max()))) is not None:
+        return foreseen
     size, concurrency = getattr(strategy.config, "buffer_size", 1), strategy.config.concurrency
     able, waits = strategy.capabilities, isinstance(strategy, Buffered)
     if able.drops_stale and not waits:

@@ -35,7 +35,7 @@ class StrategyConfig:
         alike its data are to the other clients'
     server_lr : float
         η_g, the learning rate of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) or yogi, else
-        1, but 1/C for async-fedavg, delay-adaptive, ringmaster, ace and aced, which may diverge with 1
+        1, but 1/C for async-fedavg, delay-adaptive, ringmaster, ringleader, ace and aced, which may diverge with 1
     server_optimizer : str
         what the server does with the aggregated update (Reddi et al. 2021; amsgrad: Wang et al. 2024; fedexp, in
         rounds and of a sum: Jhunjhunwala et al. 2023)

@@ -42,8 +42,9 @@ class Dispatcher:
         Whether a grid whose clients need no messages may be handed tasks without any.
     places : int
         How many clients are at work at once at most; 0: all.
-    local_rule, companions, choose : callable
-        Hooks of the method: what clients' local steps are, what each is sent beside the model, and who is sent it.
+    local_rule, companions, choose, sends_again : callable
+        Hooks of the method: what clients' local steps are, what each is sent beside the model, who is sent it, and
+        which earlier model a client is sent in its place.
     """
 
     _mail: Mail
@@ -63,11 +64,13 @@ class Dispatcher:
         local_rule: Callable[[], dict[str, float]],
         companions: Callable[[Sequence[Client]], Iterator[Beside]],
         choose: Callable[[Sequence[Member]], Iterable[Member]],
+        sends_again: Callable[[Client], tuple[int, NDArray[Any]] | None],
     ) -> None:
         self._run, self._ledger, self._requests = run, ledger, requests
         self._accounts, self._timeline = accounts, timeline
         self._without_messages, self._places = without_messages, places
         self._local_rule, self._companions, self._choose = local_rule, companions, choose
+        self._sends_again = sends_again
         self._working: WorkingGrid | None = None
 
     def begin(self, grid: Grid, mail: Mail, config: ConfigRecord) -> None:
@@ -149,7 +152,11 @@ class Dispatcher:
         since.bytes_down += len(chosen) * messages.num_bytes(self._run.result.arrays)
         companions = self._companions([member.client for member in chosen.values()])
         sent = {index: (now, next(companions, {})) for index in chosen}
-        since.bytes_down += self._send(sent, self._run.aggregations, self._sent)
+        for index, member in chosen.items():
+            if (again := self._sends_again(member.client)) is not None:
+                since.bytes_down += self._send({index: sent.pop(index)}, *again)
+        if sent:
+            since.bytes_down += self._send(sent, self._run.aggregations, self._sent)
 
     def _send(self, sent: Mapping[int, tuple[float, Beside]], version: int, base: NDArray[Any]) -> int:
         """Send a version of the model (D,) as the task of clients by index, at these clock seconds, with companions.

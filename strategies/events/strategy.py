@@ -28,12 +28,13 @@ from typing import Any, ClassVar, NoReturn
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.clients.accounts import ACCEPTED, MAX_MISSES
 from strategies.clients.client_metrics import of_clients
 from strategies.clients.member import Member
-from strategies.clients.roster import sized_by
+from strategies.clients.roster import Client, sized_by
 from strategies.core.capabilities import hook
 from strategies.core.config import OBSERVED, AsynchronousConfig, EventsConfig, StrategyConfig
 from strategies.core.reporter import EvaluateFn
@@ -144,6 +145,7 @@ class AsynchronousStrategy(FederatedStrategy):
             local_rule=self.local_rule,
             companions=self.companions,
             choose=self.choose,
+            sends_again=self.sends_again,
         )
         self._lost_in_a_row = 0
 
@@ -188,6 +190,14 @@ class AsynchronousStrategy(FederatedStrategy):
         rng = streams.generator(self.config.seed, "next-clients", ledger.dispatched)
         return [ledger.members[idle[place]] for place in rng.choice(len(idle), places, replace=False)]
 
+    def sends_again(self, client: Client) -> tuple[int, NDArray[Any]] | None:
+        """Return the model (D,) that a client is sent in place of the newest one, and its version; None: the newest.
+
+        The version is the number of the aggregation that made the model. A client that has just delivered a
+        ``Contribution`` goes on with the model that it has, if its ``version`` and ``base`` are returned.
+        """
+        return None
+
     @hook
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return the weight d_i of each contribution of an aggregation, which come in client order."""
@@ -222,6 +232,13 @@ class AsynchronousStrategy(FederatedStrategy):
     def identical_weight(self, num_clients: int) -> float:
         """Return d for ``aggregation_weights = "identical"``."""
         return 1.0
+
+    def foreseen_aggregations(self, times: Times, seconds: float) -> int | None:
+        """Return the number of aggregations in so many seconds, by the task times τ_i (C,).
+
+        A run whose number of aggregations isn't given takes it from here. None: it follows from arrivals or buffers.
+        """
+        return None
 
     def untrained_lr(self) -> float:
         """Return η of strategies/updates/buffers.py: the step by which an arrival moves the buffers."""

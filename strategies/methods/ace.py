@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 
 from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.flower.arrays import Vector
+from strategies.methods.shared.answers import Answers
 from strategies.methods.shared.arrivals import EveryArrival
-from strategies.methods.shared.first_answers import FirstAnswers
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
 from strategies.updates.chain import Contribution
 
@@ -49,7 +49,7 @@ class ACE(EveryArrival):
 
     def __init__(self, config: ACEConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self._first = FirstAnswers(self.run, self.ledger, self.contribution_weights.cycles)
+        self._answers = Answers(self.run, self.ledger, self.contribution_weights.cycles)
 
     @property
     def latest(self) -> LatestUpdates:
@@ -58,7 +58,7 @@ class ACE(EveryArrival):
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""
-        return arrived >= 1 and self._first.there()
+        return arrived >= 1 and self._answers.first_are_there()
 
     def counted(self, contribution: Contribution) -> Vector:
         """Keep Δ_i (D,) as the client's last update, and return it."""

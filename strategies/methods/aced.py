@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
+from strategies.methods.shared.answers import Answers
 from strategies.methods.shared.arrivals import EveryArrival
-from strategies.methods.shared.first_answers import FirstAnswers
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
 from strategies.updates.chain import Contribution
 
@@ -67,7 +67,7 @@ class ACED(EveryArrival):
 
     def __init__(self, config: ACEDConfig | None = None, **run: Any) -> None:
         super().__init__(config, **run)
-        self._first = FirstAnswers(self.run, self.ledger, self.contribution_weights.cycles)
+        self._answers = Answers(self.run, self.ledger, self.contribution_weights.cycles)
 
     @property
     def latest(self) -> LatestUpdates:
@@ -76,7 +76,7 @@ class ACED(EveryArrival):
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""
-        return arrived >= 1 and self._first.there()
+        return arrived >= 1 and self._answers.first_are_there()
 
     @property
     def discounts(self) -> bool:

@@ -62,6 +62,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fedasync": {"staleness-discount": "hinge:1,2", "eval-every": 3},
     "delay-adaptive": {"time-scenario": "exponential", "concurrency": 3},
     "ringmaster": {"delay-threshold": 3},
+    "ringleader": {"time-scenario": "exponential", "eval-every": 2},
     "rennala": {"buffer-size": 2, "time-scenario": "exponential"},
     "ca2fl": {"buffer-size": 2, "server-optimizer": "momentum", "server-lr": 0.2},
     "ace": {"time-scenario": "exponential", "eval-every": 2},

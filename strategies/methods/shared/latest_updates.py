@@ -33,6 +33,11 @@ class LatestUpdates:
         if not np.array_equal(memory.get(_OF, ()), of):
             memory[_OF], memory[_MEAN] = of, vectors.weighted_sum(importance)
 
+    @staticmethod
+    def forget(memory: Memory) -> None:
+        """Let h be summed anew, as other vectors have taken the place of the h_i."""
+        memory.pop(_OF, None)
+
     @property
     def mean(self) -> Vector:
         """h (D,)."""

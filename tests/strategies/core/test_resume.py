@@ -192,6 +192,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("delay-adaptive", {"server_lr": 0.1, "concurrency": 2, "server_optimizer": "momentum"}),
     ("ringmaster", {"server_lr": 0.1, "delay_threshold": 2}),
     ("ringmaster", {"server_lr": 0.1, "delay_threshold": 3, "time_scenario": "exponential", "eval_every": 4}),
+    ("ringleader", {"server_lr": 0.2, "time_scenario": "exponential"}),
+    ("ringleader", {**FLEET, "server_lr": 0.2, "task_failure": 0.2, "concurrency": 3}),
     ("rennala", {"buffer_size": 3}),
     ("rennala", {"buffer_size": 7, "time_scenario": "exponential", "concurrency": 3}),
     ("ca2fl", {"buffer_size": 2}),

@@ -27,6 +27,7 @@ from strategies import (
     FedStale,
     Mifa,
     Rennala,
+    Ringleader,
     Ringmaster,
     Scaffold,
     Spectral,
@@ -134,7 +135,20 @@ def test_with_central_privacy_they_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [AsyncFedAvg, FedFix, FedBuff, FedAsync, DelayAdaptive, Ringmaster, Rennala, CA2FL, ACE, ACED, FADAS],
+    [
+        AsyncFedAvg,
+        FedFix,
+        FedBuff,
+        FedAsync,
+        DelayAdaptive,
+        Ringmaster,
+        Ringleader,
+        Rennala,
+        CA2FL,
+        ACE,
+        ACED,
+        FADAS,
+    ],
 )
 @pytest.mark.parametrize("server_lr", [0.0, 1.0])
 def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: float) -> None:

@@ -1,4 +1,4 @@
-"""The wait for the first answers of all clients, of methods whose first model is made of all their updates."""
+"""Who may still answer, of asynchronous methods that wait for an answer of every client."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,8 +11,8 @@ from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Times
 
 
-class FirstAnswers:
-    """Tells whether all clients have answered once.
+class Answers:
+    """Tells which clients may still answer, and whether all have answered once.
 
     Clients that will never be available again, or never for as long as a task takes, are not waited for. A client
     that is dropped after several failures isn't, either.
@@ -28,20 +28,7 @@ class FirstAnswers:
     ) -> None:
         self._run, self._ledger, self._cycles = run, ledger, cycles
 
-    def there(self) -> bool:
-        """Return True once all clients have answered that still may; log once that the model waits for others."""
-        if self._run.aggregations:
-            return True
-        # A client may have answered and still wait: safeguards may hold its contribution back.
-        counting, waits = self._ledger.counting, {c.client.index for c in self._ledger.buffer}
-        if any(member.client.index not in waits and self._may_answer(member) for member in counting):
-            self._run.warn_once(
-                "no model is made until all %d clients that count have answered once", len(counting)
-            )
-            return False
-        return True
-
-    def _may_answer(self, member: Member) -> bool:
+    def may_come(self, member: Member) -> bool:
         """Return False for a client that is never available again, or never for as long as a task takes."""
         pace = self._run.pace
         if pace.always or member.waiting or self._ledger.busy(member):
@@ -49,3 +36,16 @@ class FirstAnswers:
         if pace.comes(member.client, pace.now()) == NEVER:
             return False
         return bool(np.isfinite(self._cycles([member])[0]))
+
+    def first_are_there(self) -> bool:
+        """Return True once all clients have answered that still may; log once that the model waits for others."""
+        if self._run.aggregations:
+            return True
+        # A client may have answered and still wait: safeguards may hold its contribution back.
+        counting, waits = self._ledger.counting, {c.client.index for c in self._ledger.buffer}
+        if any(member.client.index not in waits and self.may_come(member) for member in counting):
+            self._run.warn_once(
+                "no model is made until all %d clients that count have answered once", len(counting)
+            )
+            return False
+        return True
