@@ -22,6 +22,7 @@ FREE = (
     "figures",
     "metrics-port",
     "metrics-host",
+    "registered-nodes",
 )
 
 

@@ -108,6 +108,7 @@ READ_BY: dict[str, Readers] = {
     "examples_bound": GUARDED & _BY_SIZE,
     "arrival_weight_bound": GUARDED,
     "norm_ratio_bound": GUARDED & where("update-norm-bound", 0.0) & where("dp", "none", "local"),
+    "registered_nodes": where("clock", "wall"),
     "faulty_clients": where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
     "dp_clipping_norm": PRIVATE,
     "dp_noise_multiplier": PRIVATE,

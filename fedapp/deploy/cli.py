@@ -15,6 +15,7 @@ from fedapp.deploy.files import add_device, write_deployment
 from fedapp.deploy.flower import run_flwr
 from fedapp.deploy.given import read_given
 from fedapp.deploy.local import LocalDeployment
+from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
 from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
 
@@ -132,7 +133,8 @@ def local(
                         )
                         Audit(folder, "local").note("started")
                         deployment.start()
-                        completed = deployment.run(source.absolute(), given)
+                        told = registered_nodes(folder, deployment.deployment)
+                        completed = deployment.run(source.absolute(), {"registered-nodes": told, **given})
                     finally:
                         signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
             except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from fedapp.config.own_keys import folded
 OPTION = "--run-config"
 
 # What a run's config.toml has because of where it ran, not because somebody wanted it.
-_OF_ITS_PLACE = ("clock",)
+_OF_ITS_PLACE = ("clock", "registered-nodes")
 
 # What is counted in seconds of the run's clock, and by which strategy alone; 0: not at all.
 _IN_SECONDS = {"time-budget": "", "round-deadline": "", "fedfix-interval": "fedfix"}
@@ -19,8 +19,8 @@ def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, l
     Returns
     -------
     tuple
-        The keys, without the clock of a run's config.toml, and with those of a strategy of one's own in
-        ``strategy-config``; that run's number of clients; what is to be said of it.
+        The keys, without the clock and the registered nodes of a run's config.toml, and with those of a strategy of
+        one's own in ``strategy-config``; that run's number of clients; what is to be said of it.
     """
     whole, _ = read_run_options(OPTION, texts)
     values, num_clients = read_run_options(OPTION, texts, but=_OF_ITS_PLACE)

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedapp.deploy.plan import DeployError
+from fedapp.deploy.plan import DeployError, Deployment
 
 FILE = "nodes.json"
 
@@ -80,6 +80,27 @@ class NodeRecords:
         except OSError as error:
             raise DeployError(f"{self.path}: can't be written ({error.strerror})") from None
         self.nodes = nodes
+
+
+def registered_nodes(out: Path, deployment: Deployment) -> str:
+    """Return what a run is told of a deployment's nodes: ``registered-nodes``, "" if none is on record.
+
+    Raises
+    ------
+    DeployError
+        If the record can't be read.
+    """
+    present = {node.device: node for node in NodeRecords.read(out).nodes if not node.unregistered}
+    told = []
+    for device in deployment.devices:
+        if (node := present.get(device.name)) is None:
+            continue
+        config = device.node_config
+        partition = (
+            f":{config['partition-id']}" if {"partition-id", "num-partitions"} <= config.keys() else ""
+        )
+        told.append(f"{device.name}:{node.node_id}{partition}")
+    return ", ".join(told)
 
 
 def fingerprint(public_key: Path) -> str:

@@ -16,6 +16,7 @@ from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
 from fedapp.deploy.given import read_given
 from fedapp.deploy.keys import LOOPBACK_CERTIFICATE
+from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.registration import new_key, retire
 from fedapp.deploy.registration import register as register_keys
@@ -104,7 +105,7 @@ def run(
     """Start a run on the deployment, in real time; paths in its config are the server's."""
     with one_line_errors(), audited(out, "run") as audit:
         values, num_clients, said = read_given(run_config)
-        given = {"clock": "wall", **values}
+        given = {"clock": "wall", "registered-nodes": registered_nodes(out, read_deployment(out)), **values}
         # A run to go on with is the server's; its files it looks at itself.
         (RunConfig.recorded if given.get("resume") else RunConfig.load)(given)
         for line in said:

@@ -252,17 +252,20 @@ def _check_asynchronous(config: RunConfig) -> None:
         )
 
 
+NOT_FOR_CLIENTS = (messages.ALPHA, "registered-nodes")
+
+
 def task_config(experiment: Experiment) -> ConfigRecord:
     """Return what every message to a client carries: the run config and the shape of the data.
 
     Its ``step-heterogeneity`` is the list of all clients' work, so that a client needs nothing else to know its own.
-    What only the strategy reads, which tells clients by the same name, isn't in it.
+    What only the strategy reads, which tells clients by the same name, or what is about other devices, isn't in it.
     """
     config = experiment.config
     work = local_work.to_text(work_of_clients(config, experiment.num_clients))
     return ConfigRecord(
         {
-            **{key: value for key, value in config.flat().items() if key != messages.ALPHA},
+            **{key: value for key, value in config.flat().items() if key not in NOT_FOR_CLIENTS},
             "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
             **federation.schema_fields(experiment.dataset),
         }

@@ -15,9 +15,11 @@ have equal weight while none has reported one.
 
 A description is a claim. A simulation trusts the descriptions. On devices, the identity of a client is its
 registered node: a ``partition-id`` is valid only for a node that holds a part of common data, that is, beside
-``num-partitions``, and below the number that most nodes report. A node can't take the index of another node, nor make
-the server wait for nodes. A device may have a name, in a record ``device`` beside the metrics: it is for display, and
-belongs to the first client that reports it.
+``num-partitions``, and below the number that most nodes report. The record of registered nodes, where the server has
+it (strategies/clients/registered.py), decides who holds a partition. If two nodes claim the same partition and the
+record names neither, both are refused until one of them is gone. A device may have a name, in a record ``device``
+beside the metrics: it is for display, and belongs to the node that has it on record, or else to the first client that
+reports it.
 """
 
 import logging
@@ -30,6 +32,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from strategies.clients.registered import MOST_PARTITIONS, NodeRecord
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.errors import RunError
@@ -38,9 +41,6 @@ from strategies.flower.grids import DEPLOYMENT, DescribingGrid, Description, eng
 from strategies.flower.internals import APP_RAISED, MOD_FAILED, UNKNOWN
 
 log = logging.getLogger("flwr.strategies")
-
-# Partitions of common data that devices can hold: arrays by client are as long as the largest index.
-MOST_PARTITIONS = 100_000
 
 # Error codes of replies where the ClientApp raised an exception: it has no handler, or one of its mods failed.
 APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
@@ -98,6 +98,13 @@ class Roster:
         True ends any wait.
     weight_key, config_key : str
         Names of the metric that holds a client's weight, and of the config record of a request.
+    record : NodeRecord, optional
+        The registered nodes; by default none is known.
+
+    Attributes
+    ----------
+    refused : dict of int to str
+        The reason why a node can't take part, by node id, of all nodes that have been refused and not accepted since.
     """
 
     def __init__(
@@ -108,8 +115,10 @@ class Roster:
         weight_key: str = messages.NUM_EXAMPLES,
         config_key: str = messages.CONFIG,
         min_nodes: int = 0,
+        record: NodeRecord | None = None,
     ) -> None:
         self.weight_key = weight_key
+        self.record = record or NodeRecord()
         self._keys = (messages.ARRAYS, config_key)
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
@@ -120,7 +129,9 @@ class Roster:
         """Forget the clients of an earlier run."""
         self._places: dict[int, int] = {}  # index by node id, of nodes that report no partition
         self._told: dict[int, float] = {}  # sizes by node id, of nodes that report them in replies only
-        self._rivals: dict[int, int] = {}  # nodes that claim another node's index, and that node
+        self._rivals: dict[int, set[int]] = {}  # nodes that claim the same partition, by partition
+        self.refused: dict[int, str] = {}
+        self._partitions = 0  # the number of partitions that most devices report
         self._owners: dict[str, int] = {}  # index of the first client that reported a name
         self.devices = False  # whether nodes are devices, whose claims are checked
         self._by_node: dict[int, Client] = {}
@@ -138,6 +149,11 @@ class Roster:
             present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
             self._clients = sorted(present.values(), key=lambda client: client.index)
         return self._clients
+
+    @property
+    def enrolled(self) -> list[Client]:
+        """All nodes that have been clients in this run and weren't refused since."""
+        return list(self._by_node.values())
 
     def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Look up the connected nodes, ask new nodes to describe themselves, and return the clients.
@@ -220,9 +236,12 @@ class Roster:
         if changed:
             self._present, self._clients = present, None
             self._refused &= present  # a refused node that reconnects is asked once more
-            for rival in [node_id for node_id, owner in self._rivals.items() if owner not in present]:
-                del self._rivals[rival]
-                self._refused.discard(rival)  # the rival is asked once more
+            for partition, rivals in list(self._rivals.items()):
+                if len(rivals & present) < 2:
+                    del self._rivals[partition]
+                    self._refused -= rivals  # the one that is left is asked once more
+            if self.devices:
+                self._refuse_rivals([])
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
@@ -259,7 +278,7 @@ class Roster:
                 continue
             if reply is None or (reply.has_error() and reply.error.code not in APP_FAILED):
                 reason = "no answer" if reply is None else messages.reason_of(reply)
-                _refuse(node_id, reason)
+                self._refuse(node_id, reason)
                 continue
             if reply.has_error():
                 silent[node_id] = NO_HANDLER if _has_no_handler(reply) else messages.reason_of(reply)
@@ -268,7 +287,7 @@ class Roster:
             try:
                 described.append(self._described(node_id, metrics, messages.name_of(reply)))
             except ValueError as error:
-                _refuse(node_id, error)
+                self._refuse(node_id, str(error))
         self._place(described)
         self._place_silent(silent | dict.fromkeys(unasked, NOT_ASKED))
 
@@ -286,32 +305,91 @@ class Roster:
             next(iter(reasons.values())),
         )
         for node_id in sorted(reasons):
-            index = self._places.setdefault(node_id, self._free_index())
-            self._by_node[node_id] = Client(node_id, index, self._told.get(node_id), MetricRecord())
+            known = self.record.nodes.get(node_id)
+            if known is None or known.partition is None:
+                index = self._places.setdefault(node_id, self._free_index())
+            else:
+                index = known.partition
+            name = self._name(index, node_id, "")
+            self._by_node[node_id] = Client(node_id, index, self._told.get(node_id), MetricRecord(), name)
+            self.refused.pop(node_id, None)
 
     def _place(self, described: list[_Described]) -> None:
         """Make clients of nodes with a description, each at the index of its partition."""
         if self.devices:
             described = list(self._within_bounds(described))
+            rivals = self._refuse_rivals(described)
+            described = [entry for entry in described if entry[1] not in rivals]
         taken = {client.index: client.node_id for client in self.clients}
         # Nodes without a partition id come last, so that they don't take the index of a partition.
         order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
         for partition, node_id, num_examples, metrics, name in order:
             index = self._places.setdefault(node_id, self._free_index()) if partition is None else partition
             if index in taken:
-                _refuse(node_id, f"client {index} is node {taken[index]} already")
-                self._rivals[node_id] = taken[index]
+                todo = (
+                    ": start the run with registered_nodes, which keeps a place for it"
+                    if self.devices
+                    else ""
+                )
+                self._refuse(node_id, f"client {index} is node {taken[index]} already{todo}")
+                self._rivals.setdefault(index, {taken[index]}).add(node_id)
                 continue
             taken[index] = node_id
             shown, described_size = self._name(index, node_id, name), num_examples is not None
             size = num_examples if described_size else self._told.get(node_id)
             client = Client(node_id, index, size, metrics, shown, described=described_size)
             self._by_node[node_id] = client
+            self.refused.pop(node_id, None)
             if client.name:
                 log.info("client %s takes part", client.located, extra=client.fields)
 
+    def _refuse_rivals(self, described: Sequence[_Described]) -> set[int]:
+        """Refuse connected nodes that claim the same partition, of which the record says nothing; return the nodes.
+
+        ``described``: nodes that aren't clients yet.
+        """
+        claims = {
+            i: {node_id for node_id in rivals if node_id not in self._places}
+            for i, rivals in self._rivals.items()
+        }
+        known = [
+            (client.index, node_id)
+            for node_id, client in self._by_node.items()
+            if node_id not in self._places
+        ]
+        for partition, node_id in [*known, *(entry[:2] for entry in described)]:
+            if partition is not None:
+                claims.setdefault(partition, set()).add(node_id)
+        refused: set[int] = set()
+        for partition, nodes in claims.items():
+            here = sorted(nodes & self._present)
+            if len(here) < 2 or any(self.record.settles(node_id, partition) for node_id in here):
+                continue
+            self._rivals[partition] = set(here)
+            for node_id in [each for each in here if each not in self._refused]:
+                others = " and ".join(f"node {other}" for other in here if other != node_id)
+                self._refuse(
+                    node_id,
+                    f"{others} also says partition-id = {partition}, and nothing tells whose it is: end the "
+                    "SuperNode that is wrong, or start the run with registered_nodes",
+                )
+                refused.add(node_id)
+        if refused:
+            self._by_node = {node_id: c for node_id, c in self._by_node.items() if node_id not in refused}
+            self._refused |= refused
+            self._clients = None
+        return refused
+
     def _name(self, index: int, node_id: int, claim: str) -> str:
-        """Return the name to display for a client: the one it reports, unless another client reported it before."""
+        """Return the name to display: that of the record, or the one it reports, unless it is another client's."""
+        if (node := self.record.nodes.get(node_id)) is not None:
+            self._owners[node.name] = index
+            return node.name
+        if not self.record.owns(node_id, claim):
+            log.warning(
+                "node %d says that it is %s, which registered_nodes denies: its id is shown", node_id, claim
+            )
+            return ""
         if claim and (owner := self._owners.setdefault(claim, index)) != index:
             log.warning(
                 "node %d says that it is %s, as client %d did: its id is shown", node_id, claim, owner
@@ -323,6 +401,11 @@ class Roster:
     def names(self) -> dict[int, str]:
         """The names of the devices, by client index; a client that changed its name has the last one."""
         return {index: name for name, index in list(self._owners.items())}
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        """Note and log why a node can't take part."""
+        self.refused[node_id] = reason
+        log.warning("node %d can't take part: %s", node_id, reason, extra={"node": str(node_id)})
 
     def named(self, node_ids: Collection[int]) -> str:
         """Return the names of these nodes' clients for the log: the first ten, and the number of the others."""
@@ -347,16 +430,23 @@ class Roster:
             if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
         )
         most = min(min(said, key=lambda number: (-said[number], number), default=0), MOST_PARTITIONS)
+        self._partitions = most
         for entry in entries:
             partition, node_id = entry[:2]
-            if partition is not None and partition >= most:
-                _refuse(node_id, f"partition-id = {partition}: must be 0 to {most - 1}")
+            try:
+                self.record.check(node_id, partition)
+            except ValueError as error:
+                self._refuse(node_id, str(error))
+                continue
+            on_record = partition is not None and self.record.settles(node_id, partition)
+            if partition is not None and partition >= most and not on_record:
+                self._refuse(node_id, f"partition-id = {partition}: must be 0 to {most - 1}")
                 continue
             yield entry
 
     def _free_index(self) -> int:
         indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
-        return max(indices, default=-1) + 1
+        return max([*indices, *self.record.partitions, self._partitions - 1], default=-1) + 1
 
     def keep_sizes(self, clients: Iterable[Client]) -> None:
         """Keep the sizes that clients without a description report in their last replies."""
@@ -399,10 +489,6 @@ def sized_by_replies(
             sized_by(client, messages.metrics_of(reply), key) if reply and reply.has_content() else client
         )
     return sized
-
-
-def _refuse(node_id: int, reason: object) -> None:
-    log.warning("node %d can't take part: %s", node_id, reason, extra={"node": str(node_id)})
 
 
 def _has_no_handler(reply: Message) -> bool:

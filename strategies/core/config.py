@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_type_hints
 
+from strategies.clients import registered
 from strategies.clients.client_metrics import MetricsAggregation
 from strategies.clients.graph import FLOOR
 from strategies.core.parameters import check_parameters, parameter, parameters_of
@@ -62,6 +63,10 @@ class StrategyConfig:
         an update is shortened to so many times the median of the clients' last norms; 0: no update is
     update_norm_bound : float
         an update with a larger norm is shortened to this norm, and no update moves the model further; 0: no bound
+    registered_nodes : str
+        on devices, whose a node of the SuperLink is, and which partition it holds: NAME:NODE-ID:PARTITION, or
+        NAME:NODE-ID for a device with data of its own, with commas between them; a device that says otherwise doesn't
+        take part. Empty: of two devices that say the same partition neither does
     seed : int
         fixes every random number of the run
     eval_every : int
@@ -86,6 +91,9 @@ class StrategyConfig:
     examples_bound: int = parameter(0, ge=0, topic="protection")
     norm_ratio_bound: float = parameter(5.0, ge=0, topic="protection")
     update_norm_bound: float = parameter(0.0, ge=0, topic="protection")
+    registered_nodes: str = parameter(
+        "", pattern=registered.PATTERN, words=registered.ALLOWED, topic="protection"
+    )
     seed: int = parameter(0, ge=0, topic="run")
     eval_every: int = parameter(0, ge=0, topic="run")
     time_budget: float = parameter(0.0, ge=0, unit="seconds", topic="run")

@@ -14,7 +14,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.clients.accounts import Accounts, Timeline
+from strategies.clients.attendance import log_never_counted
 from strategies.clients.client_graph import ClientGraph
+from strategies.clients.registered import NodeRecord
 from strategies.clients.roster import Client, Roster
 from strategies.clock import Clock
 from strategies.core.capabilities import Capabilities, hook
@@ -141,6 +143,7 @@ class FederatedStrategy(Strategy):
             flower.weighted_by_key,
             flower.configrecord_key,
             flower.min_available_nodes,
+            NodeRecord(config.registered_nodes),
         )
         by_graph = config.client_weights == "adjacency"
         graph = ClientGraph(config.message_floor, config.neighbours) if by_graph else None
@@ -424,6 +427,8 @@ class FederatedStrategy(Strategy):
             yield
         finally:
             self.run.own_loop = False
+        if self.population.roster.devices:
+            log_never_counted(self.population.roster, self.accounts)
 
     def _begin(self, initial_arrays: ArrayRecord) -> State | None:
         """Start from the initial model, or from the state to resume, which is returned."""

@@ -132,6 +132,6 @@ def _in_real_time(
             yield Look()
         if not came:
             everybody = ledger.members.values()
-            fastest = float(scheduler.times(everybody, everybody).min())
+            fastest = float(scheduler.times(everybody, everybody).min(initial=LONGEST_POLL / 0.05))
             pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
             clock.wait_until(min(now + pause, scheduler.tick(interval), queue.next_due()))

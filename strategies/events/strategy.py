@@ -357,6 +357,8 @@ class AsynchronousStrategy(FederatedStrategy):
         match event:
             case Arrival(task, reply):
                 self._arrive(task, reply)
+            case Retry(member) | Turn(member) if self.ledger.members.get(member.client.index) is not member:
+                pass  # the client is forgotten
             case Retry(member):
                 self.dispatcher.retry(member)
             case Turn(member):
@@ -380,6 +382,9 @@ class AsynchronousStrategy(FederatedStrategy):
             if before and not clients and run.pace.real_time:
                 log.warning("no client is connected, the run waits for one")
             run.clients = clients
+            for member in [*self.ledger.members.values()]:
+                if member.client.node_id in self.population.roster.refused:
+                    self.ledger.forget(member)
             self.dispatcher.welcome(clients)
             # Who was away is asked at once, not only when its next try is due.
             self.dispatcher.dispatch([self.ledger.members[c.index] for c in clients if c.index not in before])

@@ -211,6 +211,15 @@ class TaskLedger:
         self.moved(task.member)
         return task.member
 
+    def forget(self, member: Member) -> None:
+        """Forget a client that can't take part any more, its task under way and its work that waits."""
+        node_id = member.client.node_id
+        del self.members[member.client.index]
+        self.tasks.pop(member.task, None)
+        self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
+        self.held = deque(each for each in self.held if each.task.member is not member)
+        self.changed()
+
     def keep(self, contribution: Contribution) -> None:
         """Let a contribution wait for the next aggregation."""
         self.wait(self.members[contribution.client.index], 1)

@@ -14,6 +14,7 @@ from fedapp.client_app import app
 from fedapp.config import ConfigError, Keys, RunConfig, Value, defaults
 from fedapp.config.own_keys import folded, unfolded
 from fedapp.deploy.given import read_given
+from fedapp.deploy.nodes import NodeRecord, NodeRecords
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server import prepare, run
 
@@ -158,3 +159,30 @@ def test_what_does_not_go_together_is_refused_before_flower_is_asked(
     # The server's own files, which this machine needn't have.
     for config in ("dataset='files' data-path='/no/such.npz'", "resume='/no/such' round-timeout=9.0"):
         assert "run 7 started" in deploy("run", out, "-c", config)
+
+
+def test_a_run_is_told_which_node_is_which_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("fedapp.deploy.runs.start", lambda out, app, given: started.append(given) or "7")
+    out, invoke = tmp_path / "d", CliRunner().invoke
+    invoke(cli.app, ["deploy", "init", str(out), "--host", "127.0.0.1", "--partitions", "3"])
+    invoke(cli.app, ["deploy", "add", str(out), "oslo=/data"])
+    records = NodeRecords.read(out)
+    for node in [
+        NodeRecord("device-0", "4710", "a", "then", "unregistered since"),
+        NodeRecord("device-0", "4711", "b", "now"),
+        NodeRecord("device-2", "18446744073709551615", "c", "now"),
+        NodeRecord("oslo", "5", "d", "now"),
+        NodeRecord("removed", "6", "e", "now"),
+    ]:
+        records.add(node)
+    before = tmp_path / "config.toml"
+    before.write_text(
+        'registered-nodes = "device-0:1:0"\nlr = 0.5\nnum-clients = 2\n[versions]\nflwr = "1"\n'
+    )
+    for arguments in ([], ["-c", str(before)], ["-c", "registered-nodes=''"]):
+        result = invoke(cli.app, ["deploy", "run", str(out), *arguments])
+        assert "run 7 started" in result.output
+    told = "device-0:4711:0, device-2:18446744073709551615:2, oslo:5"
+    assert [given["registered-nodes"] for given in started] == [told, told, ""]
+    assert [given.get("lr") for given in started] == [None, 0.5, None]

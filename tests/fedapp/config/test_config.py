@@ -215,6 +215,10 @@ TEXTS: dict[str, tuple[list[Any], list[Any]]] = {
     "init": (list(INITS), ["zero", ""]),
     "normalize": ([True, False, "symmetric", "standardize"], ["Symmetric", "true", ""]),
     "partitioner": (list(PARTITIONERS), ["IID", ""]),
+    "registered-nodes": (
+        ["", "oslo:4711:0", "oslo:4711:0, bern:18446744073709551615"],
+        ["oslo", "oslo:4711:", "4711", "oslo:4711:0 bern:4712:1", "oslo:-1:0", ","],
+    ),
     "run-name": (
         ["", "run-1", "v1.2", "älter", "a b"],
         ["a/b", "/a", "..", ".hidden", "a\\b", "-rf", " ", "a\n"],

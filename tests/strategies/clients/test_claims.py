@@ -11,7 +11,9 @@ from flwr.clientapp import ClientApp
 
 from strategies import AsyncFedAvg, FedAvg
 from strategies.clients.client_metrics import MOST_BY_CLIENT
+from strategies.clients.registered import NodeRecord
 from strategies.clients.roster import Roster
+from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout
 from strategies.flower.grids import DEPLOYMENT
@@ -70,20 +72,241 @@ def test_nobody_is_waited_for_on_a_devices_word(devices: Make) -> None:
     assert look(roster, grid) == {0: 10, 1: 20, 2: 30}
 
 
-def test_a_place_that_is_taken_is_refused_until_it_is_free(
-    devices: Make, add_node: Make, caplog: pytest.LogCaptureFixture
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def rival(node_id: int, partition: int = 1) -> str:
+    """Return the end of the line about a node whose partition this other node claims."""
+    return (
+        f"can't take part: node {node_id} also says partition-id = {partition}, and nothing tells whose it is: end "
+        "the SuperNode that is wrong, or start the run with registered_nodes"
+    )
+
+
+@pytest.mark.parametrize("first", [[10, 20, 30], [10, 30], [10, 20, 30, 99]], ids=["honest", "liar", "both"])
+def test_of_two_that_say_the_same_partition_both_are_refused_until_one_is_gone(
+    first: list[int], devices: Make, add_node: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), Roster()
-    look(roster, grid)
     add_node(grid, like=1, partition=1, node_id=99)
+    if 20 not in first:
+        first = [*first, 99]
+    for node in grid.nodes.values():
+        node.present = node.node_id in first
+    look(roster, grid)
+    for node in grid.nodes.values():
+        node.present = True
     with caplog.at_level(logging.WARNING, LOGGER):
-        assert look(roster, grid) == {0: 10, 1: 20, 2: 30}
-        assert look(roster, grid) == {0: 10, 1: 20, 2: 30}
-    assert [r.getMessage() for r in caplog.records] == [
-        "node 99 can't take part: client 1 is node 20 already"
-    ]
+        assert look(roster, grid) == {0: 10, 2: 30}
+        assert look(roster, grid) == {0: 10, 2: 30}
+    if len(first) < 4:
+        assert warned(caplog) == [f"node 20 {rival(99)}", f"node 99 {rival(20)}"]
+    grid.nodes[99].present = False
+    assert look(roster, grid) == {0: 10, 1: 20, 2: 30}
+    grid.nodes[99].present = True
+    assert look(roster, grid) == {0: 10, 2: 30}
     grid.nodes[20].present = False
     assert look(roster, grid) == {0: 10, 1: 99, 2: 30}
+    grid.nodes[20].present = True  # it is a client no more, and both say so again
+    assert look(roster, grid) == {0: 10, 2: 30}
+
+
+def test_who_took_the_place_of_a_device_that_was_away_does_not_keep_it(devices: Make, add_node: Make) -> None:
+    grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), Roster()
+    look(roster, grid)
+    grid.nodes[20].present = False
+    add_node(grid, like=1, partition=1, node_id=99)
+    assert look(roster, grid) == {0: 10, 1: 99, 2: 30}
+    grid.nodes[20].present = True  # the same node, which is known and isn't asked again
+    assert look(roster, grid) == {0: 10, 2: 30}
+
+
+RECORD = "oslo:10:0, bern:20:1, lima:30:2"
+
+
+def recorded(text: str = RECORD) -> Roster:
+    return Roster(record=NodeRecord(text))
+
+
+@pytest.mark.parametrize("liar", [99, 30], ids=["not on record", "on record for another"])
+def test_a_device_is_not_believed_over_the_record(
+    liar: int, devices: Make, add_node: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), recorded()
+    grid.nodes[20].present = False  # the liar is there first
+    add_node(grid, like=1, partition=1, node_id=99)
+    grid.nodes[99 if liar == 30 else 30].present = False
+    grid.nodes[liar].context.node_config["partition-id"] = 1
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert look(roster, grid) == {0: 10}
+        grid.nodes[20].present = True
+        assert look(roster, grid) == {0: 10, 1: 20}
+    (line,) = warned(caplog)
+    assert line.startswith(f"node {liar} can't take part: it says partition-id = 1, ")
+    if liar == 99:
+        assert line.endswith(
+            "which is that of bern, node 20, by registered_nodes: give its SuperNode a partition-id of its own, or "
+            "put the node on the record"
+        )
+    else:
+        assert "and lima holds partition 2 by registered_nodes" in line
+    assert roster.refused.keys() == {liar}
+
+
+def test_a_node_that_is_not_on_record_may_hold_a_partition_that_nobody_on_record_has(
+    devices: Make, add_node: Make
+) -> None:
+    grid = devices(node_ids=[10, 20, 30], num_partitions=3)
+    assert look(recorded("oslo:10:0, bern:20:1"), grid) == {0: 10, 1: 20, 2: 30}
+    add_node(grid, like=2, partition=2, node_id=99)
+    assert look(recorded("oslo:10:0, bern:20:1"), grid) == {0: 10, 1: 20}
+
+
+def test_most_devices_do_not_outvote_the_record(devices: Make) -> None:
+    # Two of three say that there is one partition only; the record knows better.
+    grid = devices(node_ids=[10, 20, 30], num_partitions=3)
+    for liar in (10, 30):
+        grid.nodes[liar].context.node_config["num-partitions"] = 1
+    assert look(Roster(), grid) == {0: 10}
+    assert look(recorded(), grid) == {0: 10, 1: 20, 2: 30}
+
+
+def test_a_device_with_data_of_its_own_claims_no_partition_of_the_record(devices: Make) -> None:
+    grid = devices(node_ids=[10, 20, 30], num_partitions=3)
+    del grid.nodes[30].context.node_config["num-partitions"]
+    record = "oslo:10:0, bern:20:1, lima:30"
+    assert look(recorded(record), grid) == {0: 10, 1: 20, 3: 30}
+    grid.nodes[30].context.node_config["num-partitions"] = 3
+    assert look(recorded(record), grid) == {0: 10, 1: 20}
+
+
+def test_a_place_on_record_is_kept_for_its_device(devices: Make) -> None:
+    grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), recorded("oslo:10:0, bern:20:1")
+    del grid.nodes[30].context.node_config["partition-id"]
+    grid.nodes[20].present = False
+    assert look(roster, grid) == {0: 10, 3: 30}  # partition 2 is somebody's, too
+    grid.nodes[20].present = True
+    assert look(roster, grid) == {0: 10, 1: 20, 3: 30}
+
+
+def test_without_a_description_the_record_says_who_a_node_is(devices: Make) -> None:
+    grid = devices(node_ids=[10, 20, 30], describes=False)
+    roster = recorded("lima:10:2, bern:20, oslo:30:0")
+    assert look(roster, grid) == {0: 30, 2: 10, 3: 20}
+    assert [client.name for client in roster.clients] == ["oslo", "lima", "bern"]
+
+
+def test_names_are_those_of_the_record(devices: Make, caplog: pytest.LogCaptureFixture) -> None:
+    grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), recorded("oslo:10:0, bern:20:1")
+    grid.nodes[10].context.node_config["name"] = "bern"
+    grid.nodes[30].context.node_config["name"] = "oslo"
+    with caplog.at_level(logging.WARNING, LOGGER):
+        look(roster, grid)
+    assert [client.name for client in roster.clients] == ["oslo", "bern", ""]
+    assert warned(caplog) == ["node 30 says that it is oslo, which registered_nodes denies: its id is shown"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "oslo",
+        "oslo:x:1",
+        "oslo:1:2:3",
+        "a b:1:2",
+        "oslo:1:100000",
+        "oslo:0:1",
+        "oslo:18446744073709551616",
+        ",",
+    ],
+)
+def test_a_record_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^registered_nodes = "):
+        FedAvg(registered_nodes=text)
+
+
+@pytest.mark.parametrize("text", ["a:1:0, b:1:1", "a:1:0,b:2:0", "a:1:0, a:2:1", "a:1:0, a:1:0"])
+def test_a_record_that_names_something_twice_is_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^registered_nodes: 'a:1:0' and '.*': names, node ids and partitions must"
+    ):
+        AsyncFedAvg(registered_nodes=text)
+
+
+@pytest.mark.parametrize("record", ["", RECORD])
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_a_run_ends_with_a_line_for_each_device_that_never_counted(
+    kind: Any,
+    record: str,
+    devices: Make,
+    add_node: Make,
+    model: Make,
+    train_config: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = devices(node_ids=[10, 20, 30], num_partitions=3)
+    add_node(grid, like=0, partition=0, node_id=5)
+    grid.spoil(2, "nan")
+    with caplog.at_level(logging.WARNING, LOGGER):
+        strategy = kind(fraction_evaluate=0.0, registered_nodes=record)
+        strategy.start(grid, model(1.0), num_rounds=4, timeout=5.0, train_config=train_config(1, 0.1))
+    last = [line for line in warned(caplog) if "never counted" in line]
+    assert last == warned(caplog)[-len(last) :]
+    lost = dict(strategy.accounts.items())[2]
+    name = "lima, " if record else ""
+    assert (
+        last[0]
+        == f"client 2 ({name}node 30) never counted in this run: {lost.tasks} tasks, {lost.refused} refused"
+    )
+    if record:
+        (line,) = last[1:]
+        assert line.startswith(
+            "node 5 never counted in this run: it says partition-id = 0, which is that of oslo"
+        )
+    else:
+        assert [line.partition(":")[0] for line in last[1:]] == [
+            "node 5 never counted in this run",
+            "node 10 never counted in this run",
+        ]
+    assert {index for index, account in strategy.accounts.items() if account.accepted} == (
+        {0, 1} if record else {1}
+    )
+
+
+def test_registered_devices_that_were_never_connected_are_named(
+    devices: Make, model: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = devices(node_ids=[10, 20, 30], num_partitions=3)
+    with caplog.at_level(logging.INFO, LOGGER):
+        strategy = FedAvg(
+            registered_nodes=f"{RECORD}, riga:40:3", participation="fixed:0,1", fraction_evaluate=0.0
+        )
+        strategy.start(grid, model(1.0), num_rounds=1, timeout=5.0)
+    said = [record.getMessage() for record in caplog.records][-2:]
+    assert said == [
+        "node 40 (riga) never counted in this run: it was never connected",
+        "1 devices were never asked to train in this run: client 2 (lima)",
+    ]
+
+
+def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_have_a_rival(
+    devices: Make, add_node: Make, model: Make, train_config: Make
+) -> None:
+    # Nodes 20 and 99 say the same partition; 99 comes when 20 has counted, and from then on neither counts.
+    grid, counted = devices(node_ids=[10, 20, 30], num_partitions=3), list[int]()
+    strategy = AsyncFedAvg(clock=WallClock(), fraction_evaluate=0.0)
+
+    def observe(progress: Any) -> None:
+        accounts = dict(strategy.accounts.items())
+        counted.append(accounts[1].accepted)
+        if progress.aggregation == 6:
+            add_node(grid, like=1, partition=1, node_id=99)
+            strategy._look()
+
+    strategy.observer = observe
+    strategy.start(grid, model(1.0), num_rounds=30, timeout=5.0, train_config=train_config(1, 0.1))
+    assert counted[6] == counted[-1] > 0
+    assert sorted(strategy.ledger.members) == [0, 2]
 
 
 def test_a_device_with_data_of_its_own_is_its_node_whatever_it_claims(devices: Make) -> None:

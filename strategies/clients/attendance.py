@@ -1,0 +1,57 @@
+"""Which devices never counted in a run, and why: what a run on devices logs when it ends."""
+
+import logging
+from collections.abc import Iterator
+
+from strategies.clients.accounts import ACCEPTED, OUTCOMES, Account, Accounts
+from strategies.clients.roster import Client, Roster
+from strategies.flower import messages
+
+log = logging.getLogger("flwr.strategies")
+
+MOST_NAMED = 10  # devices that are named; of the others the number is
+
+_WORDS = {messages.TOO_OLD: "too old"}  # for outcomes whose name isn't the word
+
+
+def in_vain(roster: Roster, accounts: Accounts) -> Iterator[tuple[str, str]]:
+    """Yield each device that could have counted in this run and never did, in words, and why.
+
+    These are clients that were asked to train, by index; nodes that were refused; and registered nodes that were
+    never connected.
+    """
+    account_of = dict(accounts.items())
+    for client in _clients(roster):
+        account = account_of.get(client.index, Account())
+        if account.tasks and not account.accepted:
+            numbers = {outcome: int(getattr(account, outcome)) for outcome in OUTCOMES if outcome != ACCEPTED}
+            known = [
+                f"{number} {_WORDS.get(outcome, outcome)}" for outcome, number in numbers.items() if number
+            ]
+            yield f"client {client.located}", f"{account.tasks} tasks, {', '.join(known) or 'none done'}"
+    for node_id, reason in sorted(roster.refused.items()):
+        yield _named(roster, node_id), reason
+    enrolled = {client.node_id for client in roster.enrolled}
+    for node_id in sorted(roster.record.nodes.keys() - enrolled - roster.refused.keys()):
+        yield _named(roster, node_id), "it was never connected"
+
+
+def log_never_counted(roster: Roster, accounts: Accounts) -> None:
+    """Log a line for each device that never counted, and one line for all that were never asked to train."""
+    found = list(in_vain(roster, accounts))
+    for who, why in found[:MOST_NAMED]:
+        log.warning("%s never counted in this run: %s", who, why)
+    if (more := len(found) - MOST_NAMED) > 0:
+        log.warning("%d more devices never counted in this run", more)
+    asked = {index for index, account in accounts.items() if account.tasks}
+    if idle := [client.node_id for client in _clients(roster) if client.index not in asked]:
+        log.info("%d devices were never asked to train in this run: %s", len(idle), roster.named(idle))
+
+
+def _clients(roster: Roster) -> list[Client]:
+    return sorted(roster.enrolled, key=lambda client: client.index)
+
+
+def _named(roster: Roster, node_id: int) -> str:
+    known = roster.record.nodes.get(node_id)
+    return f"node {node_id}" + ("" if known is None else f" ({known.name})")

@@ -1,0 +1,115 @@
+"""The record of registered nodes: which node of the SuperLink is which device, and which partition it holds.
+
+A SuperLink that authenticates SuperNodes gives every registered key one node id, which no other key can take. The
+record says whose that is. It comes from whoever registered the keys, never from a device.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# Partitions of common data that devices can hold: arrays by client are as long as the largest index.
+MOST_PARTITIONS = 100_000
+_LARGEST_NODE = 2**64 - 1
+
+_ENTRY = r"[^\s:,]+:\d{1,20}(:\d{1,5})?"
+PATTERN = rf"({_ENTRY}(\s*,\s*{_ENTRY})*)?"
+ALLOWED = (
+    "devices as NAME:NODE-ID:PARTITION, or NAME:NODE-ID for a device with data of its own, with commas "
+    "between them, such as 'oslo:4711:0, bern:4712:1'"
+)
+
+
+@dataclass(frozen=True)
+class RegisteredNode:
+    """A registered node.
+
+    Attributes
+    ----------
+    name : str
+        The operator's name of the device.
+    node_id : int
+        The SuperLink's id of the node.
+    partition : int, optional
+        The partition that the device holds; None: it has data of its own.
+    """
+
+    name: str
+    node_id: int
+    partition: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.partition is None else f":{self.partition}"
+        return f"{self.name}:{self.node_id}{place}"
+
+
+class NodeRecord:
+    """The registered nodes of a run.
+
+    Parameters
+    ----------
+    text : str
+        The nodes, such as ``oslo:4711:0, bern:4712:1``; "": none.
+
+    Attributes
+    ----------
+    nodes : dict of int to RegisteredNode
+        The nodes by id.
+
+    Raises
+    ------
+    ValueError
+        If the text isn't of that form, or names a device, a node or a partition twice.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        if not re.fullmatch(PATTERN, text):
+            raise ValueError(f"registered_nodes = {text!r}: must be {ALLOWED}")
+        self.nodes: dict[int, RegisteredNode] = {}
+        known: dict[tuple[str, str | int], str] = {}
+        for entry in filter(None, (part.strip() for part in text.split(","))):
+            name, number, *place = entry.split(":")
+            node = RegisteredNode(name, int(number), int(place[0]) if place else None)
+            if not 0 < node.node_id <= _LARGEST_NODE:
+                raise ValueError(f"registered_nodes = {entry!r}: a node id must be 1 to {_LARGEST_NODE}")
+            said: list[tuple[str, str | int]] = [("name", name), ("node", node.node_id)]
+            said += [] if node.partition is None else [("partition", node.partition)]
+            for each in said:
+                if each in known:
+                    raise ValueError(
+                        f"registered_nodes: {known[each]!r} and {entry!r}: names, node ids and partitions must differ"
+                    )
+            known |= dict.fromkeys(said, entry)
+            self.nodes[node.node_id] = node
+        self._owners = {node.partition: node for node in self.nodes.values() if node.partition is not None}
+        self._names = {node.name: node.node_id for node in self.nodes.values()}
+
+    @property
+    def partitions(self) -> Iterable[int]:
+        """The partitions of registered nodes."""
+        return self._owners.keys()
+
+    def check(self, node_id: int, partition: int | None) -> None:
+        """Raise ValueError if a node claims a partition that the record denies it; None: it claims none."""
+        if partition is None or self.settles(node_id, partition):
+            return
+        if (own := self.nodes.get(node_id)) is not None:
+            has = "has data of its own" if own.partition is None else f"holds partition {own.partition}"
+            raise ValueError(
+                f"it says partition-id = {partition}, and {own.name} {has} by registered_nodes: give its SuperNode "
+                "the partition-id of the record, or mend the record"
+            )
+        if (owner := self._owners.get(partition)) is not None:
+            raise ValueError(
+                f"it says partition-id = {partition}, which is that of {owner.name}, node {owner.node_id}, by "
+                "registered_nodes: give its SuperNode a partition-id of its own, or put the node on the record"
+            )
+
+    def settles(self, node_id: int, partition: int) -> bool:
+        """Return True if the record says that a node holds a partition."""
+        node = self.nodes.get(node_id)
+        return node is not None and node.partition == partition
+
+    def owns(self, node_id: int, name: str) -> bool:
+        """Return True unless the record says that another node has this name."""
+        return self._names.get(name, node_id) == node_id
