@@ -140,6 +140,7 @@ from strategies.methods.ringmaster import Ringmaster
 from strategies.methods.scaffold import Scaffold
 from strategies.methods.spectral import Spectral
 from strategies.rounds.strategy import SynchronousStrategy
+from strategies.simulation.run import simulate
 from strategies.timing.availability import make_availability
 from strategies.updates.chain import Contribution
 from strategies.updates.compression import compresses, size_of
@@ -219,5 +220,6 @@ __all__ = [
     "messages",
     "parameter",
     "reads_packed",
+    "simulate",
     "size_of",
 ]

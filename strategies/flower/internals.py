@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APP_RAISED",
+    "CRASHED",
     "MESSAGE_UNAVAILABLE",
     "MOD_FAILED",
     "NOBODY_ANSWERED",
@@ -62,11 +63,12 @@ __all__ = [
 
 #: Error codes of replies, which have no public names: the message's time to live is over; all codes that the
 #: SuperLink sends itself if a node doesn't answer; an exception of the ClientApp in a simulation, and on a device;
-#: and a mod that refuses the message.
+#: a mod that refuses the message; and the end of a ClientApp's process.
 MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
 NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
+CRASHED = ErrorCode.CLIENT_APP_CRASHED
 
 RUN_ID = 1
 #: The server's own node id.

@@ -12,6 +12,7 @@ from studies.benchmarks.job import Job
 MODULES = {
     "bare": "bare_loop",
     "stock": "stock_flower",
+    "simulate": "stock_flower:run_in_processes",
     "vmap": "vmap_loop",
     "batched": "batched_loop",
     "jax": "jax_loop",
@@ -30,7 +31,8 @@ def main(kind: str, job_path: str, log_path: str) -> None:
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
     if kind in MODULES:
-        log = importlib.import_module(f"studies.benchmarks.{MODULES[kind]}").run(job)
+        module, _, function = MODULES[kind].partition(":")
+        log = getattr(importlib.import_module(f"studies.benchmarks.{module}"), function or "run")(job)
     else:
         from studies.benchmarks import fedapp_run
 

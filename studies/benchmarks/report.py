@@ -19,6 +19,7 @@ COLORS = {
     "bare-1": "#BBBBBB",
     "bare-2": "#999999",
     "stock": "#E69F00",
+    "simulate": "#A65628",
     "ray": "#56B4E9",
     "sequential": "#009E73",
     "vectorized": "#0072B2",

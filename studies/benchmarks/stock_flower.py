@@ -1,4 +1,4 @@
-"""Stock Flower, as its PyTorch quickstart has its users write an app; nothing of ours but the model.
+"""Stock Flower, as its PyTorch quickstart has its users write an app; nothing of ours but the model and ``simulate``.
 
 A ClientApp that builds an nn.Module, loads its partition into a DataLoader, trains with torch.optim.SGD; FedAvg from
 flwr.serverapp.strategy; Flower's Simulation Runtime on Ray with one CPU per client. Kinder than the quickstart in two
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedapp.models import build_model
+from strategies import simulate
 from studies.benchmarks.job import Job, Log, accuracy, load_rows
 
 client_app = ClientApp()
@@ -71,9 +72,8 @@ def train(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
-def run(job: Job) -> Log:
-    """Run a job."""
-    log = Log()
+def make_server(job: Job, log: Log) -> ServerApp:
+    """Return the ServerApp of a job, which writes a log."""
     random.seed(job.seed)  # FedAvg draws participants from the global generator
     x_test, y_test = load_rows(job.data, "test")
     server_app = ServerApp()
@@ -108,10 +108,23 @@ def run(job: Job) -> Log:
             evaluate_fn=global_evaluate,
         )
 
+    return server_app
+
+
+def run(job: Job) -> Log:
+    """Run a job on Ray."""
+    log = Log()
     run_simulation(
-        server_app,
+        make_server(job, log),
         client_app,
         num_supernodes=job.num_clients,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
+    return log
+
+
+def run_in_processes(job: Job) -> Log:
+    """Run a job in worker processes instead: the same ClientApp, the same ServerApp."""
+    log = Log()
+    simulate(client_app, make_server(job, log), job.num_clients)
     return log

@@ -16,6 +16,7 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "bare-1": ("bare", 1, "bare loop, 1 thread"),
     "bare-2": ("bare", 2, "bare loop, 2 threads"),
     "stock": ("stock", 1, "stock Flower on Ray"),
+    "simulate": ("simulate", 1, "the same by strategies.simulate"),
     "ray": ("ray", 1, "fedapp on Ray"),
     "sequential": ("sequential", 1, "fedapp, sequential"),
     "vectorized": ("vectorized", 1, "fedapp, vectorized"),
@@ -30,7 +31,7 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
 # What those are written in that need more than this project does.
 PACKAGES = {"jax": "jax", "appfl": "appfl", "flgo": "flgo", "pfl": "pfl"}
 ASYNCHRONOUS = ("appfl", "flgo")  # written for asynchronous FedAvg alone
-DEFAULT_CONTENDERS = ("bare-1", "bare-2", "stock", "ray", "vectorized")
+DEFAULT_CONTENDERS = ("bare-1", "bare-2", "stock", "simulate", "ray", "vectorized")
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ WORKLOADS = {
             repeats=1,
             warmup=1000,  # on average one answer of each client
             server_lr=0.01,
-            without=("stock", "vmap", "jax", "batched", "pfl"),  # they have no asynchronous strategy
+            without=("stock", "simulate", "vmap", "jax", "batched", "pfl"),  # they have no asynchronous strategy
         ),
         Workload(
             "W5",
@@ -173,7 +174,7 @@ WORKLOADS = {
             lr=0.1,
             rounds=20,  # of its 1,500
             repeats=2,
-            without=("stock", "vmap", "jax", "batched", *ASYNCHRONOUS),
+            without=("stock", "simulate", "vmap", "jax", "batched", *ASYNCHRONOUS),
             evaluate_every=10,
         ),
     )
@@ -187,6 +188,7 @@ SAMPLES_PER_CLIENT = 10
 # More clients than that would take these contenders too long.
 MOST_CLIENTS = {
     "stock": 1_000,
+    "simulate": 10_000,
     "ray": 1_000,
     "bare-2": 0,
     "bare-1": 10_000,

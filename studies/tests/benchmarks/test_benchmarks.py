@@ -70,7 +70,7 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
         (
             "--contenders",
             "tf",
-            "'tf': allowed are bare-1, bare-2, stock, ray, sequential, vectorized, workers, vmap, jax, "
+            "'tf': allowed are bare-1, bare-2, stock, simulate, ray, sequential, vectorized, workers, vmap, jax, "
             "batched, appfl, flgo, pfl",
         ),
     ],

@@ -1,0 +1,1 @@
+"""Simulation of any ClientApp in processes of this machine, without Ray."""
