@@ -161,7 +161,8 @@ WORKLOADS = {
             repeats=1,
             warmup=1000,  # on average one answer of each client
             server_lr=0.01,
-            without=("stock", "simulate", "vmap", "jax", "batched", "pfl"),  # they have no asynchronous strategy
+            # They have no asynchronous strategy.
+            without=("stock", "simulate", "vmap", "jax", "batched", "pfl"),
         ),
         Workload(
             "W5",
