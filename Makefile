@@ -1,6 +1,6 @@
 # make run      set up .venv and run the main job on the embedded data; ENGINE=ray: as flwr run does, on Ray
 # make test     set up .venv and run the tests, some 7 minutes on two idle cores; FILE=tests/strategies/core: one room
-# make test-real set up .venv and run the thorough tests on real Ray and real SuperLinks, some 6 minutes
+# make test-real set up .venv and run the thorough tests on real Ray and SuperLinks, and the first guide, some 6 minutes
 # make test-studies set up .venv and run the tests of the studies: theory, reproduced papers, maps, benchmarks
 # make test-all set up .venv and run every test, hours: all cases of all products, and faults of real deployments
 # make docs     set up .venv and make the documentation, site/; python3 -m http.server -d site shows it, search and all
@@ -29,7 +29,7 @@ test: $(INSTALLED)
 	$(PYTEST) $(FILE) $(SELECT)
 
 test-real: $(INSTALLED)
-	$(PYTEST) tests/end_to_end tests/deploy -m ci
+	$(PYTEST) tests/end_to_end tests/deploy tests/docs -m ci
 
 test-studies: $(INSTALLED)
 	$(PYTEST) studies/tests $(SELECT)

@@ -3,9 +3,10 @@
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -76,6 +77,30 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for name in drawn:
         monkeypatch.setattr(f"fedapp.report.{name}", lambda *_, **__: None)
+
+
+@pytest.fixture
+def run_app(tmp_path: Path) -> Callable[..., Path]:
+    """Run the app in this process, on an engine by name or on a Grid; return the run's folder."""
+    from fedapp import server
+    from fedapp.config import RunConfig
+    from fedapp.engine.in_process import make_grid
+
+    def run(
+        config: Mapping[str, Any] | None = None,
+        clients: int = 4,
+        *,
+        name: str = "run",
+        engine: Any = "sequential",
+        **values: Any,
+    ) -> Path:
+        given = {**(config or {}), **{key.replace("_", "-"): value for key, value in values.items()}}
+        if "resume" not in given:
+            given = {"results-dir": str(tmp_path), "run-name": name, **given}
+        grid = make_grid(engine, clients) if isinstance(engine, str) else engine
+        return server.run(grid, server.prepare(RunConfig.load(given), clients)).path
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -158,6 +158,7 @@ def test_real_femnist(real_data: Path) -> None:
     assert (digits.num_train, len(digits.y), femnist.num_classes) == (29_605, 32_950, 62)
 
 
+@pytest.mark.thorough
 def test_real_cifar10(real_data: Path) -> None:
     if not (real_data / "cifar10.npz").is_file():
         pytest.skip("no cifar10.npz")

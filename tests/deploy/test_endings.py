@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ from fedapp.deploy.flower import flwr
 from fedapp.deploy.local import LocalDeployment
 from fedapp.report.clients import last_clients
 from fedapp.report.summary import GONE, read_summary
+from tests.end_to_end.processes import server_apps
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -59,26 +60,14 @@ class Trial:
         file = self.path / "summary.json"
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.2)
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, lambda: self.output)
 
     def wait_for_aggregation(self, number: int) -> None:
         self.wait_for(lambda: self.raw.get("aggregations", 0) >= number)
 
     def server_apps(self) -> list[int]:
-        """Return the ServerApp's processes."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                named = f"FLWR_HOME={self.deployment.folder}/".encode() in (process / "environ").read_bytes()
-                if named and b"flwr-serverapp" in (process / "cmdline").read_bytes():
-                    found.append(int(process.name))
-            except OSError:
-                continue
-        return found
+        return server_apps(self.deployment.folder)
 
 
 Start = Callable[..., Trial]

@@ -3,8 +3,7 @@
 import json
 import re
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedapp.cli import app
 from fedapp.deploy.certificates import read, shown_by_server
 from fedapp.deploy.flower import ask
 from fedapp.deploy.local import LocalDeployment
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,13 +41,6 @@ def status(out: Path, *options: object) -> dict[str, Any]:
 
 def states(out: Path) -> list[str]:
     return [device["state"] for device in status(out)["devices"]]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.5)
 
 
 def begin_run(deployment: LocalDeployment, repository: Path, rounds: int) -> str:

@@ -1,10 +1,7 @@
 """A device's own model on real processes: it outlives its SuperNode, and goes on from where it was."""
 
-import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +11,20 @@ from fedapp.client.kept import RECORD
 from fedapp.deploy.local import LocalDeployment
 from fedapp.report.clients import last_clients
 from strategies.flower.internals import context_from_bytes
-from tests.end_to_end.test_personal_reference import LR, Problem
+from tests.end_to_end.softmax import KEYS, Problem
+from tests.runs import summary_of
+from tests.waiting import wait_until
 
 ROUNDS, STEPS, SECONDS = 7, 3, 800.0
 
 # λ = 0: what a client keeps is then the work of its own tasks alone, whatever became of the global model meanwhile.
 CONFIG = {
+    **KEYS,
     "strategy": "ditto",
     "ditto-lambda": 0.0,
     "test-on": "own",
     "client-evaluation": True,
-    "model": "logistic",
-    "init": "zeros",
-    "batch-size": 0,
-    "local-epochs": 0,
     "local-steps": STEPS,
-    "lr": LR,
     "l2": 0.01,
     "num-server-rounds": ROUNDS,
     "clock": "wall",
@@ -38,13 +33,6 @@ CONFIG = {
     "run-name": "run",
 }
 NODES = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
-
-
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -61,19 +49,19 @@ def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(
         with log.open("wb") as output:
             config = {**CONFIG, "results-dir": str(folder / "results")}
             process = deployment.start_run(repository, config, stdout=output, stderr=output)
-        wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, log)
+        wait_until(
+            lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, log.read_text, SECONDS
+        )
         before = float(last_clients(path)["participation"][0])
         os.killpg(deployment.processes["device-0"].pid, signal.SIGTERM)
         deployment.processes["device-0"].wait(60)
         deployment.start_supernode("device-0")
         assert process.wait(SECONDS) == 0
         said = deployment.log("device-0").read_text()
-    summary = json.loads((path / "summary.json").read_text())
+    summary = summary_of(path)
     assert (summary["status"], summary["aggregations"]) == ("finished", ROUNDS), log.read_text()
     assert "This client's own model of this run is back from" in said
-    with np.load(path / "partition.npz") as stored:
-        arrays = dict(stored)
-        problem = Problem(arrays, clients=2)
+    problem = Problem(path)
     done = last_clients(path)["participation"]
     assert 2 <= before < done[0], "nothing was trained on one side of the restart"
     for i in range(2):
@@ -81,6 +69,8 @@ def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(
         kept = context_from_bytes(file.read_bytes()).state[RECORD]
         own = np.c_[kept["1.weight"].numpy(), kept["1.bias"].numpy()]  # type: ignore[index, call-overload]
         # A task whose reply was lost on its way has been done, too.
-        tried = [problem.descend(i, np.zeros((10, 65)), STEPS * int(done[i] + lost)) for lost in (0, 1)]
+        tried = [
+            problem.descend(i, np.zeros((10, 65)), STEPS * int(done[i] + lost), l2=0.01) for lost in (0, 1)
+        ]
         assert min(np.linalg.norm(own - w) / np.linalg.norm(w) for w in tried) < 1e-4
     assert {"personal-accuracy", "personal-loss"} <= set(last_clients(path))

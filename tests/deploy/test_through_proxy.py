@@ -7,8 +7,7 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.plan import SUPEREXEC
 from tests.deploy.proxies import PROXIES, Proxy
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -109,7 +109,7 @@ def test_a_run_is_stopped(
     )
     printed = flower(deployment, "run", str(repository), "--run-config", config)
     (number,) = re.findall(r"Successfully started run (\d+)", printed)
-    wait_for(lambda: listed(deployment, "list")[0]["status"] == "running")
+    wait_until(lambda: listed(deployment, "list")[0]["status"] == "running")
     flower(deployment, "stop", number)
     assert listed(deployment, "list")[0]["status"] == "finished:stopped"
 
@@ -161,15 +161,8 @@ def test_a_supernode_that_has_left_its_loop_ends(proxied: tuple[LocalDeployment,
     assert broken != site
     proxy.site.write_text(broken)
     proxy.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: node.poll() is not None)
+    wait_until(lambda: node.poll() is not None)
     assert node.returncode == 1
     log = deployment.log("device-1").read_text()
     assert "500 Internal Server Error" in log
     assert log.rstrip().endswith("the SuperNode has left its loop, for the reason above")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)

@@ -1,8 +1,6 @@
 """Devices with workers: real SuperLink, SuperNodes and workers, and the bits of a simulation."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,19 +10,13 @@ from fedapp.config import RunConfig
 from fedapp.deploy.local import LocalDeployment
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server import prepare, run
+from tests.waiting import wait_until
 
 # Noise is drawn from the seed on nodes that hold a part of common data; the spectral method sends two models.
 CONFIG = {"strategy": "spectral", "num-server-rounds": 4, "seed": 7, "run-name": "run"}
 NODES = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
 SECONDS = 300.0
 FALLS_BACK = "No worker for this message, its own process works"
-
-
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -42,7 +34,9 @@ def test_devices_with_workers_train_the_model_of_a_simulation_though_one_is_kill
         config = {**CONFIG, "clock": "wall", "min-clients": 2, "results-dir": str(folder / "results")}
         with log.open("wb") as output:
             process = deployment.start_run(repository, config, stdout=output, stderr=output)
-        wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, log)
+        wait_until(
+            lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, log.read_text, SECONDS
+        )
         deployment.processes["device-0-worker"].kill()
         assert process.wait(SECONDS) == 0
         devices = [deployment.log(f"device-{i}").read_text() for i in range(2)]

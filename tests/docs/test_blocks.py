@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.pages import BLOCK, GUIDES, LANGUAGES, NOT_RUN, ROOT, blocks_of, text_of
 
-QUICK = ("docs/start.md",)
+IN_CI = ("docs/start.md",)
 TIMEOUT = 600  # of a block
 
 FIRST_RUN = "results/fedavg-digits-mlp-001"  # what `make run` leaves, and guides go on with
@@ -111,9 +111,10 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.thorough) for page in GUIDES]
+    "page", [pytest.param(page, marks=pytest.mark.ci) if page in IN_CI else page for page in GUIDES]
 )
 def test_the_code_of_a_page_runs(page: str, tree: Path) -> None:
     script = GIVEN.get(page, "")

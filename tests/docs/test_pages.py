@@ -1,6 +1,5 @@
 """What the README and the guides name, there is."""
 
-import json
 import re
 import sys
 import types
@@ -8,41 +7,29 @@ import types
 import numpy as np
 import pytest
 
-from fedapp import client_app, server
-from fedapp.config import RunConfig, defaults
+from fedapp.config import defaults
 from fedapp.config.methods import table
-from fedapp.engine.sequential import SequentialGrid
 from strategies import REGISTRY
 from strategies.core.about import About
 from strategies.flower.arrays import Layout
 from strategies.updates.compression import size_of
 from tests.docs.pages import GUIDES, blocks_of, text_of
+from tests.runs import lines_of, same_files
 
 
-def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(tmp_path, monkeypatch):
+def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch, no_figures):
     (code,) = [block.code for block in blocks_of("docs/own-strategy.md") if block.language == "python"]
     names: dict = {"__name__": "guide"}
     monkeypatch.setitem(sys.modules, "guide", types.ModuleType("guide"))
     exec(code, names)
     monkeypatch.setitem(REGISTRY, "mine", names["HalfLife"])
 
-    def run(name: str, strategy: str) -> tuple[bytes, list[float]]:
-        config = {
-            "strategy": strategy,
-            "half-life": 2.0,
-            "num-server-rounds": 6,
-            "results-dir": str(tmp_path),
-            "run-name": name,
-        }
-        experiment = server.prepare(RunConfig.load(config), 4)
-        path = server.run(SequentialGrid(client_app.app, 4), experiment).path
-        told = map(json.loads, (path / "metrics.jsonl").read_text("utf-8").splitlines())
-        distances = [each["weights-distance"] for each in told if "weights-distance" in each]
-        return (path / "model.safetensors").read_bytes(), distances
-
-    mine = run("mine", "mine")
-    assert mine == run("custom", "custom.half_life:HalfLife")
-    assert mine[1][-1] > 0.1
+    mine, custom = (
+        run_app({"strategy": strategy, "half-life": 2.0, "num-server-rounds": 6}, name=name)
+        for name, strategy in (("mine", "mine"), ("custom", "custom.half_life:HalfLife"))
+    )
+    assert same_files(mine, custom)
+    assert lines_of(mine)[-1]["weights-distance"] > 0.1
 
 
 # What is set beside the run config, or is a key of `custom.half_life`.

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +38,19 @@ def processes_of(home: Path) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"FLWR_HOME={home}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def server_apps(home: Path) -> list[int]:
+    """Return those of them that are ServerApps; ``home`` may be a folder above."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            named = f"FLWR_HOME={home}".encode() in (folder / "environ").read_bytes()
+            if named and b"flwr-serverapp" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -114,11 +129,3 @@ class Devices:
             return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
         except httpx.TransportError:
             return False
-
-
-def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.2)

@@ -1,60 +1,28 @@
 """Compressed updates: the app against float64 numpy, and the same bits on Ray and on devices."""
 
-import json
-
 import numpy as np
 import pytest
-import safetensors.numpy
-from sklearn.datasets import load_digits
 
-import run_simulation
+from tests.end_to_end.softmax import KEYS, Problem, assert_close
+from tests.runs import lines_of, summary_of
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-ROUNDS, STEPS, LR, CLIENTS, SHARE = 6, 5, 0.5, 7, 0.1
+ROUNDS, STEPS, CLIENTS, SHARE = 6, 5, 7, 0.1
 
 
-def test_the_largest_values_with_error_feedback_equal_numpy(pairs, tmp_path):
+def test_the_largest_values_with_error_feedback_equal_numpy(run_app):
     # Of no client are two values that nearly make it so close that float32 would take the other.
-    config = {
-        "strategy": "fedavg",
-        "dataset": "digits",
-        "model": "logistic",
-        "init": "zeros",
-        "batch-size": 0,
-        "local-epochs": 0,
-        "local-steps": STEPS,
-        "lr": LR,
-        "num-server-rounds": ROUNDS,
-        "compression": f"topk:{SHARE}",
-        "results-dir": str(tmp_path),
-        "run-name": "run",
-    }
-    arguments = ["--engine", "sequential", "--run-config", pairs(config)]
-    assert run_simulation.main([*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]) == 0
-    digits = load_digits()
-    X, Y = np.c_[digits.data / 16, np.ones(len(digits.data))], np.eye(10)[digits.target]
-    partition = np.load(tmp_path / "run" / "partition.npz")
-    clients = np.split(partition["client_indices"], partition["client_offsets"][1:-1])
-    p = np.array([len(rows) for rows in clients]) / sum(map(len, clients))
-
-    W, left_out = np.zeros((10, 65)), np.zeros((CLIENTS, 10, 65))
+    own = {"local-steps": STEPS, "num-server-rounds": ROUNDS, "compression": f"topk:{SHARE}"}
+    path = run_app(KEYS | own, CLIENTS)
+    problem, W, left_out = Problem(path), np.zeros((10, 65)), np.zeros((CLIENTS, 10, 65))
     for _ in range(ROUNDS):
         before = W
-        for i, rows in enumerate(clients):
-            w = before
-            for _ in range(STEPS):
-                z = X[rows] @ w.T
-                e = np.exp(z - z.max(1, keepdims=True))
-                w = w - LR * (e / e.sum(1, keepdims=True) - Y[rows]).T @ X[rows] / len(rows)
-            v = left_out[i] + w - before
+        for i in range(CLIENTS):
+            v = left_out[i] + problem.descend(i, before, STEPS) - before
             kept = np.where(np.abs(v) >= np.sort(np.abs(v), axis=None)[-round(SHARE * v.size)], v, 0.0)
-            W, left_out[i] = W + p[i] * kept, v - kept
-
-    model = safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
-    ours = np.c_[model["1.weight"], model["1.bias"]]
-    assert np.linalg.norm(ours - W) < 1e-5 * np.linalg.norm(W)
-    assert np.linalg.norm(W) > 0.1
+            W, left_out[i] = W + problem.p[i] * kept, v - kept
+    assert_close(path, W)
     assert np.linalg.norm(left_out) > 0.1
 
 
@@ -84,11 +52,10 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulat
         devices.start_run(CONFIG | place, tmp_path / f"{name}.log").wait(timeout=500)
         output = (tmp_path / f"{name}.log").read_text()
         assert (tmp_path / name / "model.safetensors").exists(), output
-    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "one")
     assert (summary["engine"], summary["status"]) == ("deployment", "finished")
-    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     # 650 values: 33 of four bytes, and as many indices of ten bits.
-    assert lines[-1]["bytes-up"] == 3 * 3 * (33 * 4 + 42)
+    assert lines_of(tmp_path / "one")[-1]["bytes-up"] == 3 * 3 * (33 * 4 + 42)
     other = simulate(CONFIG, federation="num-supernodes=3", engine="sequential")
     for name in ("one", "other"):
         assert (tmp_path / name / "model.safetensors").read_bytes() == other.model

@@ -1,12 +1,11 @@
 """The app on real SuperNodes: the bits of a simulation; and asynchronous, though one of them dies and comes back."""
 
-import json
-
 import pytest
 import safetensors.numpy
 
 from fedapp.report.clients import by_evaluation
-from tests.end_to_end.processes import wait_until
+from tests.runs import count_of, lines_of, summary_of
+from tests.waiting import wait_until
 
 # Flower's mods are called in the clients, wherever these run; nodes with a partition draw noise from the seed.
 LOCAL = {"dp": "local", "dp-noise-multiplier": 0.01}
@@ -21,7 +20,7 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulat
     devices.start_run(config | place, tmp_path / "log").wait(timeout=300)
     output = (tmp_path / "log").read_text()
     assert f"Run directory: {tmp_path / 'run'}" in output, output
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "deployment"
+    assert summary_of(tmp_path / "run")["engine"] == "deployment"
     other = simulate(config, federation="num-supernodes=3", engine="sequential")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == other.model
     assert len(safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")) == 4
@@ -45,18 +44,17 @@ def test_async_training_completes_although_a_supernode_is_killed_and_restarted(d
         "run-name": "run",
     }
     run = devices.start_run(config, tmp_path / "log")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4, "no progress")
+    wait_until(lambda: count_of(tmp_path / "run") >= 4, "no progress")
     devices.processes[1].kill()
     devices.processes[1].wait(timeout=30)
-    killed_at = len(metrics.read_text().splitlines())
+    killed_at = count_of(tmp_path / "run")
     devices.start(1)
     run.wait(timeout=300)
 
     output = (tmp_path / "log").read_text()
     assert f"Run directory: {tmp_path / 'run'}" in output, output
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+    lines = lines_of(tmp_path / "run")
+    assert summary_of(tmp_path / "run")["status"] == "finished"
     assert [line["aggregation"] for line in lines] == list(range(15))
     # Each arrival was counted once, and the weights used the observed task times.
     known = by_evaluation(tmp_path / "run")

@@ -2,35 +2,24 @@
 
 import csv
 import io
-import json
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from sklearn.datasets import load_digits
 
-from fedapp import client_app, server
+from fedapp import server
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.in_process import make_grid
-from fedapp.engine.sequential import SequentialGrid
 from fedapp.report.clients import last_clients
+from tests.end_to_end.softmax import KEYS, Problem, assert_close
+from tests.runs import arrays_of, lines_of, same_files
 from tests.strategies.events.fleet_reference import Reference
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-CLIENTS, STEPS, LR, SERVER_LR = 5, 3, 0.5, 0.1
+CLIENTS, STEPS, SERVER_LR = 5, 3, 0.1
 SPEEDS, DOWN, UP, LATENCY = [900.0, 2100.0, 400.0, 1300.0, 700.0], 3e5, 1e5, 0.05
 PERIOD = 9.7
 STRETCHES = [[(0.0, 5.1)], [(1.3, 9.1)], [(0.0, PERIOD)], [(0.0, 2.9), (4.1, 8.3)], [(3.7, 9.3)]]
-LOGISTIC = {
-    "dataset": "digits",
-    "model": "logistic",
-    "init": "zeros",
-    "batch-size": 0,
-    "local-epochs": 0,
-    "local-steps": STEPS,
-    "lr": LR,
-}
+LOGISTIC = {**KEYS, "local-steps": STEPS}
 
 
 @pytest.fixture
@@ -42,28 +31,13 @@ def fleet(tmp_path):
     return {
         "time-scenario": f"profile:{tmp_path / 'devices.csv'}",
         "availability": f"trace:{tmp_path / 'there.csv'}",
-        "results-dir": str(tmp_path),
     }
-
-
-def go(config, name="run", engine="sequential"):
-    experiment = server.prepare(RunConfig.load({**config, "run-name": name}), CLIENTS)
-    return server.run(make_grid(engine, CLIENTS), experiment).path
-
-
-def metrics_of(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def clients_of(path):
-    partition = np.load(path / "partition.npz")
-    return np.split(partition["client_indices"], partition["client_offsets"][1:-1])
 
 
 def model_bytes(path):
     """Return the size of the model's arrays as .npy, which messages hold."""
     total = 0
-    for array in safetensors.numpy.load_file(path / "model.safetensors").values():
+    for array in arrays_of(path).values():
         buffer = io.BytesIO()
         np.save(buffer, array)
         total += len(buffer.getvalue())
@@ -78,96 +52,82 @@ def seconds(sizes, passes, size, down=1):
     ]
 
 
-def descend(X, Y, W):
-    for _ in range(STEPS):
-        z = X @ W.T
-        e = np.exp(z - z.max(1, keepdims=True))
-        W = W - LR * (e / e.sum(1, keepdims=True) - Y).T @ X / len(X)
-    return W
-
-
 @pytest.mark.parametrize("strategy", ["async-fedavg", "fedbuff", "fedfix"])
-def test_the_app_equals_an_independent_simulation(fleet, strategy):
+def test_the_app_equals_an_independent_simulation(run_app, fleet, strategy):
     number, m, interval = 40, 3, 0.8
-    path = go(
-        {
-            **LOGISTIC,
-            **fleet,
-            "strategy": strategy,
-            "num-server-rounds": number,
-            "eval-every": 10,
-            "server-lr": SERVER_LR,
-            "buffer-size": m,
-            "fedfix-interval": interval,
-        }
-    )
-    clients = clients_of(path)
-    expected = Reference(
-        seconds([len(rows) for rows in clients], [STEPS] * CLIENTS, model_bytes(path)), STRETCHES, PERIOD
-    )
+    config = {
+        **LOGISTIC,
+        **fleet,
+        "strategy": strategy,
+        "num-server-rounds": number,
+        "eval-every": 10,
+        "server-lr": SERVER_LR,
+        "buffer-size": m,
+        "fedfix-interval": interval,
+    }
+    path = run_app(config, CLIENTS)
+    problem = Problem(path)
+    sizes = [len(rows) for rows in problem.train]
+    expected = Reference(seconds(sizes, [STEPS] * CLIENTS, model_bytes(path)), STRETCHES, PERIOD)
     expected.run({"async-fedavg": "async"}.get(strategy, strategy), number, m=m, interval=interval)
-    metrics, told = metrics_of(path), last_clients(path)
+    told = last_clients(path)
     times = [expected.aggregations[n - 1][0] for n in (10, 20, 30, 40)]
-    assert [line["time"] for line in metrics[1:]] == pytest.approx(times, rel=1e-9)
+    assert [line["time"] for line in lines_of(path)[1:]] == pytest.approx(times, rel=1e-9)
     assert told["participation"] == [
         sum(i in came for _, came in expected.aggregations) for i in range(CLIENTS)
     ]
     lost = [who for when, who in expected.lost if when <= times[-1] + 1e-9]
     assert len(lost) > 3
     assert told["lost"] == [lost.count(i) for i in range(CLIENTS)]
-
-    digits = load_digits()
-    X, Y = np.c_[digits.data / 16, np.ones(len(digits.data))], np.eye(10)[digits.target]
     models = [np.zeros((10, 65))]
     for n, (_, came) in enumerate(expected.aggregations):
         moves = 0.0
         for i, staleness in came.items():
             sent = models[n - staleness]
-            moves = moves + told["weight"][i] * (descend(X[clients[i]], Y[clients[i]], sent) - sent)
+            moves = moves + told["weight"][i] * (problem.descend(i, sent, STEPS) - sent)
         models.append(models[-1] + SERVER_LR * moves)
-    model = safetensors.numpy.load_file(path / "model.safetensors")
-    ours = np.c_[model["1.weight"], model["1.bias"]]
-    assert np.linalg.norm(ours - models[-1]) < 1e-5 * np.linalg.norm(models[-1])
-    assert np.linalg.norm(models[-1]) > 0.3
+    assert_close(path, models[-1])
 
 
 @pytest.mark.parametrize(
-    ("strategy", "down"), [("fedavg", 1), ("spectral", 2), ("scaffold", 2), ("fednova", 1)]
+    ("strategy", "down", "engine"),
+    [
+        ("fedavg", 1, "sequential"),
+        ("spectral", 2, "vectorized"),
+        ("scaffold", 2, "sequential"),
+        ("fednova", 1, "vectorized"),
+    ],
 )
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_round_is_as_long_as_its_work_and_bytes_by_hand(fleet, strategy, down, engine):
+def test_a_round_is_as_long_as_its_work_and_bytes_by_hand(run_app, fleet, strategy, down, engine):
     # E_k of their own, in epochs; what goes beside the model counts.
     work = [2, 1, 1, 3, 2]
-    path = go(
-        {
-            "dataset": "digits",
-            "model": "logistic",
-            "batch-size": 64,
-            "strategy": strategy,
-            "num-server-rounds": 3,
-            "step-heterogeneity": "list:" + ",".join(map(str, work)),
-            **fleet,
-            "availability": "always",
-        },
-        engine=engine,
-    )
-    sizes = [len(rows) for rows in clients_of(path)]
+    config = {
+        "model": "logistic",
+        "batch-size": 64,
+        "strategy": strategy,
+        "num-server-rounds": 3,
+        "step-heterogeneity": "list:" + ",".join(map(str, work)),
+        "time-scenario": fleet["time-scenario"],
+    }
+    path = run_app(config, CLIENTS, engine=engine)
+    sizes = [len(rows) for rows in Problem(path).train]
     longest = max(seconds(sizes, work, model_bytes(path), down))
-    assert [line["time"] for line in metrics_of(path)] == pytest.approx(
+    assert [line["time"] for line in lines_of(path)] == pytest.approx(
         [longest * n for n in range(4)], rel=1e-9
     )
 
 
-def test_operations_are_counted_where_speeds_are_operations(fleet, tmp_path):
+def test_operations_are_counted_where_speeds_are_operations(run_app, fleet):
     # Logistic regression on 64 pixels: 64 × 10 products of 2 operations each, three times for a step.
-    path = go({**LOGISTIC, **fleet, "availability": "always", "task-work": "flop", "num-server-rounds": 2})
-    sizes = [len(rows) for rows in clients_of(path)]
+    own = {"time-scenario": fleet["time-scenario"], "task-work": "flop", "num-server-rounds": 2}
+    path = run_app(LOGISTIC | own, CLIENTS)
+    sizes = [len(rows) for rows in Problem(path).train]
     longest = max(seconds(sizes, [STEPS * 3 * 2 * 64 * 10] * CLIENTS, model_bytes(path)))
-    assert metrics_of(path)[-1]["time"] == pytest.approx(2 * longest, rel=1e-9)
+    assert lines_of(path)[-1]["time"] == pytest.approx(2 * longest, rel=1e-9)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
-def test_the_engines_agree_and_a_run_goes_on_where_it_was(fleet, strategy):
+def test_the_engines_agree_and_a_run_goes_on_where_it_was(run_app, fleet, strategy):
     config = {
         **LOGISTIC,
         **fleet,
@@ -180,18 +140,16 @@ def test_the_engines_agree_and_a_run_goes_on_where_it_was(fleet, strategy):
         "task-failure": 0.2,
         "aggregation-weights": "observed",
     }
-    whole, vectorized = go(config, "whole"), go(config, "vectorized", "vectorized")
-    for one, other in zip(metrics_of(whole), metrics_of(vectorized), strict=True):
+    whole = run_app(config, CLIENTS, name="whole")
+    vectorized = run_app(config, CLIENTS, name="vectorized", engine="vectorized")
+    for one, other in zip(lines_of(whole), lines_of(vectorized), strict=True):
         assert one["time"] == other["time"]
         assert one.get("lost-tasks") == other.get("lost-tasks")
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-    short = go({**config, "num-server-rounds": 4}, "short")
-    rest = server.run(
-        SequentialGrid(client_app.app, CLIENTS),
-        server.prepare(RunConfig.load({"resume": str(short), "num-server-rounds": 8}), CLIENTS),
-    ).path
-    assert (rest / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert metrics_of(rest)[-1]["time"] == metrics_of(whole)[-1]["time"]
+    short = run_app(config, CLIENTS, name="short", num_server_rounds=4)
+    rest = run_app({"resume": str(short), "num-server-rounds": 8}, CLIENTS)
+    assert same_files(rest, whole, "model.safetensors")
+    assert lines_of(rest)[-1]["time"] == lines_of(whole)[-1]["time"]
 
 
 def test_a_run_without_a_length_is_as_long_as_forty_rounds_of_the_profile(fleet):

@@ -5,17 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from PIL import Image
 
 from strategies import REGISTRY, AsynchronousStrategy
+from tests.runs import arrays_of, count_of, lines_of, summary_of
+from tests.waiting import wait_until
 
 ROUNDS = 4
 
@@ -50,7 +48,7 @@ def test_the_run_directory_is_complete_and_true(base):
     assert (config["strategy"], config["num-server-rounds"], config["num-clients"]) == ("fedavg", ROUNDS, 4)
     assert config["versions"]["flwr"].startswith("1.41")
 
-    metrics = [json.loads(line) for line in (base.path / "metrics.jsonl").read_text().splitlines()]
+    metrics = lines_of(base.path)
     assert [m["aggregation"] for m in metrics] == list(range(ROUNDS + 1))
     # F80, all take part: a round takes as long as the slowest client, 1 s.
     assert [m["time"] for m in metrics] == pytest.approx(range(ROUNDS + 1))
@@ -58,13 +56,13 @@ def test_the_run_directory_is_complete_and_true(base):
     assert metrics[-1]["accuracy"] > 0.6 > metrics[0]["accuracy"]
     assert all(np.isfinite(m["loss"]) for m in metrics)
 
-    summary = json.loads((base.path / "summary.json").read_text())
+    summary = summary_of(base.path)
     assert (summary["status"], summary["engine"], summary["aggregations"]) == ("finished", "ray", ROUNDS)
     assert (summary["accuracy"], summary["failures"]) == (metrics[-1]["accuracy"], 0)
     # 64·128 + 128 + 128·10 + 10 = 9,610 float32 parameters, four clients, each way, each round.
     assert 4 * ROUNDS * 9610 * 4 < summary["bytes-up"] < 4 * ROUNDS * (9610 * 4 + 1024)
 
-    model = safetensors.numpy.load_file(base.path / "model.safetensors")
+    model = arrays_of(base.path)
     assert sum(array.size for array in model.values()) == 9610
     partition = np.load(base.path / "partition.npz")
     rows = np.concatenate([partition["client_indices"], partition["test_indices"]])
@@ -80,7 +78,7 @@ def test_one_worker_gives_the_same_bits_as_two(base, simulate):
     one = simulate({"num-server-rounds": ROUNDS}, federation="num-supernodes=4 client-resources-num-cpus=2")
     assert one.returncode == 0, one.output
     assert one.model == base.model
-    assert metrics_of(one) == metrics_of(base)
+    assert lines_of(one.path) == lines_of(base.path)
 
 
 @pytest.mark.thorough
@@ -89,7 +87,7 @@ def test_a_process_and_a_ray_of_its_own_give_the_same_bits(base, simulate_alone,
     again = simulate_alone({"num-server-rounds": ROUNDS}, federation=federation)
     assert again.returncode == 0, again.output
     assert again.model == base.model
-    assert metrics_of(again) == metrics_of(base)
+    assert lines_of(again.path) == lines_of(base.path)
 
 
 @pytest.mark.thorough
@@ -100,7 +98,7 @@ def test_every_strategy_learns_on_ray(base, simulate, strategy):
         config |= {"num-server-rounds": 10 * ROUNDS, "server-lr": 0.3, "buffer-size": 2, "eval-every": ROUNDS}
     run = simulate(config)
     assert run.returncode == 0, run.output
-    assert metrics_of(run)[-1]["accuracy"] > 0.5  # after 4 rounds; guessing gives 0.1
+    assert lines_of(run.path)[-1]["accuracy"] > 0.5  # after 4 rounds; guessing gives 0.1
     assert (run.model == base.model) is (strategy == "ditto")  # whose clients' own models are beside it
     assert run.model == simulate(config, engine="sequential").model
 
@@ -116,8 +114,8 @@ def test_clients_own_models_are_those_of_the_sequential_engine_also_in_a_run_tha
     place = {"results-dir": str(begun.path.parent), "run-name": begun.path.name}
     resumed = simulate({"resume": str(begun.path), "num-server-rounds": 4, **place})
     assert resumed.returncode == 0, resumed.output
-    assert metrics_of(whole) == metrics_of(begun)
-    assert metrics_of(whole)[-1]["personal-loss-mean"] != metrics_of(whole)[-1]["client-loss-mean"]
+    assert lines_of(whole.path) == lines_of(begun.path)
+    assert lines_of(whole.path)[-1]["personal-loss-mean"] != lines_of(whole.path)[-1]["client-loss-mean"]
     assert (begun.path / "model.safetensors").read_bytes() == whole.model
 
 
@@ -156,7 +154,7 @@ def test_a_file_of_the_users_own_trains_a_cnn(simulate, tmp_path):
         }
     )
     assert run.returncode == 0, run.output
-    assert metrics_of(run)[-1]["accuracy"] > 0.9
+    assert lines_of(run.path)[-1]["accuracy"] > 0.9
 
 
 @pytest.mark.thorough  # without Ray: tests/fedapp/test_run_simulation.py
@@ -202,7 +200,7 @@ def main(grid, context):
     nodes = wait_for_nodes(grid, 8, 60)
     requests = [messages.request(messages.TRAIN, n, ConfigRecord(), ttl=200) for n in nodes]
     replies = exchange(grid, requests, 200)
-    print(json.dumps([dict(messages.metrics_of(r)) for r in replies.values()]))
+    print(json.dumps([dict(messages.lines_of(r.path)) for r in replies.values()]))
 
 simulate(server_app, client_app, SimulationConfig.read(json.loads(sys.argv[1])))
 """
@@ -259,7 +257,7 @@ def test_an_interrupt_leaves_a_complete_run_directory(
         start_new_session=True,
     )
     try:
-        wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 240)
+        wait_until(lambda: count_of(tmp_path / "run") >= 4)
         if signal_number == signal.SIGINT:
             os.killpg(process.pid, signal_number)  # as a terminal does: to Ray's workers too
         else:
@@ -270,41 +268,9 @@ def test_an_interrupt_leaves_a_complete_run_directory(
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 130, output
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    summary, metrics = summary_of(tmp_path / "run"), lines_of(tmp_path / "run")
     assert summary["status"] == "interrupted"
     assert summary["aggregations"] == metrics[-1]["aggregation"] >= 3
     assert summary["failures"] == 0
     assert (tmp_path / "run" / "curves.png").stat().st_size > 5000
-    assert safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
-
-
-def test_a_killed_run_leaves_a_readable_run_directory(repository, tmp_path, pairs):
-    config = {"num-server-rounds": 5000, "results-dir": str(tmp_path), "run-name": "run"}
-    process = subprocess.Popen(
-        [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config", pairs(config)],
-        cwd=repository,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_until(lambda: line_count(tmp_path / "run" / "metrics.jsonl") >= 4, 120)
-    process.kill()
-    process.wait(timeout=30)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "running"
-    assert safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["num-server-rounds"] == 5000
-
-
-def metrics_of(run) -> list[dict]:
-    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-
-
-def line_count(path: Path) -> int:
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.1)
+    assert arrays_of(tmp_path / "run")

@@ -1,11 +1,9 @@
-"""Runs that are killed with ``kill -9`` and resumed: equal bit for bit to those that weren't."""
-
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,13 @@ from fedapp.config import RunConfig
 from fedapp.deploy.local import LocalDeployment
 from fedapp.report.clients import last_clients
 from fedapp.server.run_directory import RunDirectory
-from strategies import REGISTRY
-from tests.selection import spread
+from tests.end_to_end.processes import server_apps
+from tests.runs import arrays_of, count_of, lines_of, same_files, summary_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-CLIENTS, ROUNDS = 4, 80
+CLIENTS, ROUNDS = 4, 24
 BASE: dict[str, Any] = {
     "model": "logistic",
     "local-epochs": 0,
@@ -29,107 +28,56 @@ BASE: dict[str, Any] = {
     "num-server-rounds": ROUNDS,
     "checkpoint-every": 3,
 }
-OWN: dict[str, dict[str, Any]] = {
-    "fedavg": {
-        "participation": "uniform",
-        "fraction-train": 0.5,
-        "server-optimizer": "yogi",
-        "server-lr": 0.01,
-    },
-    "fedprox": {
-        "time-scenario": "exponential",
-        "eval-every": 4,
-        "server-optimizer": "momentum",
-        "server-lr": 0.2,
-    },
-    "spectral": {"participation": "uniform", "fraction-train": 0.5},
-    "fednova": {"local-steps": 3, "step-heterogeneity": "range:1-4", "server-optimizer": "fedexp"},
-    "scaffold": {"participation": "uniform", "fraction-train": 0.5},
-    "feddyn": {"participation": "uniform", "fraction-train": 0.5, "feddyn-alpha": 0.1},
-    "mifa": {
-        "participation": "uniform",
-        "fraction-train": 0.5,
-        "server-optimizer": "momentum",
-        "server-lr": 0.2,
-    },
-    "fedstale": {"participation": "uniform", "fraction-train": 0.5, "stale-weight": 0.5},
-    "fedau": {"participation": "uniform", "fraction-train": 0.5, "participation-cutoff": 3},
-    "ditto": {"participation": "uniform", "fraction-train": 0.5, "test-on": "own", "ditto-lambda": 0.5},
-    "fedamp": {"participation": "uniform", "fraction-train": 0.5, "test-on": "own"},
-    "async-fedavg": {"server-lr": 0.2, "server-optimizer": "momentum"},
-    "fedfix": {"time-scenario": "exponential", "server-optimizer": "adam", "server-lr": 0.01},
-    "fedbuff": {"buffer-size": 3, "eval-every": 2, "server-optimizer": "adagrad", "server-lr": 0.05},
-    "fedasync": {"staleness-discount": "hinge:1,2", "eval-every": 3},
-    "delay-adaptive": {"time-scenario": "exponential", "concurrency": 3},
-    "ringmaster": {"delay-threshold": 3},
-    "ringleader": {"time-scenario": "exponential", "eval-every": 2},
-    "rennala": {"buffer-size": 2, "time-scenario": "exponential"},
-    "ca2fl": {"buffer-size": 2, "server-optimizer": "momentum", "server-lr": 0.2},
-    "ace": {"time-scenario": "exponential", "eval-every": 2},
-    "aced": {"cache-age": 3, "time-scenario": "exponential"},
-    "fadas": {"buffer-size": 2, "server-lr": 0.01},
-}
+HALF = {"participation": "uniform", "fraction-train": 0.5}
+KILLED = """
+import os, signal, sys, run_simulation
+from fedapp.server import Observer
+
+class Kills(Observer):
+    def note(self, entry):
+        if entry.progress.aggregation >= int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+run_simulation.main(sys.argv[2:], [Kills()])
+"""
+
+
+def arguments_of(pairs: Any, config: dict[str, Any]) -> list[str]:
+    arguments = ["--engine", "sequential", "--run-config", pairs(config)]
+    clients = ["--federation-config", f"num-supernodes={CLIENTS}"]
+    return arguments if "resume" in config else arguments + clients
 
 
 @pytest.fixture
-def run(pairs, tmp_path, capsys):
+def run(pairs, tmp_path, capsys) -> Callable[..., tuple[int, str]]:
     """Run in this process, on the sequential engine; return the exit code and what an error said."""
 
     def run(**config: Any) -> tuple[int, str]:
-        resumed = "resume" in config
-        given = config if resumed else {**BASE, "results-dir": str(tmp_path), **config}
-        arguments = ["--engine", "sequential", "--run-config", pairs(given)]
-        code = run_simulation.main(
-            arguments if resumed else [*arguments, "--federation-config", f"num-supernodes={CLIENTS}"]
-        )
-        return code, capsys.readouterr().err
+        given = config if "resume" in config else {**BASE, "results-dir": str(tmp_path), **config}
+        return run_simulation.main(arguments_of(pairs, given)), capsys.readouterr().err
 
     return run
 
 
 @pytest.fixture
-def run_and_kill(pairs, tmp_path, repository):
-    """Run in a process that is killed when metrics.jsonl has so many lines; return the run directory."""
+def run_and_kill(pairs, tmp_path, repository) -> Callable[..., Path]:
+    """Run in a process that kills itself at an aggregation; return the run directory."""
 
-    def run(lines: int, name: str = "killed", **config: Any) -> Path:
-        path = Path(config["resume"]) if "resume" in config else tmp_path / name
-        given = (
-            config
-            if "resume" in config
-            else {**BASE, "results-dir": str(tmp_path), "run-name": name, **config}
-        )
-        command = [
-            sys.executable,
-            "run_simulation.py",
-            "--engine",
-            "sequential",
-            "--run-config",
-            pairs(given),
-        ]
-        if "resume" not in config:
-            command += ["--federation-config", f"num-supernodes={CLIENTS}"]
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, cwd=repository, stdout=log, stderr=log)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and count(path) < lines and time.monotonic() < deadline:
-            time.sleep(0.002)
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        process.kill()
-        process.wait(timeout=30)
+    def run(aggregation: int, **config: Any) -> Path:
+        path = Path(config.get("resume", tmp_path / "killed"))
+        place = {**BASE, "results-dir": str(tmp_path), "run-name": "killed"}
+        given = arguments_of(pairs, config if "resume" in config else place | config)
+        command = [sys.executable, "-c", KILLED, str(aggregation), *given]
+        done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
         return path
 
     return run
 
 
-def count(path: Path) -> int:
-    file = path / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
 def assert_same(one: Path, other: Path) -> None:
-    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
-    first, second = (json.loads((path / "summary.json").read_text()) for path in (one, other))
+    assert same_files(one, other)
+    first, second = (summary_of(path) for path in (one, other))
     apart = {"wall-seconds": 0, "date": ""}  # one may end after midnight
     assert {**first, **apart} == {**second, **apart}
     assert first["status"] == "finished"
@@ -140,15 +88,21 @@ def assert_same(one: Path, other: Path) -> None:
 
 # A strategy's own state: tests/strategies/core/test_resume.py, for all of them.
 @pytest.mark.parametrize(
-    ("lines", "strategy"),
-    spread([(11 + place % 6, name) for place, name in enumerate(REGISTRY)], 1),
+    ("strategy", "own"),
+    [
+        ("fedavg", {**HALF, "server-optimizer": "yogi", "server-lr": 0.01}),
+        pytest.param("spectral", HALF, marks=pytest.mark.thorough),
+        pytest.param("ditto", {**HALF, "test-on": "own"}, marks=pytest.mark.thorough),
+        pytest.param("fedfix", {"time-scenario": "exponential", "eval-every": 2}, marks=pytest.mark.thorough),
+    ],
 )
-def test_a_killed_run_resumed_equals_one_that_was_not(run, run_and_kill, tmp_path, strategy, lines):
-    own = OWN.get(strategy, {})
+def test_a_killed_run_resumed_equals_one_that_was_not(run, run_and_kill, tmp_path, strategy, own):
     assert run(strategy=strategy, **own, **{"run-name": "whole"})[0] == 0
-    path = run_and_kill(lines, strategy=strategy, **own)
-    assert count(path) < count(tmp_path / "whole")
-    assert json.loads((path / "summary.json").read_text())["status"] == "running"
+    path = run_and_kill(10, strategy=strategy, **own)
+    assert summary_of(path)["status"] == "running"
+    assert arrays_of(path)
+    assert tomllib.loads((path / "config.toml").read_text())["num-server-rounds"] == ROUNDS
+    assert lines_of(path)[-1]["aggregation"] in (9, 10)
     assert len(list((path / "checkpoint").glob("[0-9]*"))) == 1
     assert run(resume=str(path))[0] == 0
     assert_same(tmp_path / "whole", path)
@@ -159,9 +113,9 @@ def test_a_killed_run_resumed_equals_one_that_was_not(run, run_and_kill, tmp_pat
 def test_a_run_that_is_killed_again_and_again_still_ends_the_same(run, run_and_kill, tmp_path):
     config = {"strategy": "fedbuff", "buffer-size": 2, "client-weights": "adjacency"}
     run(**config, **{"run-name": "whole"})
-    path = run_and_kill(1, **config)  # before there is a checkpoint, as a rule
-    for lines in (20, 47):
-        run_and_kill(lines, resume=str(path))
+    path = run_and_kill(1, **config)  # before there is a checkpoint
+    for aggregation in (7, 16):
+        run_and_kill(aggregation, resume=str(path))
     assert run(resume=str(path))[0] == 0
     assert_same(tmp_path / "whole", path)
 
@@ -179,12 +133,9 @@ def test_a_finished_run_says_so_and_goes_on_when_rounds_are_added(run, tmp_path)
     )
     assert (path / "metrics.jsonl").read_bytes() == before
     assert run(resume=str(path), **{"num-server-rounds": 12})[0] == 0
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["aggregation"] for line in lines] == list(range(13))
-    assert (path / "model.safetensors").read_bytes() == (
-        tmp_path / "whole" / "model.safetensors"
-    ).read_bytes()
-    assert json.loads((path / "summary.json").read_text())["aggregations"] == 12
+    assert [line["aggregation"] for line in lines_of(path)] == list(range(13))
+    assert same_files(path, tmp_path / "whole", "model.safetensors")
+    assert summary_of(path)["aggregations"] == 12
     assert "num-server-rounds = 12\n" in (path / "config.toml").read_text()
 
 
@@ -212,9 +163,11 @@ def test_another_number_of_clients_is_refused(run, tmp_path, capsys):
     assert capsys.readouterr().err == "error: num-supernodes = 5: the run to resume has 4 clients\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(run, tmp_path):
+    run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
+    path = tmp_path / "run"
+    before = (path / "metrics.jsonl").read_bytes()
+    for name, spoil in (
         ("model.npy", lambda content: content[:-8]),
         ("model.npy", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
         ("model.npy", None),
@@ -222,24 +175,21 @@ def test_another_number_of_clients_is_refused(run, tmp_path, capsys):
         ("state.json", lambda content: content.replace(b'"time": 3', b'"time": 4')),
         ("checksums.json", lambda content: content[:5]),
         ("checksums.json", None),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(run, tmp_path, name, spoil):
-    run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
-    path = tmp_path / "run"
-    (file,) = path.glob(f"checkpoint/*/{name}")
-    content = file.read_bytes()
-    if spoil is None:
-        file.unlink()
-    else:
-        assert spoil(content) != content
-        file.write_bytes(spoil(content))
-    before = (path / "metrics.jsonl").read_bytes()
-    code, error = run(resume=str(path), **{"num-server-rounds": 5})
-    assert code == 1
-    assert error.startswith(f"error: resume = {str(path)!r}: its checkpoint can't be read (")
-    assert error.count("\n") == 1
-    assert (path / "metrics.jsonl").read_bytes() == before
+    ):
+        (file,) = path.glob(f"checkpoint/*/{name}")
+        content = file.read_bytes()
+        if spoil is None:
+            file.unlink()
+        else:
+            assert spoil(content) != content
+            file.write_bytes(spoil(content))
+        code, error = run(resume=str(path), **{"num-server-rounds": 5})
+        assert code == 1
+        assert error.startswith(f"error: resume = {str(path)!r}: its checkpoint can't be read ("), name
+        assert error.count("\n") == 1
+        assert (path / "metrics.jsonl").read_bytes() == before
+        file.write_bytes(content)
+    assert run(resume=str(path), **{"num-server-rounds": 5})[0] == 0
 
 
 def test_a_run_that_keeps_no_checkpoints_cannot_be_resumed(run, tmp_path):
@@ -259,10 +209,8 @@ def test_a_run_that_went_on_without_checkpoints_goes_on_from_the_one_that_it_has
     path = tmp_path / "run"
     assert run(resume=str(path), **{"num-server-rounds": 5, "checkpoint-every": 0})[0] == 0
     assert run(resume=str(path), **{"num-server-rounds": 6})[0] == 0
-    assert count(path) == 7
-    assert (path / "model.safetensors").read_bytes() == (
-        tmp_path / "whole" / "model.safetensors"
-    ).read_bytes()
+    assert len(lines_of(path)) == 7
+    assert same_files(path, tmp_path / "whole", "model.safetensors")
 
 
 def test_a_run_that_is_still_going_on_cannot_be_resumed(run, tmp_path):
@@ -279,7 +227,7 @@ def test_a_run_that_is_still_going_on_cannot_be_resumed(run, tmp_path):
     assert run(resume=str(directory.path)) == (1, refused)
     directory.close()
     assert run(resume=str(directory.path))[0] == 0  # it had no checkpoint yet: it starts over
-    assert count(directory.path) == 3
+    assert len(lines_of(directory.path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -322,14 +270,13 @@ def test_no_aggregation_that_was_reported_is_lost_when_the_serverapp_dies(tmp_pa
         deployment.start()
         with (tmp_path / "first.log").open("wb") as log:
             first = deployment.start_run(repository, config, stdout=log, stderr=log)
-        wait_until(lambda: count(path) >= 5, 200)
+        wait_until(lambda: count_of(path) >= 5)
         (server,) = server_apps(deployment.folder)
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: not server_apps(deployment.folder), 30)
+        wait_until(lambda: not server_apps(deployment.folder))
         reported = (path / "metrics.jsonl").read_bytes()
         reported = reported[: reported.rfind(b"\n") + 1]
-        lines = [json.loads(line) for line in reported.splitlines()]
-        assert json.loads((path / "summary.json").read_text())["status"] == "running"
+        assert summary_of(path)["status"] == "running"
         first.wait(timeout=120)
         with (tmp_path / "second.log").open("wb") as log:
             second = deployment.start_run(repository, {"resume": str(path)}, stdout=log, stderr=log)
@@ -337,30 +284,10 @@ def test_no_aggregation_that_was_reported_is_lost_when_the_serverapp_dies(tmp_pa
     output = (tmp_path / "second.log").read_text()
     assert f"Run directory: {path}" in output, output
     assert (path / "metrics.jsonl").read_bytes().startswith(reported)
-    rest = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rest = lines_of(path)
     assert [line["aggregation"] for line in rest] == list(range(11))
-    assert rest[-1]["time"] > rest[len(lines) - 1]["time"]  # the run's clock goes on
+    assert rest[-1]["time"] > rest[reported.count(b"\n") - 1]["time"]  # the run's clock goes on
     assert sum(last_clients(path)["participation"]) == 10
     assert rest[-1]["accuracy"] > rest[0]["accuracy"]
-    summary = json.loads((path / "summary.json").read_text())
+    summary = summary_of(path)
     assert (summary["status"], summary["aggregations"], summary["engine"]) == ("finished", 10, "deployment")
-
-
-def server_apps(folder: Path) -> list[int]:
-    """Return the ServerApp processes of a deployment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            named = f"FLWR_HOME={folder}".encode() in (process / "environ").read_bytes()
-            if named and b"flwr-serverapp" in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_until(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)

@@ -1,55 +1,51 @@
 """Trackers write what metrics.jsonl holds; they are extras, so each test needs its package."""
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fedapp import client_app, server
-from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.sequential import SequentialGrid
+from fedapp.config import ConfigError
 from fedapp.server.trackers import find_spec
+from tests.runs import lines_of, summary_of
 from tests.selection import only
 
-
-def run(tmp_path, tracker, **more):
-    config = {
-        "num-server-rounds": 2,
-        "results-dir": str(tmp_path),
-        "run-name": "run",
-        "tracker": tracker,
-        **more,
-    }
-    return server.run(SequentialGrid(client_app.app, 3), server.prepare(RunConfig.load(config), 3)).path
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
-def test_tensorboard_events_equal_metrics(tmp_path):
+@pytest.fixture
+def tracked(run_app):
+    """Run the app for two rounds with a tracker."""
+    return lambda tracker, **more: run_app(
+        {"num-server-rounds": 2, "model": "logistic", "tracker": tracker, **more}, 3
+    )
+
+
+def test_tensorboard_events_equal_metrics(tracked):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    path = run(tmp_path, "tensorboard")
+    path = tracked("tensorboard")
     events = EventAccumulator(str(path / "tensorboard"))
     events.Reload()
-    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [e.value for e in events.Scalars("loss")] == pytest.approx([m["loss"] for m in metrics])
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx([m["loss"] for m in lines_of(path)])
     assert [e.step for e in events.Scalars("loss")] == [0, 1, 2]
 
 
-def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
+def test_wandb_writes_an_offline_run(tracked, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    path = run(tmp_path, "wandb")
+    path = tracked("wandb")
     assert list((path / "wandb").glob("offline-run-*/*.wandb"))
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
-def test_a_missing_tracker_is_named_before_the_run(tmp_path, tracker):
+def test_a_missing_tracker_is_named_before_the_run(tracked, tracker):
     if find_spec(tracker):
         pytest.skip(f"{tracker} is installed")
     with pytest.raises(ConfigError, match=f"tracker = '{tracker}': it isn't installed"):
-        run(tmp_path, tracker)
+        tracked(tracker)
 
 
 @pytest.fixture
@@ -85,27 +81,26 @@ def scalars(stand_in):
 
 
 @pytest.mark.parametrize("before", only([{"checkpoint-every": 1}, {"checkpoint-every": 100}], 1))
-def test_a_resumed_run_shows_each_step_once(tmp_path, scalars, before):
-    path = run(tmp_path, "tensorboard", **before)
+def test_a_resumed_run_shows_each_step_once(run_app, tracked, scalars, before):
+    path = tracked("tensorboard", **before)
     assert [step for tag, step in scalars if tag == "loss"] == [0, 1, 2]
-    more = {"resume": str(path), "num-server-rounds": 4}
-    again = RunConfig.load(more)  # from aggregation 2, which is told again, or from the beginning
-    server.run(SequentialGrid(client_app.app, 3), server.prepare(again, 3))
+    # from aggregation 2, which is told again, or from the beginning
+    run_app({"resume": str(path), "num-server-rounds": 4}, 3)
     assert [step for tag, step in scalars if tag == "loss"] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.thorough
-def test_wandb_that_does_not_begin_is_one_line_and_a_failed_run(tmp_path, stand_in):
+def test_wandb_that_does_not_begin_is_one_line_and_a_failed_run(tracked, tmp_path, stand_in):
     def init(**_):
         raise RuntimeError("api_key not configured (no-tty).\nCall wandb.login")
 
     stand_in("wandb", init=init)
     with pytest.raises(ConfigError) as caught:
-        run(tmp_path, "wandb", availability="bernoulli:0.5")
+        tracked("wandb", availability="bernoulli:0.5")
     line = (
         "tracker = 'wandb': RuntimeError: api_key not configured (no-tty). (WANDB_MODE=offline needs no login, and "
         "keeps the run on this machine)"
     )
     assert str(caught.value) == line
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    told = summary_of(tmp_path / "run")
     assert (told["status"], told["reason"]) == ("failed", line)
