@@ -331,9 +331,10 @@ def test_a_packed_reply_that_lies_is_left_out_in_one_line(
     grid = devices(mods=(answering(change), reads_packed), node_ids=[10, 20, 30])
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
         result = REGISTRY[name](small_config(name)).start(grid, initial_model(), num_rounds=1, timeout=10.0)
-    lines = [record.getMessage() for record in caplog.records if "client 1 (node 20)" in record.getMessage()]
+    *lines, last = [line for line in caplog.messages if "client 1 (node 20)" in line]
     assert lines
     assert all(reason in line and "\n" not in line for line in lines)
+    assert last.startswith("client 1 (node 20) never counted in this run: ")
     assert content(result.arrays) != content(initial_model())  # the others' work counts
 
 
