@@ -28,7 +28,8 @@ def in_vain(roster: Roster, accounts: Accounts) -> Iterator[tuple[str, str]]:
             known = [
                 f"{number} {_WORDS.get(outcome, outcome)}" for outcome, number in numbers.items() if number
             ]
-            yield f"client {client.located}", f"{account.tasks} tasks, {', '.join(known) or 'none done'}"
+            asked = f"{account.tasks} task{'s' * (account.tasks > 1)}"
+            yield f"client {client.located}", f"{asked}, {', '.join(known) or 'none done'}"
     for node_id, reason in sorted(roster.refused.items()):
         yield _named(roster, node_id), reason
     enrolled = {client.node_id for client in roster.enrolled}

@@ -205,7 +205,8 @@ def test_an_app_that_cannot_be_loaded_is_an_error_with_its_traceback(monkeypatch
 
 
 HANGING = """
-import sys
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from strategies import FedAvg, simulate
 from flwr.app import ConfigRecord
 from tests.strategies.simulation.counting import app, model
