@@ -119,7 +119,7 @@ class Roster:
     ) -> None:
         self.weight_key = weight_key
         self.record = record or NodeRecord()
-        self._keys = (messages.ARRAYS, config_key)
+        self.config_key = config_key
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
         self.stopped = stopped
@@ -264,7 +264,8 @@ class Roster:
             self._clients = None
 
     def _request(self, node_id: int, config: ConfigRecord) -> Message:
-        return messages.request(messages.DESCRIBE, node_id, config, ttl=self.timeout, keys=self._keys)
+        keys = messages.ARRAYS, self.config_key
+        return messages.request(messages.DESCRIBE, node_id, config, ttl=self.timeout, keys=keys)
 
     def _take(
         self, node_ids: list[int], replies: Mapping[int, Message], unasked: Collection[int] = ()

@@ -1,9 +1,11 @@
 """What every strategy can be told: its own frozen config, and the keywords of Flower's strategies."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, ClassVar, Final, Literal, get_type_hints
+
+import numpy as np
 
 from strategies.clients import registered
 from strategies.clients.client_metrics import MetricsAggregation
@@ -99,8 +101,29 @@ class StrategyConfig:
     time_budget: float = parameter(0.0, ge=0, unit="seconds", topic="run")
     min_clients: int = parameter(2, ge=0, topic="run")
 
+    #: The names of a strategy's positional arguments.
+    positional: ClassVar[tuple[str, ...]] = ()
+
     def __post_init__(self) -> None:
+        for item in fields(self):
+            if isinstance(value := getattr(self, item.name), np.generic):
+                object.__setattr__(self, item.name, value.item())
         check_parameters(self)
+
+
+# The order of the positional arguments of Flower's FedAvg.
+FLOWERS_ORDER = (
+    "fraction_train",
+    "fraction_evaluate",
+    "min_train_nodes",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "weighted_by_key",
+    "arrayrecord_key",
+    "configrecord_key",
+    "train_metrics_aggr_fn",
+    "evaluate_metrics_aggr_fn",
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +157,8 @@ class SynchronousConfig(StrategyConfig):
     dp_noise_multiplier : float
         z, the noise's standard deviation over its sensitivity S max d_i
     """
+
+    positional: ClassVar[tuple[str, ...]] = FLOWERS_ORDER
 
     participation: str = parameter("full")
     fraction_train: float = parameter(1.0, gt=0, le=1)
@@ -199,17 +224,18 @@ class AsynchronousConfig(EventsConfig):
 class FlowerOptions:
     """Keywords of Flower's own strategies that mean here what they mean there, and what goes with them.
 
-    One more is in a strategy's config: ``fraction_train``.
-
     Parameters
     ----------
+    fraction_train : float
+        Share of the clients that train in a round, which is in the config of a synchronous strategy. Without rounds:
+        share of the clients at work at once, in place of ``concurrency``.
     min_available_nodes : int
         Nodes that are waited for, each time for ``timeout`` seconds at most, where Flower waits without an end:
         before the first task, as ``min_clients``, and before every round. Without rounds, only before the first task.
     fraction_evaluate : float
         Share of the clients that evaluate the model; 0: none does.
     min_train_nodes, min_evaluate_nodes : int
-        Clients that train in a round, and evaluate, at least, if so many are there.
+        Clients that train in a round (without rounds: at once), and evaluate, at least, if so many are there.
     weighted_by_key : str
         The metric of replies that says how much a client counts: a positive number.
     arrayrecord_key, configrecord_key : str
@@ -224,6 +250,7 @@ class FlowerOptions:
     """
 
     min_available_nodes: int = 0
+    fraction_train: float = 1.0
     fraction_evaluate: float = 1.0
     min_train_nodes: int = 2
     min_evaluate_nodes: int = 2
@@ -237,6 +264,8 @@ class FlowerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.fraction_evaluate <= 1:
             raise ValueError(f"fraction_evaluate = {self.fraction_evaluate}: must be 0 to 1")
+        if not 0 < self.fraction_train <= 1:
+            raise ValueError(f"fraction_train = {self.fraction_train}: must be above 0, at most 1")
         for name in ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be 0 or more")
@@ -250,14 +279,11 @@ class FlowerOptions:
 # Flower's name of a field that has another one here: what is waited for at first.
 ALIASES = {"min_available_nodes": "min_clients"}
 
-# Keywords of rounds, which mean nothing where there are none.
-OF_ROUNDS = ("fraction_train", "min_train_nodes")
-
 
 def configured(
-    name: str, kind: type[StrategyConfig], config: StrategyConfig | None, options: Mapping[str, Any]
+    name: str, kind: type[StrategyConfig], arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[StrategyConfig, FlowerOptions]:
-    """Return a strategy's config with what keywords change in it, and the other keywords.
+    """Return a strategy's config with what its arguments change in it, and the keywords of Flower's strategies.
 
     Parameters
     ----------
@@ -265,10 +291,10 @@ def configured(
         The strategy's.
     kind : type
         Its class of configs.
-    config : StrategyConfig, optional
-        By default ``kind()``.
+    arguments : sequence
+        A config, or values of the config's ``positional`` names.
     options : mapping
-        Fields of either, by name.
+        ``config``, and fields of either, by name.
 
     Raises
     ------
@@ -277,16 +303,46 @@ def configured(
     ValueError
         If a value isn't what its field allows (``strategies.core.parameters``).
     """
+    options = dict(options)
+    if len(arguments) == 1 and (arguments[0] is None or isinstance(arguments[0], StrategyConfig)):
+        options, arguments = {"config": arguments[0], **options}, ()
+    config = options.pop("config", None)
     if config is not None and not isinstance(config, kind):
         raise TypeError(f"{name}(config = {config!r}): must be a {kind.__name__}")
+    if len(arguments) > len(kind.positional):
+        allowed = ", ".join(kind.positional) or "keywords, and a config"
+        raise TypeError(f"{name}() was given {len(arguments)} positional arguments: allowed are {allowed}")
+    for key, value in zip(kind.positional, arguments, strict=False):
+        if key in options:
+            raise TypeError(f"{name}() was given {key} twice")
+        options[key] = value
+    return _changed(name, kind, config or kind(), FlowerOptions(), options, draws=config is None)
+
+
+def changed(
+    name: str, config: StrategyConfig, flower: FlowerOptions, keyword: str, value: Any
+) -> tuple[StrategyConfig, FlowerOptions]:
+    """Return a strategy's config and keywords with another value of one keyword; raise what ``configured`` raises."""
+    return _changed(name, type(config), config, flower, {keyword: value}, draws=True)
+
+
+def _changed(
+    name: str,
+    kind: type[StrategyConfig],
+    config: StrategyConfig,
+    keywords: FlowerOptions,
+    options: Mapping[str, Any],
+    *,
+    draws: bool,
+) -> tuple[StrategyConfig, FlowerOptions]:
+    """Return config and keywords with changes; ``draws``: fraction_train below 1 makes full participation a draw."""
+    options = {
+        key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()
+    }
     given = {ALIASES.get(key, key): value for key, value in options.items()}
     said = {ALIASES[key]: key for key in options if key in ALIASES}
     own, flower, declared = _types(kind), _types(FlowerOptions), parameters_of(kind)
     for key, value in given.items():
-        if key in OF_ROUNDS and "fraction_train" not in own:
-            raise TypeError(
-                f"{name}() has no keyword {key!r}: it has no rounds; `concurrency` says how many clients work at once"
-            )
         if key not in own | flower:
             raise TypeError(_unknown(name, key, [*own, *flower, *ALIASES]))
         by_user = said.get(key, key)
@@ -294,9 +350,9 @@ def configured(
         if key in declared:
             replace(declared[key], name=by_user).check(value)
     changes = {key: value for key, value in given.items() if key in own}
-    if changes.get("fraction_train", 1.0) != 1 and config is None:
+    if changes.get("fraction_train", 1.0) != 1 and draws and getattr(config, "participation", "") == "full":
         changes.setdefault("participation", "flower")
-    made = replace(config or kind(), **changes)
+    made = replace(config, **changes)
     check_parameters(made)  # a Config with a __post_init__ of its own may have left it out
     if made.compression != compressors.NONE:
         compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
@@ -307,13 +363,19 @@ def configured(
         raise ValueError(
             f"min_train_nodes = {given['min_train_nodes']}: goes with participation full or flower, not {scheme!r}"
         )
+    concurrency = getattr(made, "concurrency", 0)
+    if concurrency and given.get("fraction_train", 1.0) != 1:
+        raise ValueError(
+            f"fraction_train = {given['fraction_train']}: says how many clients work at once, as does concurrency = "
+            f"{concurrency}; allowed is one of the two"
+        )
     # As in Flower, nothing begins before so many are there.
     least = max(made.min_clients, *(given.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
     others = {key: value for key, value in options.items() if key in flower}
     if "untrained" in others:
         patterns = others["untrained"]
         others["untrained"] = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    return replace(made, min_clients=least), FlowerOptions(**others)
+    return replace(made, min_clients=least), replace(keywords, **others)
 
 
 def _types(kind: type) -> dict[str, Any]:

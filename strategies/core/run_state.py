@@ -75,6 +75,8 @@ class RunState:
     ----------
     pace : Scheduler
         The run's time.
+    config : StrategyConfig
+        The strategy's config.
     flower : FlowerOptions
         The keywords of Flower's strategies.
     grid : Grid, optional
@@ -130,12 +132,13 @@ class RunState:
     def __init__(
         self,
         name: str,
+        config: StrategyConfig,
         flower: FlowerOptions,
         make_scheduler: Callable[[Clock], Scheduler],
         clock: Clock | None = None,
         stopped: Callable[[], bool] = never,
     ) -> None:
-        self.name, self.flower, self.stopped = name, flower, stopped
+        self.name, self.config, self.flower, self.stopped = name, config, flower, stopped
         self._make_scheduler, self._clock_follows = make_scheduler, clock is None
         self.pace = make_scheduler(clock or VirtualClock())
         self.usual: StrategyConfig | None = None

@@ -24,13 +24,14 @@ from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import AsynchronousConfig, StrategyConfig, configured
 from strategies.core.evaluator import Evaluator
+from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.population import AbsentClients, Population
 from strategies.core.receiver import Receiver, Witness, clipping
 from strategies.core.reporter import Observer, Reporter
 from strategies.core.requests import PendingReplies, TrainingRequests
 from strategies.core.run_state import Memory, RunState, State
 from strategies.core.server_step import ServerStep, check_extrapolation
-from strategies.flower import messages
+from strategies.flower import internals, messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.exchange import never
 from strategies.timing.availability import ALWAYS, check_presence
@@ -52,11 +53,13 @@ class FederatedStrategy(Strategy):
 
     Parameters
     ----------
-    config : StrategyConfig
-        The algorithm's own frozen config.
+    arguments
+        The algorithm's own frozen config; or, of a synchronous strategy, values in the order of Flower's own strategy
+        of the name: ``FedAvg(0.5)``.
     options
-        Fields of the config by name, which replace those of ``config``, and the keywords of Flower's own strategies
-        (``strategies.core.config.FlowerOptions``): ``FedProx(proximal_mu=0.1, fraction_train=0.5)``.
+        Fields of the config by name, which replace those of a ``config``, and the keywords of Flower's own strategies
+        (``strategies.core.config.FlowerOptions``): ``FedProx(proximal_mu=0.1, fraction_train=0.5)``. The keywords of
+        Flower's FedAvg are attributes, too, which can be set before ``start``.
     clock : Clock, optional
         ``VirtualClock()`` or ``WallClock()``. By default a run on devices has real time and a simulation has virtual
         time; each run begins with a new clock, and the log says which.
@@ -107,24 +110,43 @@ class FederatedStrategy(Strategy):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        for name in ("_construct_messages", "_check_and_log_replies"):
+            if name in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__}.{name} would never be called, as a round has its own messages and checks: "
+                    "override configure_train or aggregate_train, which may call it"
+                )
         cls.capabilities = Capabilities.of(cls)
+
+    fraction_train = FlowerAttribute()
+    fraction_evaluate = FlowerAttribute()
+    min_train_nodes = FlowerAttribute()
+    min_evaluate_nodes = FlowerAttribute()
+    min_available_nodes = FlowerAttribute()
+    weighted_by_key = FlowerAttribute()
+    arrayrecord_key = FlowerAttribute()
+    configrecord_key = FlowerAttribute()
+    train_metrics_aggr_fn = FlowerAttribute()
+    evaluate_metrics_aggr_fn = FlowerAttribute()
+    # Helpers of subclasses that fill in Flower's hooks; the loops don't call them.
+    _construct_messages = internals.construct_messages
+    _check_and_log_replies = internals.check_and_log_replies
 
     def __init__(
         self,
-        config: StrategyConfig | None = None,
-        *,
+        *arguments: Any,
         clock: Clock | None = None,
         observer: Observer | None = None,
         witness: Witness | None = None,
         stopped: Callable[[], bool] = never,
         **options: Any,
     ) -> None:
-        own, flower = configured(type(self).__name__, self.Config, config, options)
+        own, flower = configured(type(self).__name__, self.Config, arguments, options)
         self.config = config = self.adapted(own)
         _check(type(self).__name__, own, config, given="client_weights" in options)
         check_extrapolation(type(self).__name__, self.capabilities, config)
         loads, name = Loads(), type(self).__name__
-        self.run = run = RunState(name, flower, partial(_pace, config, loads), clock, stopped)
+        self.run = run = RunState(name, config, flower, partial(_pace, config, loads), clock, stopped)
         self.accounts = Accounts()
         self.timeline = Timeline(self.accounts.took)
         # A bound that the config gives, or differential privacy, takes the place of the usual norm.

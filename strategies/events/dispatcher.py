@@ -40,8 +40,8 @@ class Dispatcher:
     ----------
     without_messages : bool
         Whether a grid whose clients need no messages may be handed tasks without any.
-    places : int
-        How many clients are at work at once at most; 0: all.
+    places : callable
+        Returns how many clients are at work at once at most; 0: all.
     local_rule, companions, choose, sends_again : callable
         Hooks of the method: what clients' local steps are, what each is sent beside the model, who is sent it, and
         which earlier model a client is sent in its place.
@@ -60,7 +60,7 @@ class Dispatcher:
         timeline: Timeline,
         *,
         without_messages: bool,
-        places: int,
+        places: Callable[[], int],
         local_rule: Callable[[], dict[str, float]],
         companions: Callable[[Sequence[Client]], Iterator[Beside]],
         choose: Callable[[Sequence[Member]], Iterable[Member]],
@@ -140,7 +140,7 @@ class Dispatcher:
         ledger = self._ledger
         free = [member for member in members if member.there and not ledger.busy(member)]
         # The place of a client that went, or was dropped, is another's, where there are places.
-        if not free and not self._places:
+        if not free and not self._places():
             return
         chosen = {m.client.index: m for m in self._choose(free) if not ledger.busy(m) and m.there}
         if not chosen:

@@ -112,13 +112,13 @@ class AsynchronousStrategy(FederatedStrategy):
     _evaluate_fn: EvaluateFn | None
     _evaluation: RealTimeEvaluation
 
-    def __init__(self, config: EventsConfig | None = None, **run: Any) -> None:
+    def __init__(self, *arguments: Any, **run: Any) -> None:
         for name in self.capabilities.round_hooks:
             raise TypeError(
                 f"{type(self).__name__}.{name} would never be called, as there are no rounds: override "
                 f"{_INSTEAD[name]}"
             )
-        super().__init__(config, **run)
+        super().__init__(*arguments, **run)
         self.total = 0
         self.ledger = TaskLedger(self.run, works_on=self.works_on)
         self.contribution_weights = ContributionWeights(
@@ -141,7 +141,7 @@ class AsynchronousStrategy(FederatedStrategy):
             self.accounts,
             self.timeline,
             without_messages=not self.capabilities.writes_requests and self.compressed is None,
-            places=self.config.concurrency,
+            places=partial(getattr, self, "concurrency"),
             local_rule=self.local_rule,
             companions=self.companions,
             choose=self.choose,
@@ -182,10 +182,10 @@ class AsynchronousStrategy(FederatedStrategy):
             The clients that the event freed. By default they get the model, unless their work waits for the next
             aggregation: then they get that one's. With a ``concurrency`` the free places go to any idle clients.
         """
-        if not self.config.concurrency:
+        if not self.concurrency:
             return [member for member in free if self.works_on or not member.waiting]
         ledger, idle = self.ledger, self.ledger.free
-        if not (places := min(max(self.config.concurrency - len(ledger.tasks), 0), len(idle))):
+        if not (places := min(max(self.concurrency - len(ledger.tasks), 0), len(idle))):
             return []
         rng = streams.generator(self.config.seed, "next-clients", ledger.dispatched)
         return [ledger.members[idle[place]] for place in rng.choice(len(idle), places, replace=False)]
@@ -245,16 +245,34 @@ class AsynchronousStrategy(FederatedStrategy):
         return self.own_lr()
 
     @property
+    def concurrency(self) -> int:
+        """M_c, the number of clients at work at once; 0: all. By ``fraction_train`` a share of those that count."""
+        fraction, number = self.run.flower.fraction_train, len(self.ledger.counting)
+        if fraction == 1:
+            return self.config.concurrency
+        return max(int(fraction * number), self.run.flower.min_train_nodes, 1)
+
+    def _log_concurrency(self) -> None:
+        """Log what ``fraction_train`` means without rounds."""
+        if self.run.flower.fraction_train < 1:
+            log.info(
+                "fraction_train = %g: %d of %d clients work at once, as there are no rounds (concurrency)",
+                self.run.flower.fraction_train,
+                self.most_at_work,
+                len(self.ledger.counting),
+            )
+
+    @property
     def most_at_work(self) -> int:
         """τ_c, the largest number of clients at work at once."""
         number = max(len(self.ledger.counting), 1)
-        return min(self.config.concurrency or number, number)
+        return min(self.concurrency or number, number)
 
     @property
     def observes_periods(self) -> bool:
         """Whether P_i are observed: they can't be known beforehand, or the config asks for observed ones."""
         unknown = self.contribution_weights.weighing == OBSERVED or not self.capabilities.knows_periods
-        return bool(self.config.concurrency) or unknown
+        return bool(self.concurrency) or unknown
 
     # ---- Flower's hooks, which a loop without rounds has no use for --------------------------------------------
 
@@ -330,6 +348,7 @@ class AsynchronousStrategy(FederatedStrategy):
             if working and not run.stopped():
                 self.check(len(ledger.members.keys() | {client.index for client in run.clients}))
                 self.dispatcher.welcome(run.clients)
+                self._log_concurrency()
             if state is None:
                 self.reporter.report(
                     0,

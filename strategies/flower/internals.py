@@ -15,6 +15,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.serverapp.strategy import FedAvg
 
 try:
     from flwr.app.message.message import make_message
@@ -45,6 +46,8 @@ __all__ = [
     "UNKNOWN",
     "Run",
     "be_the_server",
+    "check_and_log_replies",
+    "construct_messages",
     "context_from_bytes",
     "context_to_bytes",
     "empty_run",
@@ -69,6 +72,11 @@ NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Err
 UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
 CRASHED = ErrorCode.CLIENT_APP_CRASHED
+
+#: What subclasses of Flower's strategies call in their ``configure_train`` and ``aggregate_train``: methods of any
+#: strategy that has Flower's attributes.
+construct_messages = FedAvg._construct_messages
+check_and_log_replies = FedAvg._check_and_log_replies
 
 RUN_ID = 1
 #: The server's own node id.

@@ -12,7 +12,7 @@ With α = 0 FedProx is exactly FedAvg.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.config import FLOWERS_ORDER, StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.rounds.strategy import SynchronousStrategy
@@ -27,6 +27,8 @@ class FedProxConfig(SynchronousConfig):
     proximal_mu : float
         α, the pull towards the model that a client was sent (μ of Li et al. 2020); Flower's FedProx has 0 by default
     """
+
+    positional: ClassVar[tuple[str, ...]] = (*FLOWERS_ORDER, "proximal_mu")
 
     proximal_mu: float = parameter(0.1, ge=0)
 

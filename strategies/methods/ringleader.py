@@ -80,8 +80,8 @@ class Ringleader(AsynchronousStrategy):
 
     def foreseen_aggregations(self, times: Times, seconds: float) -> int:
         """Return C for every round: that of the slowest client's task, or of all tasks by turns (``concurrency``)."""
-        places = min(self.config.concurrency or len(times), len(times))
-        a_round = max(float(times.max()), float(times.sum()) / places if self.config.concurrency else 0.0)
+        places = min(self.concurrency or len(times), len(times))
+        a_round = max(float(times.max()), float(times.sum()) / places if self.concurrency else 0.0)
         return len(times) * max(int(seconds / a_round * (1 + 1e-9)), 1)
 
     def own_lr(self) -> float:

@@ -13,7 +13,7 @@ time.
 """
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -111,11 +111,13 @@ class RoundSize:
 
     Parameters
     ----------
+    scheme : callable
+        Returns the participation scheme.
     over_select : float
         o: where L clients are needed, ⌈(1 + o) L⌉ are asked; 0: L are asked, and all are waited for.
     """
 
-    def __init__(self, run: RunState, scheme: Participation, over_select: float) -> None:
+    def __init__(self, run: RunState, scheme: Callable[[], Participation], over_select: float) -> None:
         self._run, self._scheme, self._over_select = run, scheme, over_select
 
     def there(self) -> int:
@@ -125,14 +127,14 @@ class RoundSize:
 
     def to_ask(self, there: int) -> int:
         """Return how many clients are asked when so many are there."""
-        return number_to_ask(self._scheme.sample_size(there), self._over_select)
+        return number_to_ask(self._scheme().sample_size(there), self._over_select)
 
     def needed(self, there: int) -> float:
         """Return L, the replies that close a round when so many clients are there; infinity: all."""
-        return self._scheme.sample_size(there) if self._over_select else inf
+        return self._scheme().sample_size(there) if self._over_select else inf
 
     def worth(self, weights: Sequence[float], there: int) -> list[int]:
         """Return for how many of L each reply counts: where a client may be drawn twice, d_i is counts / draws."""
-        if self._scheme.scheme != "md":
+        if self._scheme().scheme != "md":
             return [1] * len(weights)
         return [round(weight * self.to_ask(there)) for weight in weights]

@@ -575,7 +575,7 @@ def make_early_closing(
         If the rest of the config or the method excludes rounds that close early.
     """
     check_early(run.name, config, selection.scheme.scheme, capabilities)
-    size = RoundSize(run, selection.scheme, config.over_select)
+    size = RoundSize(run, lambda: selection.scheme, config.over_select)
     objective = EarlyObjective(config, run, population, selection, size, accounts, capabilities)
     return EarlyClosing(
         config,

@@ -8,6 +8,7 @@ drawn uniformly, and d_i = p_i / Σ_S p_j over those drawn, a ratio whose mean i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Participation:
     least: int = 1
 
     @classmethod
+    @cache
     def parse(cls, text: str, fraction: float = 1.0, least: int = 1) -> "Participation":
         """Read a scheme from a config value such as ``"uniform"`` or ``"fixed:0,3,5"``.
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -33,10 +34,6 @@ class Selection:
 
     Attributes
     ----------
-    text : str
-        The participation scheme as the config names it.
-    scheme : Participation
-        The participation scheme.
     stragglers : Stragglers, optional
         Participants that get only a part of their work done.
     """
@@ -49,11 +46,19 @@ class Selection:
         capabilities: Capabilities,
     ) -> None:
         self._config, self._run, self._population = config, run, population
-        self._capabilities, self.text = capabilities, config.participation
+        self._capabilities = capabilities
         self.stragglers = Stragglers(config) if config.stragglers else None
-        self.scheme = Participation.parse(
-            config.participation, config.fraction_train, run.flower.min_train_nodes
-        )
+
+    @property
+    def text(self) -> str:
+        """The participation scheme as the config names it."""
+        return cast(SynchronousConfig, self._run.config).participation
+
+    @property
+    def scheme(self) -> Participation:
+        """The participation scheme, as config and keywords are now."""
+        config, least = cast(SynchronousConfig, self._run.config), self._run.flower.min_train_nodes
+        return Participation.parse(config.participation, config.fraction_train, least)
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if so many clients are too few for the participation scheme or the aggregation rule."""

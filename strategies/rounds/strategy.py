@@ -72,8 +72,8 @@ class SynchronousStrategy(FederatedStrategy):
     Config: ClassVar[type[StrategyConfig]] = SynchronousConfig
     config: SynchronousConfig
 
-    def __init__(self, config: SynchronousConfig | None = None, **run: Any) -> None:
-        super().__init__(config, **run)
+    def __init__(self, *arguments: Any, **run: Any) -> None:
+        super().__init__(*arguments, **run)
         config, able, name = self.config, self.capabilities, self.run.name
         self.selection = Selection(config, self.run, self.population, able)
         if config.stragglers:

@@ -15,15 +15,15 @@ from tests.strategies.parts import client, run_of
 
 def test_of_l_needed_clients_so_many_more_are_asked() -> None:
     # L = round(0.4 · 10) = 4; ⌈1.3 · 4⌉ = 6
-    size = RoundSize(run_of(), Participation("uniform", 0.4), 0.3)
+    size = RoundSize(run_of(), lambda: Participation("uniform", 0.4), 0.3)
     assert (size.to_ask(10), size.needed(10)) == (6, 4)
     assert size.worth([0.1, 0.9], 10) == [1, 1]
-    alone = RoundSize(run_of(), Participation("uniform", 0.4), 0.0)
+    alone = RoundSize(run_of(), lambda: Participation("uniform", 0.4), 0.0)
     assert (alone.to_ask(10), alone.needed(10)) == (4, float("inf"))
 
 
 def test_one_that_is_drawn_twice_counts_for_two() -> None:
-    size = RoundSize(run_of(), Participation("md", 0.4), 0.0)  # four draws, d_i = counts / 4
+    size = RoundSize(run_of(), lambda: Participation("md", 0.4), 0.0)  # four draws, d_i = counts / 4
     assert size.worth([0.25, 0.5, 0.25], 10) == [1, 2, 1]
 
 
