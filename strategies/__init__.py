@@ -118,6 +118,7 @@ from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
 from strategies.methods.aced import ACED
+from strategies.methods.area import AREA
 from strategies.methods.async_fedavg import AsyncFedAvg
 from strategies.methods.ca2fl import CA2FL
 from strategies.methods.delay_adaptive import DelayAdaptive
@@ -171,12 +172,14 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "ca2fl": CA2FL,
     "ace": ACE,
     "aced": ACED,
+    "area": AREA,
     "fadas": FADAS,
 }
 
 __all__ = [
     "ACE",
     "ACED",
+    "AREA",
     "CA2FL",
     "FADAS",
     "REGISTRY",

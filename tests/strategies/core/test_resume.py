@@ -205,6 +205,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ace", {"server_lr": 0.2}),
     ("aced", {"server_lr": 0.2, "cache_age": 3, "time_scenario": "exponential"}),
     ("ace", {"server_lr": 0.2, "time_scenario": "exponential", "concurrency": 2, "server_optimizer": "yogi"}),
+    ("area", {"buffer_size": 1, "time_scenario": "exponential"}),
+    ("area", {**FLEET, "buffer_size": 2, "server_lr": 0.5, "concurrency": 3, "task_failure": 0.2}),
     ("fadas", {"buffer_size": 2, "server_lr": 0.1}),
     ("fadas", {"buffer_size": 2, "server_lr": 0.1, "concurrency": 3, "time_scenario": "exponential"}),
     ("fedavg", {**FLEET, "task_failure": 0.2, "client_weights": "adjacency"}),

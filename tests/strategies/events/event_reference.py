@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-WHEN_READY = {"fedbuff": "m", "ca2fl": "m", "fadas": "m", "rennala": "m"}  # the others: at every arrival
+WHEN_READY = {
+    "fedbuff": "m",
+    "ca2fl": "m",
+    "fadas": "m",
+    "rennala": "m",
+    "area": "m",
+}  # the others: at every arrival
 
 FROM_ALL = ("ace", "aced")  # the first model is made of all clients' updates
 
@@ -28,6 +34,7 @@ class Step:
         self.age, self.number, self.arrived = age, 0, dict.fromkeys(range(len(p)), -float("inf"))
         self.h: dict[int, Any] = dict.fromkeys(range(len(p)), 0.0)
         self.first, self.v, self.v_hat = 0.0, 1e-6, 1e-6
+        self.y, self.mean = [], 0.0
 
     def __call__(self, W: np.ndarray, came: list[tuple[int, np.ndarray, int, np.ndarray]]) -> np.ndarray:
         if self.method == "fedbuff":
@@ -56,6 +63,15 @@ class Step:
             self.arrived |= {i: self.number for i, *_ in came}
             A = [i for i, number in self.arrived.items() if self.number - number <= self.age]
             return W + self.eta * sum(self.p[i] * self.h[i] for i in A) / sum(self.p[i] for i in A)
+        if self.method == "area":
+            self.y = self.y or [W] * len(self.p)
+            # The paper's residuals, which add up to the mean of the last models: with η = 1 that is the model.
+            self.mean = self.mean if self.number else W
+            self.mean = self.mean + sum(self.p[i] * (sent + delta - self.y[i]) for i, delta, _, sent in came)
+            for i, delta, _, sent in came:
+                self.y[i] = sent + delta
+            self.number += 1
+            return W + self.eta * (self.mean - W)
         assert self.method == "fadas"
         mean = sum(delta for _, delta, _, _ in came) / self.m
         self.first = 0.9 * self.first + 0.1 * mean

@@ -1,4 +1,4 @@
-"""FedAsync, delay-adaptive steps, Ringmaster, Rennala, CA²FL, ACE, FADAS, FedBuff's discount: each against its rule.
+"""Rules of FedAsync, delay-adaptive steps, Ringmaster, Rennala, CA²FL, ACE, AREA, FADAS, FedBuff's discount.
 
 Clients are quadratics: one step takes w to w + γ (c_i − w).
 """
@@ -24,7 +24,7 @@ CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P = np.array(SIZES) / 10
 # The others are in tests/strategies/events.
 NEW = [name for name in methods(has_rounds=False) if REGISTRY[name] not in KINDS.values()]
-CACHED = ("ca2fl", "ace", "aced")  # in float32
+CACHED = ("ca2fl", "ace", "aced", "area")  # in float32
 
 
 class Run:
@@ -99,6 +99,8 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("aced", {}, {}),
     ("aced", {"cache_age": 5}, {"age": 5}),
     ("aced", {"cache_age": 1}, {"age": 1}),
+    ("area", {}, {}),
+    ("area", {"buffer_size": 1}, {"m": 1}),
     ("fadas", {}, {}),
     ("fadas", {"buffer_size": 1}, {"m": 1}),
 ]
@@ -145,7 +147,7 @@ def test_a_discount_that_is_none(name: str, text: str) -> None:
         REGISTRY[name](staleness_discount=text)
 
 
-@pytest.mark.parametrize("name", ["ca2fl", "fadas"])
+@pytest.mark.parametrize("name", ["ca2fl", "area", "fadas"])
 def test_a_buffer_that_would_never_fill(go: Make, name: str) -> None:
     with pytest.raises(ValueError, match=r"^buffer_size = 5: there are 4 clients, must be at most that"):
         go(name, 1, buffer_size=5)
@@ -186,6 +188,7 @@ def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit
         ("ace", {}),
         ("aced", {}),
         ("ca2fl", {"buffer_size": 1}),
+        ("area", {"buffer_size": 1}),
         ("ringmaster", {}),
         ("delay-adaptive", {}),
     ],
@@ -244,6 +247,13 @@ def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go: Make) -> None:
     assert go("ca2fl", 8, buffer_size=4, **common).values == pytest.approx(
         go("fedavg", 8, **common).values, rel=1e-6
     )
+
+
+def test_area_with_equal_speeds_and_a_buffer_of_all_is_fedavg(go: Make) -> None:
+    for optimizer in ("sgd", "momentum", "adam"):
+        common = {"time_scenario": "F0", "server_lr": 0.1, "server_optimizer": optimizer}
+        area, fedavg = go("area", 8, buffer_size=4, **common), go("fedavg", 8, **common)
+        assert area.values == pytest.approx(fedavg.values, rel=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["identical", "observed"])

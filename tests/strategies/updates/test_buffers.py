@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strategies import (
     ACE,
     ACED,
+    AREA,
     CA2FL,
     FADAS,
     AsyncFedAvg,
@@ -147,6 +148,7 @@ def test_with_central_privacy_they_stay_as_they_are() -> None:
         CA2FL,
         ACE,
         ACED,
+        AREA,
         FADAS,
     ],
 )
