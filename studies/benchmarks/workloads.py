@@ -16,7 +16,7 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "bare-1": ("bare", 1, "bare loop, 1 thread"),
     "bare-2": ("bare", 2, "bare loop, 2 threads"),
     "stock": ("stock", 1, "stock Flower on Ray"),
-    "simulate": ("simulate", 1, "the same by strategies.simulate"),
+    "simulate": ("simulate", 1, "stock by simulate"),
     "ray": ("ray", 1, "fedapp on Ray"),
     "sequential": ("sequential", 1, "fedapp, sequential"),
     "vectorized": ("vectorized", 1, "fedapp, vectorized"),
