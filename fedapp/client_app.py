@@ -5,10 +5,12 @@ is imported here: where there is a worker (``fedapp.worker``), it does the work,
 process.
 """
 
+import os
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedapp.worker.asking import ask_worker
+from fedapp.worker.asking import VARIABLE, ask_worker
 from strategies.flower.packing import reads_packed
 from strategies.updates.compression import compresses
 
@@ -23,7 +25,7 @@ app = ClientApp(mods=[reads_packed, compresses])
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
     """Let the worker answer, or answer here."""
-    if (reply := ask_worker(message, context)) is not None:
+    if VARIABLE in os.environ and (reply := ask_worker(message, context)) is not None:
         return reply
     from fedapp.client.handlers import handle  # PyTorch, and seconds
 

@@ -92,7 +92,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         # PyTorch's layers draw from its global stream and no other.
         torch.manual_seed(streams.whole_number(seed, "initial-model"))  # noqa: TID251
-        if is_own(name):
+        if name not in MODELS:
             model = own_model(name, input_shape, num_classes)
             _initialise_lazy(name, model, torch.zeros(2, *input_shape, dtype=_DTYPES.get(kind)))
         else:
@@ -106,7 +106,7 @@ def build_model(
 
 def check_model(name: str, *, kind: str, input_shape: tuple[int, ...], num_classes: int) -> None:
     """Raise ModelError if the model doesn't fit the inputs."""
-    if is_own(name):
+    if name not in MODELS and is_own(name):
         return
     data = f"the data are {kind} {list(input_shape)} with {num_classes} classes"
     if name not in MODELS:

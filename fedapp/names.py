@@ -17,7 +17,7 @@ IN_PROCESS = ("sequential", "vectorized")
 RAY = "ray"
 ENGINES = (*IN_PROCESS, RAY)
 
-# How the vectorized engine trains: see ``fedapp.training.choose``.
+# How the vectorized engine trains: see ``fedapp.training.trainer``.
 Way = Literal["stacked", "dual", "vmapped", "single"]
 WAYS: tuple[Way, ...] = get_args(Way)
 

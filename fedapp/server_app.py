@@ -8,10 +8,10 @@ from flwr.serverapp import Grid, ServerApp
 from fedapp.config import RunConfig, defaults, read_run
 from fedapp.config.run_keys import ROUNDS
 from fedapp.logs import logging_as, plain_where_piped
-from fedapp.report.summary import read_summary
+from fedapp.report.files import read_summary
 from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
-from fedapp.server.heartbeat import Heartbeat, HowFar
+from fedapp.server.progress import Heartbeat, HowFar
 from strategies.flower.exchange import never, wait_for_nodes
 from strategies.flower.grids import DEPLOYMENT, engine_of
 

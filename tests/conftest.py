@@ -84,7 +84,7 @@ def run_app(tmp_path: Path) -> Callable[..., Path]:
     """Run the app in this process, on an engine by name or on a Grid; return the run's folder."""
     from fedapp import server
     from fedapp.config import RunConfig
-    from fedapp.engine.in_process import make_grid
+    from fedapp.engine.run import make_grid
 
     def run(
         config: Mapping[str, Any] | None = None,

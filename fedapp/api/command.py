@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedapp.config import ConfigError, RunConfig, in_keys, read_run
-from fedapp.config.options import read_options, read_run_options, stated_options
+from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.names import ENGINES, IN_PROCESS, RAY, WAYS
@@ -60,8 +60,7 @@ def _failed(error: Exception) -> int:
 def _simulate(
     config: RunConfig, num_clients: int | None, options: argparse.Namespace, observers: "Sequence[Observer]"
 ) -> int:
-    from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
-    from fedapp.engine.run import run_on
+    from fedapp.engine.run import run_on, stop_on_interrupt
 
     given = read_options("--federation-config", options.federation_config)
     if config.resume:

@@ -13,9 +13,9 @@ from rich.console import Console
 from fedapp.api.results import ComparedRuns, RunResult, SweepResult
 from fedapp.api.values import as_value, as_values, in_python_names, load_config
 from fedapp.config import ConfigError, RunConfig, Value, read_run
+from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
-from fedapp.engine.ray import SimulationConfig, stop_on_interrupt
-from fedapp.engine.run import run_on
+from fedapp.engine.run import run_on, stop_on_interrupt
 from fedapp.names import IN_PROCESS, Way
 from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder

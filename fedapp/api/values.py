@@ -10,10 +10,10 @@ from uuid import uuid4
 import numpy as np
 
 from fedapp.config import ConfigError, RunConfig, Value
-from fedapp.config.values import CLIENTS_BY
+from fedapp.config.key import CLIENTS_BY
 from fedapp.data import DataError
+from fedapp.data.errors import handed_over_dir
 from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
-from fedapp.data.places import handed_over_dir
 from fedapp.own import register
 
 _CLIENTS = "num-supernodes"

@@ -4,7 +4,6 @@ Everything a client needs comes with the message, apart from what only the node 
 (``partition-id`` and ``num-partitions`` in the node config) or a ``data-path`` of its own.
 """
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,10 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
-from fedapp.client.device import device_of
 from fedapp.client.kept import keep_model, kept_model
-from fedapp.client.local_data import local_data, node_number
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
 from fedapp.client.privacy import is_simulated
-from fedapp.client.request import integer, read_config, record_of
+from fedapp.client.request import device_of, integer, local_data, node_number, read_config, record_of
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import local_task, trained_reply
 from fedapp.config import ConfigError
@@ -49,21 +46,6 @@ def reason_of(error: Exception) -> str:
 Handler = Callable[[Message, Context], Message]
 
 
-def answers_errors(handler: Handler) -> Handler:
-    """Turn an error that the user can mend into an error reply with its text, without a traceback."""
-
-    @functools.wraps(handler)
-    def wrapped(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except USER_ERRORS as error:
-            log.warning("This client can't take part: %s", error)
-            return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
-
-    return wrapped
-
-
-@answers_errors
 def describe(message: Message, context: Context) -> Message:
     """Say who this client is: partition, number of examples, GPU or not, and the device's name if it has one."""
     record, config = read_config(message)
@@ -85,7 +67,6 @@ def description(
     return {messages.NUM_EXAMPLES: num_examples, "gpu": int(device.type == "cuda"), **known}
 
 
-@answers_errors
 def graph_direction(message: Message, context: Context) -> Message:
     """Send the principal direction of this client's data, which places it in the graph of clients.
 
@@ -113,7 +94,6 @@ def graph_direction(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.DIRECTION: arrays}), reply_to=message)
 
 
-@answers_errors
 def input_sums(message: Message, context: Context) -> Message:
     """Send the number, the sums and the squares of this client's inputs, for mean and deviation over all clients."""
     record, config = read_config(message)
@@ -124,25 +104,23 @@ def input_sums(message: Message, context: Context) -> Message:
     return Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
 
 
-@answers_errors
 def train_model(message: Message, context: Context) -> Message:
     """Train the model in the message on this client's data."""
     task = local_task(message, context)
-    own = personal_task(message, context, task)
+    asks_for_own = messages.PERSONAL in record_of(message)
+    own = personal_task(message, context, task) if asks_for_own else None
     reply = trained_reply(message, context, task, *train_one(task))
     if own is not None:
         keep_trained(message, context, train_one(own)[0])
     return reply
 
 
-@answers_errors
 def evaluate_model(message: Message, context: Context) -> Message:
     """Score the model in the message on this client's data, and the client's own model if it has one."""
     task = fine_tuning_task(message, context)
     return scored_reply(message, context, None if task is None else train_one(task)[0])
 
 
-@answers_errors
 def tell_kept(message: Message, context: Context) -> Message:
     """Tell the model that this client keeps, or keep the one in the message: for the checkpoint of a simulation.
 
@@ -173,5 +151,9 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handle(message: Message, context: Context) -> Message:
-    """Return the reply to a message of a type in ``HANDLERS``."""
-    return HANDLERS[message.metadata.message_type](message, context)
+    """Return the reply to a message of a type in ``HANDLERS``: an error reply where the user can mend the error."""
+    try:
+        return HANDLERS[message.metadata.message_type](message, context)
+    except USER_ERRORS as error:
+        log.warning("This client can't take part: %s", error)
+        return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)

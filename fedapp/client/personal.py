@@ -7,10 +7,8 @@ import numpy as np
 from flwr.app import Context, Message
 
 from fedapp import federation
-from fedapp.client.device import device_of
 from fedapp.client.kept import keep_model, kept_model
-from fedapp.client.local_data import local_data
-from fedapp.client.request import integer, read_config, record_of, sent_model
+from fedapp.client.request import device_of, integer, local_data, read_config, record_of, sent_model
 from fedapp.client.training import (
     StateOf,
     TensorsOf,
@@ -23,22 +21,20 @@ from fedapp.client.training import (
     rule_of,
     trained_model,
 )
-from fedapp.training.draws import FINE_TUNING, PERSONAL
+from fedapp.training.batches import FINE_TUNING, PERSONAL
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
-from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
+from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 
 
-def personal_task(message: Message, context: Context, task: LocalTask) -> LocalTask | None:
-    """Return the task of the client's own model v, beside ``task``; None if the request asks for none.
+def personal_task(message: Message, context: Context, task: LocalTask) -> LocalTask:
+    """Return the task of the client's own model v, beside ``task``, of a request that has the field ``PERSONAL``.
 
     From v as many steps of the same size, with the pull λ (v − w̄) to the model that was sent. Without a v yet, it
     starts as that model.
     """
-    if messages.PERSONAL not in record_of(message):
-        return None
     record, config = read_config(message)
     _, client, number = task.ids
     start, fixed = task.start, task.fixed

@@ -8,15 +8,12 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedapp import federation
-from fedapp.client.device import device_of
 from fedapp.client.kept import kept_model
-from fedapp.client.local_data import local_data
-from fedapp.client.request import read_config, sent_model
+from fedapp.client.request import device_of, local_data, read_config, sent_model
 from fedapp.client.training import StateOf, TensorsOf, TestsOf, model_of, own_tensors, tested_tensors
-from fedapp.training.evaluation import Score
+from fedapp.training.evaluation import Score, chosen_metrics
 from fedapp.training.evaluation import evaluate as score
 from fedapp.training.losses import loss_of
-from fedapp.training.metrics import chosen_metrics
 from strategies.flower import messages
 
 

@@ -12,25 +12,28 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedapp import federation
-from fedapp.client.device import device_of
-from fedapp.client.local_data import LocalData, local_data
 from fedapp.client.privacy import privately
-from fedapp.client.request import integer, read_config, record_of, sent_model
+from fedapp.client.request import (
+    LocalData,
+    device_of,
+    integer,
+    local_data,
+    read_config,
+    record_of,
+    sent_model,
+)
 from fedapp.config import RunConfig
 from fedapp.data import Dataset
 from fedapp.training import work
 from fedapp.training.augment import Augmentation
-from fedapp.training.batches import Batches, plan_batches, plan_many
-from fedapp.training.block import TaskBlock
-from fedapp.training.draws import SENT, Draws, batches_of_many
+from fedapp.training.batches import SENT, Batches, Draws, batches_of_many, plan_batches, plan_many
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import SGD, optimizer_of
-from fedapp.training.rule import LocalRule, path
-from fedapp.training.schedule import scheduled_lr
+from fedapp.training.rule import LocalRule, Parameters, path
 from fedapp.training.state import names_of
-from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters
+from fedapp.training.task import LocalTask, TaskBlock
+from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 from strategies.flower.arrays import pack
 
@@ -128,7 +131,9 @@ class TaskTerms:
     ) -> "TaskTerms":
         """Read them from a request, its model and the data that it expects."""
         server_round = integer(record, messages.SERVER_ROUND)
-        lr = scheduled_lr(config.lr, config.lr_schedule, server_round, config.num_server_rounds)
+        lr = config.lr
+        if config.lr_schedule != "constant":
+            lr = scheduled_lr(lr, config.lr_schedule, server_round, config.num_server_rounds)
         rule = rule_of(
             config,
             alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
@@ -221,8 +226,11 @@ def batches_of(
     """Draw the batches of a client's task: as many as the run's config says, or a part; or so many epochs."""
     steps = 0
     if not epochs:
-        usual = work.of_client(config.step_heterogeneity, config.local_epochs, config.local_steps, client)
-        epochs, steps = (work.in_part(each, part) for each in usual)
+        epochs, steps = config.local_epochs, config.local_steps
+        if config.step_heterogeneity != "none":
+            epochs, steps = work.of_client(config.step_heterogeneity, epochs, steps, client)
+        if part != 1:
+            epochs, steps = work.in_part(epochs, part), work.in_part(steps, part)
     rng = draws.batches(config.seed, client, task)
     return plan_batches(rows, batch_size=config.batch_size, epochs=epochs, steps=steps, rng=rng)
 
@@ -230,7 +238,9 @@ def batches_of(
 def augmentation_of(
     config: RunConfig, batches: Batches, client: int, task: int, draws: Draws = SENT
 ) -> Augmentation | None:
-    """Draw what becomes of the images of a task's batches."""
+    """Draw how the images of a task's batches are changed; None if they aren't."""
+    if config.augment == "none":
+        return None
     ids = config.seed, client, task
     return Augmentation.drawn(config.augment, len(batches), batches.indices.shape[1], *ids, draws)
 
@@ -249,6 +259,8 @@ def trained_reply(
     if applied := _applied(message, task):
         content[messages.APPLIED] = ConfigRecord(applied)
     reply = Message(content, reply_to=message)
+    if record_of(message).get("dp", "none") == "none":
+        return reply
     return privately(message, context, reply, tuple(map(escape, names.fixed)))
 
 

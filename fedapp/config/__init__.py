@@ -5,12 +5,10 @@ meaning and who reads it; `docs/config.md` is made from them. An error is one li
 what is allowed.
 """
 
-from fedapp.config.key import Setting
+from fedapp.config.key import ConfigError, Keys, Setting, Value
 from fedapp.config.resume import read_run
-from fedapp.config.run_config import RunConfig, defaults, in_keys, own_keys
+from fedapp.config.run_config import RunConfig, defaults, in_keys, own_keys, unread_keys
 from fedapp.config.strategy_keys import strategy_class
-from fedapp.config.unread import unread_keys
-from fedapp.config.values import ConfigError, Keys, Value
 
 __all__ = [
     "ConfigError",

@@ -4,10 +4,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedapp.config.key import Setting, if_, key, where
-from fedapp.config.values import Counting, Inside, Keys, NonNegative, Positive, Text, UnitInterval, pattern
+from fedapp.config.key import (
+    Counting,
+    Inside,
+    Keys,
+    NonNegative,
+    Positive,
+    Setting,
+    Text,
+    UnitInterval,
+    if_,
+    key,
+    pattern,
+    where,
+)
+from fedapp.data.errors import PREFIX
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, is_function
-from fedapp.data.places import PREFIX
 from fedapp.data.synthetic import PATTERN as SYNTHETIC
 
 

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from fedapp.config.key import ConfigError, Keys, unknown_key
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of, own_keys
 from fedapp.config.strategy_keys import OTHER_DEFAULTS, strategy_class
-from fedapp.config.values import ConfigError, Keys, unknown_key
 from strategies import REGISTRY, StrategyConfig
 from strategies.core.parameters import parameters_of
 

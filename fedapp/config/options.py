@@ -3,15 +3,20 @@
 What goes beyond ``flwr run``: files and pairs may stand beside each other, and one word as a text needs no quotes.
 """
 
+import logging
 import re
 import tomllib
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
-from fedapp.config.values import ConfigError, Value, path_of
+from fedapp.config.key import ConfigError, Counting, Flag, Keys, NonNegative, Text, Value, path_of
 from strategies.flower.internals import flatten_dict, read_pairs
+
+log = logging.getLogger("flwr.fedapp")
 
 # Flower's own, which drops what doesn't match.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
@@ -20,6 +25,69 @@ PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Za-z_~/.][\w~/.:-]*")
 
 NUM_CLIENTS, VERSIONS = "num-clients", "versions."
+
+
+# What the engines in this process read of the federation config; Ray reads all of it.
+READ_BY = {
+    "sequential": ("num-supernodes",),
+    "vectorized": ("num-supernodes", "init-args-num-cpus", "workers"),
+}
+
+
+class SimulationConfig(Keys):
+    """Flower's federation config of a simulation.
+
+    Attributes
+    ----------
+    num_supernodes : int
+        Number of clients.
+    client_resources_num_cpus, client_resources_num_gpus : int, float
+        What one client gets: 0.1 GPUs packs ten clients on a GPU.
+    init_args_num_cpus, init_args_num_gpus : int, optional
+        What Ray believes the machine has; default: what it has.
+    init_args_logging_level, init_args_log_to_driver, verbose : str, bool, bool
+        Ray's and Flower's own logs.
+    workers : int
+        Processes on Ray that train for the vectorized engine, each with the client resources; 0: it trains in this
+        process.
+    """
+
+    num_supernodes: Annotated[int, Field(description="a whole number from 1 to 1000000", ge=1, le=10**6)] = 20
+    client_resources_num_cpus: Counting = 1
+    client_resources_num_gpus: NonNegative = 0.0
+    init_args_num_cpus: Annotated[int | None, Field(description="a whole number >= 1", ge=1)] = None
+    init_args_num_gpus: Annotated[int | None, Field(description="a whole number >= 0", ge=0)] = None
+    init_args_logging_level: Text = "error"
+    init_args_log_to_driver: Flag = False
+    verbose: Flag = False
+    workers: Annotated[int, Field(description="a whole number >= 0", ge=0)] = 0
+
+    def backend(self) -> dict[str, Any]:
+        """Return the config of Flower's Ray backend."""
+        init_args = {
+            "num_cpus": self.init_args_num_cpus,
+            "num_gpus": self.init_args_num_gpus,
+            "logging_level": self.init_args_logging_level,
+            "log_to_driver": self.init_args_log_to_driver or self.verbose,
+        }
+        return {
+            "client_resources": {
+                "num_cpus": self.client_resources_num_cpus,
+                "num_gpus": self.client_resources_num_gpus,
+            },
+            "init_args": {key: value for key, value in init_args.items() if value is not None},
+        }
+
+    def say_unread(self, engine: str) -> None:
+        """Name the values, other than the defaults, that only another engine reads."""
+        all_keys = tuple(key for key in self.key_names() if key != "workers")
+        read = READ_BY.get(engine, all_keys)
+        if engine == "vectorized" and self.workers:
+            read = tuple(key for key in self.key_names() if key != "verbose")
+        given = {key: value for key, value in self.model_dump(by_alias=True).items() if key not in read}
+        defaults = type(self)().model_dump(by_alias=True)
+        if unread := [f"{key} = {value!r}" for key, value in given.items() if value != defaults[key]]:
+            log.warning("not read by the %s engine: %s", engine, ", ".join(unread))
 
 
 def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:

@@ -1,8 +1,8 @@
 """Keys of a strategy of the user's own: the fields of its Config that no other strategy has.
 
 What a key accepts and means is what the field says (`strategies.core.parameters`). `flwr run` passes on only keys
-that
-stand in pyproject.toml; others come in one text, everywhere alike: ``strategy-config = "half-life=2.0 tick=0.1"``.
+that stand in
+pyproject.toml; others come in one text, everywhere alike: ``strategy-config = "half-life=2.0 tick=0.1"``.
 """
 
 import json
@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
-from fedapp.config.key import OWN, Readers
+from fedapp.config.key import OWN, ConfigError, Keys, Readers, Value, unknown_key
 from fedapp.config.options import PAIR, repeated_key
-from fedapp.config.strategy_keys import StrategyKeys, declared
-from fedapp.config.values import ConfigError, Keys, Value, unknown_key
+from fedapp.config.strategy_keys import StrategyKeys, declared, is_of_the_library
 from strategies import FederatedStrategy
 from strategies.core.parameters import KINDS, parameters_of
 from strategies.flower.internals import flatten_dict
@@ -77,9 +76,7 @@ def _new_fields(strategy: type[FederatedStrategy]) -> set[str]:
 def _of_the_library(strategy: type[FederatedStrategy]) -> list[type]:
     """Return the Configs of the library that a Config is made from, the nearest last."""
     bases = reversed(strategy.Config.__mro__)
-    return [
-        kind for kind in bases if is_dataclass(kind) and kind.__module__.partition(".")[0] == "strategies"
-    ]
+    return [kind for kind in bases if is_dataclass(kind) and is_of_the_library(kind)]
 
 
 def unfolded(

@@ -5,11 +5,11 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from fedapp.config.key import ConfigError, Value, path_of
 from fedapp.config.run_keys import scaled
 from fedapp.config.strategy_keys import strategy_class
-from fedapp.config.values import ConfigError, Value, path_of
+from fedapp.data.errors import PREFIX
 from fedapp.data.loading import folder_of
-from fedapp.data.places import PREFIX
 
 log = logging.getLogger("flwr.fedapp")
 

@@ -15,12 +15,17 @@ from pydantic import create_model
 
 from fedapp.config import resume
 from fedapp.config.data_keys import DataKeys
-from fedapp.config.key import Key, if_
+from fedapp.config.key import ConfigError, Key, Keys, Setting, Value, if_
 from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, unfolded
 from fedapp.config.run_keys import RunKeys
-from fedapp.config.strategy_keys import ProtectionKeys, StrategyKeys, declared, strategy_class
-from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys, is_sensible
-from fedapp.config.values import ConfigError, Keys, Value
+from fedapp.config.strategy_keys import (
+    ProtectionKeys,
+    StrategyKeys,
+    declared,
+    is_of_the_library,
+    strategy_class,
+)
+from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys
 from strategies import FederatedStrategy
 from strategies.core.parameters import Parameter, Range
 from strategies.rounds.participation import Participation
@@ -87,7 +92,7 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
                 f"local-epochs = {self.local_epochs}, local-steps = {self.local_steps}: "
                 "one of the two must be 0 and the other 1 or more"
             )
-        if not is_sensible(self.lr_schedule):
+        if not _is_schedule(self.lr_schedule):
             raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
         try:
             Participation.parse(self.participation, self.fraction_train)
@@ -102,6 +107,15 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
             raise ConfigError(
                 f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}"
             )
+
+
+def _is_schedule(schedule: str) -> bool:
+    """Return True if a schedule of the learning rate has a rate in (0, 1], or has none."""
+    name, _, rate = schedule.partition(":")
+    try:
+        return name != "exponential" or 0 < float(rate) <= 1
+    except ValueError:
+        return False
 
 
 def in_keys(error: Exception, schema: type[RunConfig] = RunConfig) -> str:
@@ -134,7 +148,7 @@ def schema_with(strategy: type[FederatedStrategy]) -> type[RunConfig]:
         If a field of its Config is no number, text or flag with a default.
     """
     known = RunConfig.model_fields.keys()
-    added = own_fields(strategy, known)
+    added = {} if is_of_the_library(strategy.Config) else own_fields(strategy, known)
     for key, value in defaults().items():
         if (name := key.replace("-", "_")) not in known and name not in added:
             unread = Parameter(name, type(value), value, Range(), "of a strategy of your own")
@@ -199,3 +213,14 @@ def defaults() -> dict[str, Value]:
                 values: dict[str, Value] = app["config"]
                 return values
     raise ConfigError(f"no pyproject.toml with [tool.flwr.app.config] beside {package}")
+
+
+def unread_keys(setting: Setting) -> dict[str, Value]:
+    """Return the keys that are given and that the run doesn't read, with their values, in the schema's order."""
+    config = setting.config
+    defaults = type(config).defaults()
+    return {
+        key: value
+        for key, value in config.flat().items()
+        if value != defaults[key] and not key_of(type(config), key).readers.holds(setting, key)
+    }

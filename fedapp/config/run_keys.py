@@ -2,18 +2,20 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedapp.config.key import Setting, if_, key
-from fedapp.config.strategy_keys import with_parameters
-from fedapp.config.values import (
+from fedapp.config.key import (
     Count,
     Flag,
     Keys,
     Port,
     Positive,
+    Setting,
     Text,
     Threads,
+    if_,
+    key,
     pattern,
 )
+from fedapp.config.strategy_keys import with_parameters
 
 ROUNDS = 40  # of a synchronous strategy, where num-server-rounds = 0
 

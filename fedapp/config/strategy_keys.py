@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, Field, create_model
 
-from fedapp.config.key import EVERY_RUN, OWN, WITH_GRAPH, Key, Readers, Setting, if_, key, where
-from fedapp.config.values import (
+from fedapp.config.key import (
+    EVERY_RUN,
+    OWN,
+    WITH_GRAPH,
     ConfigError,
     Inside,
+    Key,
     Keys,
+    Readers,
+    Setting,
     Text,
     UpToAMillion,
     Value,
     ZeroOrModerate,
+    if_,
+    key,
     pattern,
+    where,
 )
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy, StrategyConfig
@@ -243,6 +251,11 @@ class ProtectionKeys(Keys):
         aggregation_rule: str
         dp: str
         dp_noise_multiplier: float
+
+
+def is_of_the_library(config: type) -> bool:
+    """Return True if a strategy's Config is one of the library's, whose fields are keys of every run."""
+    return config.__module__.partition(".")[0] == "strategies"
 
 
 def strategy_class(name: str) -> type[FederatedStrategy]:

@@ -2,8 +2,21 @@
 
 from typing import Annotated
 
-from fedapp.config.key import Setting, if_, key, where
-from fedapp.config.values import BelowOne, Count, Flag, Keys, NonNegative, Positive, Text, Thousands, pattern
+from fedapp.config.key import (
+    BelowOne,
+    Count,
+    Flag,
+    Keys,
+    NonNegative,
+    Positive,
+    Setting,
+    Text,
+    Thousands,
+    if_,
+    key,
+    pattern,
+    where,
+)
 from fedapp.names import ALLOWED_METRICS as METRICS
 from fedapp.names import INITS, LOSSES, MODELS, OPTIMIZERS
 from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
@@ -91,12 +104,3 @@ class TrainingKeys(Keys):
     ]
     l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss (weight decay)")]
     clip_norm: Annotated[NonNegative, key("G, above which a gradient's norm is clipped; 0: none is")]
-
-
-def is_sensible(schedule: str) -> bool:
-    """Tell whether a schedule's rate is one."""
-    name, _, rate = schedule.partition(":")
-    try:
-        return name != "exponential" or 0 < float(rate) <= 1
-    except ValueError:
-        return False

@@ -1,9 +1,22 @@
-"""The one error type for everything a user can get wrong about data."""
+"""Where data are, and the one error type for everything that a user can get wrong about data."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedapp.data.places import handed_over_dir
+PREFIX = "hf:"
+
+
+def default_cache_dir() -> Path:
+    """Return the cache folder: $FEDAPP_CACHE, else fedapp in the user's cache (XDG base directories)."""
+    if chosen := os.environ.get("FEDAPP_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedapp"
+
+
+def handed_over_dir() -> Path:
+    """Return the folder of arrays that were handed over in Python."""
+    return default_cache_dir() / "arrays"
 
 
 class DataError(ValueError):

@@ -12,9 +12,8 @@ import numpy as np
 
 from fedapp.data.arrays import array_data, check_whole, join_rows, ranked
 from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
-from fedapp.data.errors import DataError, one_line
+from fedapp.data.errors import PREFIX, DataError, one_line
 from fedapp.data.pictures import picture_pixels
-from fedapp.data.places import PREFIX
 from fedapp.data.tables import columns_of
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 

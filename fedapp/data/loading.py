@@ -1,9 +1,18 @@
-"""Datasets by name: find the source, read it once, open it from the cache ever after."""
+"""Datasets by name: find the source, read it once, open it from the cache ever after.
+
+The cache holds plain `.npy` files that every process maps into memory. A folder of it holds x.npy, y.npy, groups.npy
+(where there are groups) and meta.json. It is written under a temporary name beside its final one and renamed, so that
+a reader sees all of it or nothing, and of two processes that prepare the same dataset at once the slower one removes
+its own copy.
+"""
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -11,12 +20,12 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from fedapp.data.cache import cached_dataset
-from fedapp.data.dataset import DataColumns, Dataset, RawData, Targets
-from fedapp.data.errors import DataError, data_at, expanded, path_error
-from fedapp.data.places import PREFIX
+import numpy as np
+
+from fedapp.data.dataset import PUBLISHED, DataColumns, Dataset, RawData, Targets
+from fedapp.data.errors import PREFIX, DataError, data_at, default_cache_dir, expanded, one_line, path_error
 from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
-from fedapp.data.targets import forced
+from fedapp.data.targets import as_numbers
 
 DATASETS = (
     "digits",
@@ -32,6 +41,8 @@ DATASETS = (
     "files",
 )
 """Values of the run-config key `dataset`, beside hf:… and module:function."""
+
+GENERATED = ("synthetic", "synthetic-iid")
 
 FORMS = f"{ALLOWED}, hf:NAME or hf:PATH of Hugging Face data, or module:function of your own"
 """What else `dataset` may be."""
@@ -52,7 +63,7 @@ _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar10
 
 def is_generated(name: str) -> bool:
     """Tell whether a value of `dataset` names data that are made from the seed, for as many clients as there are."""
-    return name == "synthetic" or is_unlike(name)
+    return name in GENERATED if name in DATASETS else is_unlike(name)
 
 
 def is_function(name: str) -> bool:
@@ -124,7 +135,8 @@ def load_dataset(
     source = _find_source(name, data_path, num_clients, seed, columns, targets)
     # Whether classes are asked for or found is the same data; that they are what is asked for is checked below.
     key = source.key | ({"targets": targets} if targets == "numbers" else {})
-    dataset = cached_dataset(name, key, lambda: forced(source.read(), targets, name), cache_dir)
+    read = partial(_as_numbers, source, name) if targets == "numbers" else source.read
+    dataset = cached_dataset(name, key, read, cache_dir)
     if targets == "classes" and dataset.targets == "numbers":
         where = data_at(data_path) if data_path else f"dataset = {name!r}"
         raise DataError(
@@ -154,12 +166,12 @@ def _find_source(
 ) -> _Source:
     if name.startswith(PREFIX):
         return _hugging_face(name, data_path, columns, targets)
+    if name == "digits":
+        return _digits(data_path)
     if is_unlike(name):
         return _unlike(name, data_path, num_clients, seed)
     if name not in DATASETS:
         return _function(name, data_path, num_clients, seed, columns, targets)
-    if name == "digits":
-        return _digits(data_path)
     if name == "synthetic" and not data_path:
         return _generated(num_clients, seed)
     if not data_path:
@@ -174,6 +186,10 @@ def _find_source(
     if name in ("npz", "files"):
         return _own_files(name, path, columns, targets)
     return _arrays(name, path)
+
+
+def _as_numbers(source: _Source, name: str) -> RawData:
+    return as_numbers(source.read(), name)
 
 
 def _digits(data_path: str) -> _Source:
@@ -314,3 +330,116 @@ def _files_key(files: list[Path]) -> dict[str, Any]:
         if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):  # a pipe would be read for ever
             raise path_error(path, "is no file or folder")
     return {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
+
+
+FORMAT_VERSION = 4
+"""Raise when the layout of a cache folder, or what a reader makes of a source, changes."""
+
+_ATTEMPTS = 3
+
+
+def cached_dataset(
+    name: str, key: Mapping[str, Any], read: Callable[[], RawData], cache_dir: Path | None = None
+) -> Dataset:
+    """Open a dataset from the cache, after preparing it there if it is missing or damaged.
+
+    Parameters
+    ----------
+    name : str
+        Name of the dataset.
+    key : mapping
+        All that the prepared arrays depend on (source files with size and time, seed, …), as JSON values.
+    read : callable
+        Returns the raw data; only called where there is no usable cache folder.
+    cache_dir : Path, optional
+        Default: `default_cache_dir`.
+
+    Raises
+    ------
+    DataError
+        If `read` raises it, or if the cache folder can't be written.
+    """
+    root = cache_dir or default_cache_dir()
+    text = json.dumps({"format": FORMAT_VERSION, "name": name, **key}, sort_keys=True)
+    folder = root / f"{_file_name(name)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    for _ in range(_ATTEMPTS):  # another process may replace a damaged folder between our two steps
+        dataset = _open(name, folder)
+        if dataset is not None:
+            return dataset
+        raw = read()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            _write(raw, folder)
+        except OSError as error:
+            raise DataError(
+                f"FEDAPP_CACHE = {str(root)!r}: the dataset can't be prepared there ({one_line(error)}); "
+                "a writable folder with enough space is needed"
+            ) from error
+    raise DataError(f"FEDAPP_CACHE = {str(root)!r}: {folder.name} can't be read back; remove that folder")
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a dataset, which may be a path, as it may stand in a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", name)[-60:].lstrip(".-")
+
+
+def _open(name: str, folder: Path) -> Dataset | None:
+    """Return the prepared dataset, or None where it is missing or damaged."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text("utf-8"))
+        x, y = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("x", "y"))
+        groups = np.load(folder / "groups.npy", mmap_mode="r") if meta["has_groups"] else None
+        whole = (
+            list(x.shape) == meta["shape"] and len(y) == len(x) and (groups is None or len(groups) == len(x))
+        )
+        facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets")}
+        facts |= {key: tuple(meta[key]) for key in ("classes", "columns")}
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+    published = PUBLISHED.get(name)
+    mean, std = (published.mean, published.std) if published else ((), ())
+    return Dataset(name=name, x=x, y=y, groups=groups, mean=mean, std=std, **facts) if whole else None
+
+
+def _write(raw: RawData, folder: Path) -> None:
+    """Write the arrays beside `folder` and rename; leave a usable folder of another process alone."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fresh = temporary / "fresh"
+        fresh.mkdir()
+        _write_arrays(raw, fresh)
+        if folder.exists() and _open("", folder) is None:
+            os.rename(folder, temporary / "damaged")
+        os.rename(fresh, folder)
+    except OSError:
+        if _open("", folder) is None:
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_arrays(raw: RawData, folder: Path) -> None:
+    shape = (sum(len(block) for block in raw.blocks), *raw.blocks[0].shape[1:])
+    dtype = np.uint8 if raw.blocks[0].dtype == np.uint8 else np.float32
+    x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=dtype, shape=shape)
+    start = 0
+    for block in raw.blocks:
+        x[start : start + len(block)] = block
+        start += len(block)
+    x.flush()
+    is_numbers = raw.y.dtype.kind == "f"
+    np.save(folder / "y.npy", np.asarray(raw.y, np.float32 if is_numbers else np.int64))
+    if raw.groups is not None:
+        np.save(folder / "groups.npy", np.asarray(raw.groups, np.int64))
+    meta = {
+        "shape": shape,
+        "has_groups": raw.groups is not None,
+        "num_train": raw.num_train,
+        "num_classes": raw.num_classes,
+        "kind": raw.kind,
+        "scale": raw.scale,
+        "classes": raw.classes,
+        "columns": raw.columns,
+        "targets": "numbers" if is_numbers else "classes",
+    }
+    (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

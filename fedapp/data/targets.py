@@ -65,21 +65,20 @@ def number_of_classes(y: IntArray, problem: Problem) -> int:
     return count
 
 
-def forced(raw: RawData, targets: Targets | None, name: str) -> RawData:
-    """Return data with targets of a kind; those of named datasets are classes.
+def as_numbers(raw: RawData, name: str) -> RawData:
+    """Return a named dataset whose targets are numbers, float32 (N, 1); those of named datasets are classes.
 
     Raises
     ------
     DataError
         If they can't be: classes that have names, and characters, are no numbers.
     """
-    is_numbers = raw.y.dtype.kind == "f"
-    if targets == "numbers" and not is_numbers:
-        if raw.classes or raw.kind == "text":
-            what = "characters" if raw.kind == "text" else "names"
-            raise DataError(f"dataset = {name!r}: its targets are {what}; the loss needs numbers")
-        return replace(raw, y=raw.y.astype(np.float32)[:, None], num_classes=0)
-    return raw
+    if raw.y.dtype.kind == "f":
+        return raw
+    if raw.classes or raw.kind == "text":
+        what = "characters" if raw.kind == "text" else "names"
+        raise DataError(f"dataset = {name!r}: its targets are {what}; the loss needs numbers")
+    return replace(raw, y=raw.y.astype(np.float32)[:, None], num_classes=0)
 
 
 def _columns(values: Array) -> int:

@@ -19,9 +19,9 @@ from fedapp.client.training import TaskTerms, parts_of, task_metrics
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.shared_rows import SharedRows
 from fedapp.federation.rows import RowsOf
-from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
+from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 from strategies.flower.grids import HandedTask, Work, WorkRequest
 from strategies.updates.sums import blocks

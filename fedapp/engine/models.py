@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedapp.training.vectors import Parameters
+from fedapp.training.rule import Parameters
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import added_in_order
 

@@ -1,9 +1,15 @@
-"""The nodes of a simulation in this process: a context of each, made when it is first looked at."""
+"""The nodes of a simulation in this process: their contexts, made when they are first used, and descriptions."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
-from flwr.app import Context, RecordDict, UserConfig
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 
+from fedapp import federation
+from fedapp.client.handlers import USER_ERRORS, description
+from fedapp.client.request import config_of, device_of, expected_data, use_threads
+from strategies.flower.grids import Description
 from strategies.flower.internals import RUN_ID
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
@@ -60,3 +66,27 @@ class Nodes(MutableMapping[int, Context]):
 
     def __len__(self) -> int:
         return self.number
+
+
+def descriptions(
+    node_ids: Sequence[int], record: ConfigRecord, nodes: Nodes, device: torch.device | None = None
+) -> Mapping[int, Description]:
+    """Return the descriptions of those that have rows of the common data; the others have reasons to tell.
+
+    They train on ``device``; by default on this process's.
+    """
+    if not nodes.untouched:
+        return {}
+    try:
+        config, number = config_of(record), len(nodes)
+        expected_data(config, record, number)
+        sizes = np.diff(federation.partition_of(config, number).client_offsets).tolist()
+        device = device or device_of(config)
+        use_threads(config)
+    except USER_ERRORS:
+        return {}
+    return {
+        node_id: description(sizes[node_id - 1], device, node_id - 1, number)
+        for node_id in node_ids
+        if sizes[node_id - 1]
+    }

@@ -1,19 +1,29 @@
 """One run on an engine of this machine, from Python objects: what the commands and the Python interface stand on."""
 
-from collections.abc import Callable, Sequence
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import client_app, federation, server
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.in_process import make_grid
-from fedapp.engine.ray import SimulationConfig, simulate
+from fedapp.config.options import SimulationConfig
+from fedapp.engine.ray import simulate
+from fedapp.engine.sequential import SequentialGrid
+from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.names import ENGINES, IN_PROCESS, RAY, Way
 from fedapp.own import changed_since, in_process_names
 from fedapp.server import Observer, RunDirectory
-from fedapp.training.gpu import torch_as_it_was
+from fedapp.training.gpu import gpu_as_it_was
+from fedapp.training.trainer import Trainer
 from strategies.flower.exchange import never
+
+log = logging.getLogger("flwr.fedapp")
 
 
 def check_engine(engine: str) -> None:
@@ -26,6 +36,17 @@ def check_engine(engine: str) -> None:
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+
+
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Give PyTorch's threads back as they were found, and on a machine with a GPU its settings."""
+    threads = torch.get_num_threads()
+    try:
+        with gpu_as_it_was() if torch.cuda.is_available() else nullcontext():
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @torch_as_it_was()
@@ -54,7 +75,7 @@ def run_on(
     on_directory : callable
         Told where the run is recorded, once that is known.
     workers, way : int, Way
-        The vectorized engine's, in this process: see `fedapp.engine.in_process.make_grid`.
+        The vectorized engine's, in this process: see `make_grid`.
 
     Raises
     ------
@@ -66,7 +87,7 @@ def run_on(
     on_ray = engine == RAY or (engine == IN_PROCESS[-1] and simulation.workers > 0)
     if on_ray:
         _check_can_be_found(config)
-    simulation = simulation.fit_to_machine(config, on_ray=on_ray)
+    simulation = fit_to_machine(simulation, config, on_ray=on_ray)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
     if on_ray and engine != RAY:
@@ -89,6 +110,47 @@ def run_on(
     return directory
 
 
+def fit_to_machine(
+    simulation: SimulationConfig, config: RunConfig, *, on_ray: bool = True
+) -> SimulationConfig:
+    """Drop the GPU fraction, and say so, where there is no GPU; fail if ``client-device`` asks for one."""
+    has_gpu, wants_gpu = torch.cuda.is_available(), simulation.client_resources_num_gpus > 0
+    if config.client_device == "cuda" and not has_gpu:
+        raise ConfigError("client-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
+    if config.client_device == "cuda" and on_ray and not wants_gpu:
+        raise ConfigError(
+            "client-device = 'cuda': needs client-resources-num-gpus > 0 in the federation config"
+        )
+    if has_gpu or not wants_gpu or simulation.init_args_num_gpus or not on_ray:
+        return simulation
+    log.warning(
+        "client-resources-num-gpus = %g: this machine has no GPU, clients run on the CPU "
+        '(client-device = "cuda" makes this an error)',
+        simulation.client_resources_num_gpus,
+    )
+    return simulation.model_copy(update={"client_resources_num_gpus": 0.0})
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C (or SIGTERM) sets; a second one ends the process the usual way."""
+    event = threading.Event()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: object) -> None:
+        event.set()
+        for other, handler in previous.items():
+            signal.signal(other, handler)
+
+    for number in previous:
+        signal.signal(number, handle)
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def _check_can_be_found(config: RunConfig) -> None:
     """Refuse parts that are in this process alone, or as they are here, where clients are in others."""
     if names := in_process_names(config.flat()):
@@ -99,3 +161,10 @@ def _check_can_be_found(config: RunConfig) -> None:
         )
     if changed := changed_since(config.flat()):
         raise ConfigError(changed)
+
+
+def make_grid(engine: str, num_clients: int, workers: int = 0, way: Way | None = None) -> Grid:
+    """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` and ``way`` are the vectorized one's (Trainer)."""
+    if engine == "sequential":
+        return SequentialGrid(client_app.app, num_clients)
+    return VectorizedGrid(client_app.app, num_clients, Trainer(way, workers))

@@ -13,8 +13,7 @@ from flwr.app import ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedapp import client_app as fedapp_client
-from fedapp.engine.describing import descriptions
-from fedapp.engine.nodes import Nodes
+from fedapp.engine.nodes import Nodes, descriptions
 from strategies.flower.grids import Description
 from strategies.flower.internals import APP_RAISED, be_the_server, give_id
 from strategies.flower.local_grid import LocalGrid

@@ -7,9 +7,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from fedapp import federation
-from fedapp.client.device import device_of
-from fedapp.client.local_data import expected_data, local_data, no_rows
-from fedapp.client.request import config_of
+from fedapp.client.request import config_of, device_of, expected_data, local_data, no_rows
 from fedapp.config import RunConfig
 from fedapp.data import Dataset
 from fedapp.engine.nodes import Nodes

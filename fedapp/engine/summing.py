@@ -15,7 +15,7 @@ from fedapp.engine.models import Models, models_of
 from fedapp.engine.nodes import Nodes
 from fedapp.engine.shared_rows import SharedRows
 from fedapp.federation.rows import RowsOf
-from fedapp.training.block import TaskBlock
+from fedapp.training.task import TaskBlock
 from fedapp.training.trainer import TrainedStack, Trainer
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values

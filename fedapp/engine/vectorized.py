@@ -21,9 +21,8 @@ from torch import Tensor
 
 from fedapp import federation
 from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
-from fedapp.client.local_data import LocalData, local_data
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
-from fedapp.client.request import sent_model
+from fedapp.client.request import LocalData, local_data, record_of, sent_model
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import (
     ClientTensors,
@@ -164,7 +163,9 @@ class VectorizedGrid(SequentialGrid):
             with self._answered(request):
                 known = self._known
                 task = local_task(request, context, known.tensors, state_of, known.data)
-                read.append((request, context, task, personal_task(request, context, task)))
+                asks_for_own = messages.PERSONAL in record_of(request)
+                own_task = personal_task(request, context, task) if asks_for_own else None
+                read.append((request, context, task, own_task))
         tasks = [*(task for _, _, task, _ in read), *(task for _, _, _, task in read)]
         groups = self._groups([request for request, *_ in read])
         beside = [

@@ -25,8 +25,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from fedapp import client_app, federation
 from fedapp.config import ConfigError
-from fedapp.engine.describing import descriptions
-from fedapp.engine.ray import SimulationConfig, sigterm_kept, without_announcements
+from fedapp.config.options import SimulationConfig
+from fedapp.engine.nodes import descriptions
+from fedapp.engine.ray import sigterm_kept, without_announcements
 from fedapp.engine.summing import SharedTerms, divided
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.federation.rows import rows_as_needed

@@ -2,16 +2,21 @@
 
 from fedapp.federation.loaded import (
     CPU,
+    TensorCache,
     absolute,
     cached_dataset,
     cached_partition,
+    cached_tensors,
     dataset_of,
     division_of,
+    held_out_tensors,
     local_folders,
     model_of,
     partition_of,
     renew,
     source_of,
+    to_tensors,
+    training_tensors,
     with_moments,
 )
 from fedapp.federation.records import (
@@ -22,13 +27,6 @@ from fedapp.federation.records import (
     schema_of,
     to_arrays,
     to_state,
-)
-from fedapp.federation.tensors import (
-    TensorCache,
-    cached_tensors,
-    held_out_tensors,
-    to_tensors,
-    training_tensors,
 )
 
 __all__ = [

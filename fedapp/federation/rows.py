@@ -24,8 +24,8 @@ from fedapp.federation.loaded import (
     cached_partition,
     division_of,
     source_of,
+    training_tensors,
 )
-from fedapp.federation.tensors import training_tensors
 
 # Addresses without memory behind them: pages come as they are written. Python 3.11 has no name for it.
 _UNRESERVED = 0x4000 if sys.platform == "linux" else 0

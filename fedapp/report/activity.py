@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.away import read_away
-from fedapp.report.tasks import read_tasks
+from fedapp.report.client_tables import read_away, read_tasks
 
 RECEIVING, WORKING, SENDING, AWAY, WAITING = "receiving", "working", "sending", "away", "waiting"
 STATES = (RECEIVING, WORKING, SENDING, AWAY, WAITING)

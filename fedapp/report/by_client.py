@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from fedapp.report.figures import STEPS, new_figure, save, style_axes
+from fedapp.report.files import LOSS
 from fedapp.report.overlay import COLORS, MOST
 from fedapp.report.recorded import RecordedRun, metrics_of
-from fedapp.report.scores import LOSS
 from strategies.flower.higher_is_better import PERSONAL, less_is_better
 
 FIGURE = "clients.png"

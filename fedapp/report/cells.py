@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedapp.report.differences import descriptions, differing, values_of
+from fedapp.report.files import RUNNING
 from fedapp.report.recorded import AXES, RecordedRun
 from fedapp.report.series import Array, on_one_grid, spread_text
-from fedapp.report.summary import RUNNING
 from strategies.flower.higher_is_better import less_is_better
 
 # Whose numbers are a setting's: of runs that came to their end, or are on their way. One that was ended before isn't.

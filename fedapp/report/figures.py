@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.clients import last_clients
-from fedapp.report.scores import LOSS, metrics_among, step_of
+from fedapp.report.client_tables import last_clients
+from fedapp.report.files import LOSS, metrics_among, step_of
 
 Array = NDArray[Any]
 

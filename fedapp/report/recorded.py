@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.scores import metrics_among
+from fedapp.report.files import metrics_among, read_summary
 from fedapp.report.series import Array, steps
-from fedapp.report.summary import read_summary
 
 # Horizontal axes of a curve: what they are called, and of which columns they are the sum.
 AXES = {

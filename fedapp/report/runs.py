@@ -8,10 +8,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from fedapp.report.differences import descriptions, differing
+from fedapp.report.files import AUTO, LOSS
 from fedapp.report.recorded import RecordedRun, metrics_of
-from fedapp.report.scores import AUTO, LOSS
 from fedapp.report.table import devices_table
 
 _OWN_COLUMN = ("strategy", "dataset")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedapp.report import as_number
-from fedapp.report.scores import LOSS, best_at, metrics_among, step_of
+from fedapp.report.files import LOSS, best_at, metrics_among, step_of
 from strategies.flower.higher_is_better import PERSONAL, less_is_better
 
 Record = Mapping[str, object]

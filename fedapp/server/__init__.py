@@ -2,7 +2,7 @@
 
 from fedapp.server.ending import USER_ERRORS
 from fedapp.server.experiment import Experiment, build_strategy, prepare, task_config
-from fedapp.server.judgement import WorseThanGuessingError
+from fedapp.server.failure import WorseThanGuessingError
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run import run
 from fedapp.server.run_directory import RunDirectory, StillGoingOnError

@@ -13,9 +13,8 @@ from torch import Tensor
 from fedapp import federation
 from fedapp.data.partition import OWN
 from fedapp.server.experiment import Experiment
-from fedapp.training.evaluation import evaluate
+from fedapp.training.evaluation import Metric, chosen_metrics, evaluate
 from fedapp.training.losses import loss_of
-from fedapp.training.metrics import Metric, chosen_metrics
 from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")

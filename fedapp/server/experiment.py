@@ -23,25 +23,29 @@ from fedapp.config import (
     unread_keys,
 )
 from fedapp.config.own_keys import other_defaults
+from fedapp.config.run_keys import ROUNDS
+from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
+from fedapp.data.partition import OWN
 from fedapp.data.remarks import remarks
 from fedapp.server import fleet
 from fedapp.server.exporter import check_exporter
-from fedapp.server.fleet import work_of_clients
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_personal, say_pooled
 from fedapp.server.privacy import check_privacy, check_standardized, say_what_is_repeated, say_what_stays
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
+from fedapp.training.evaluation import chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
-from fedapp.training.metrics import chosen_metrics
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.state import names_of
-from strategies import FederatedStrategy
+from strategies import AsynchronousStrategy, FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
+from strategies.timing.availability import ALWAYS
+from strategies.timing.time_scenario import is_profile
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -55,7 +59,7 @@ class Experiment:
     strategy : FederatedStrategy
         Built from the config, once; a run starts it.
     unread : mapping of str to value
-        Keys that are given and that nothing in the run reads: see ``fedapp.config.unread``.
+        Keys that are given and that nothing in the run reads: see ``fedapp.config.run_config``.
     """
 
     config: RunConfig
@@ -81,10 +85,13 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     config = _with_clock(config, on_devices=on_devices)
     given = config
     try:
-        work_of_clients(config, num_clients)
-        fleet.check_fleet(config, num_clients)
+        if config.step_heterogeneity != "none":
+            fleet.work_of_clients(config, num_clients)
+        if config.availability != ALWAYS or ":" in config.time_scenario:
+            fleet.check_fleet(config, num_clients)
         strategy = build_strategy(config)
-        _say_other_defaults(config, strategy)
+        if not is_of_the_library(type(strategy).Config):
+            _say_other_defaults(config, strategy)
         strategy.check(num_clients)
         if messages.PATH in strategy.local_rule() and config.optimizer != "sgd":
             raise ConfigError(
@@ -96,9 +103,14 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
         config = config.model_copy(update=resolved)
-        config = with_length(config, strategy, num_clients)
-        check_privacy(config)
-        check_personal(config, strategy)
+        if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
+            config = with_length(config, strategy, num_clients)
+        elif not config.num_server_rounds:
+            config = config.model_copy(update={"num_server_rounds": ROUNDS})
+        if config.dp != "none":
+            check_privacy(config)
+        if config.fine_tune_epochs:
+            check_personal(config, strategy)
     except ValueError as error:
         raise ConfigError(in_keys(error, type(config))) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
@@ -106,8 +118,10 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     # A run that goes on on devices has those that it had, however many are waited for.
     if config.min_clients > num_clients and not (config.resume and on_devices):
         raise ConfigError(f"min-clients = {config.min_clients}: there are {num_clients} clients")
-    check_tracker(config)
-    check_exporter(config)
+    if config.tracker != "none":
+        check_tracker(config)
+    if config.metrics_port:
+        check_exporter(config)
     device = _server_device(config)
     config = config.model_copy(update=federation.local_folders(config))
     dataset = federation.dataset_of(config, num_clients)
@@ -153,12 +167,13 @@ def _with_lengths(experiment: Experiment) -> Experiment:
     config, strategy = experiment.config, experiment.strategy
     fixed = tuple(glob_escape(name) for name in names_of(experiment.model).fixed)
     strategy.run.flower = replace(strategy.run.flower, untrained=fixed)
-    if fleet.weighs(config):
+    if config.clock != "wall" and is_profile(config.time_scenario):  # task times follow from what tasks weigh
         sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)
         strategy.run.pace.loads.work_of = fleet.by_client(work, sizes)
         arrays = federation.initial_arrays(experiment.model)
         times = fleet.task_times(config, work, sizes, arrays)
-        config = with_length(config, strategy, experiment.num_clients, times)
+        if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
+            config = with_length(config, strategy, experiment.num_clients, times)
     strategy.config = replace(strategy.config, eval_every=config.eval_every)
     return replace(experiment, config=config)
 
@@ -184,9 +199,11 @@ def _some_rows(
 
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
     """Say what of the data and the model isn't as one may think."""
-    say_what_stays(config, model)
-    say_what_is_repeated(config)
-    say_pooled(config, dataset)
+    if config.dp != "none":
+        say_what_stays(config, model)
+        say_what_is_repeated(config)
+    if config.test_on == OWN:
+        say_pooled(config, dataset)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
 
@@ -262,11 +279,13 @@ def task_config(experiment: Experiment) -> ConfigRecord:
     What only the strategy reads, which tells clients by the same name, or what is about other devices, isn't in it.
     """
     config = experiment.config
-    work = local_work.to_text(work_of_clients(config, experiment.num_clients))
+    work = "none"
+    if config.step_heterogeneity != "none":
+        work = local_work.to_text(fleet.work_of_clients(config, experiment.num_clients))
     return ConfigRecord(
         {
             **{key: value for key, value in config.flat().items() if key not in NOT_FOR_CLIENTS},
-            "step-heterogeneity": "none" if config.step_heterogeneity == "none" else work,
+            "step-heterogeneity": work,
             **federation.schema_fields(experiment.dataset),
         }
     )

@@ -173,8 +173,6 @@ def _bounded(accounts: dict[int, Account]) -> dict[int | None, Account]:
 
 def check_exporter(config: RunConfig) -> None:
     """Raise ConfigError if the package isn't installed, or nobody can listen on the port."""
-    if not config.metrics_port:
-        return
     if find_spec("prometheus_client") is None:
         raise ConfigError(
             f"metrics-port = {config.metrics_port}: prometheus-client isn't installed; pip install '.[prometheus]', "
@@ -196,8 +194,3 @@ def _refused(config: RunConfig, error: OSError) -> ConfigError:
         f"metrics-port = {config.metrics_port}, metrics-host = {config.metrics_host!r}: can't be listened on "
         f"({error.strerror}); allowed are a free port of this machine, or 0 for none"
     )
-
-
-def make_exporter(config: RunConfig, strategy: FederatedStrategy, labels: dict[str, str]) -> Observer | None:
-    """Return what answers Prometheus, if it is asked for."""
-    return Exporter(config, strategy, labels) if config.metrics_port else None

@@ -14,7 +14,7 @@ from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.timing.availability import ALWAYS, make_availability
 from strategies.timing.load import Load
-from strategies.timing.time_scenario import TimeScenario, is_profile
+from strategies.timing.time_scenario import TimeScenario
 
 
 def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
@@ -36,11 +36,6 @@ def check_fleet(config: RunConfig, num_clients: int) -> None:
             f"task-work = 'flop': time-scenario = {config.time_scenario!r} says no speed in operations a second; "
             f"allowed is such as {config.time_scenario},1e9"
         )
-
-
-def weighs(config: RunConfig) -> bool:
-    """Tell whether the times of tasks follow from what they weigh."""
-    return config.clock != "wall" and is_profile(config.time_scenario)
 
 
 def work_of(

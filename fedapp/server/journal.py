@@ -1,21 +1,30 @@
-"""The run directory's settings, curves, model and graph."""
+"""The observers that write the run directory as the run goes.
 
+``Journal`` writes the config, the partition, the metrics, what is known of clients, the model, the graph and, in the
+end, the figures; ``Totals`` adds up what the run has cost; ``Summary`` writes summary.json: how the run stands, how
+it ended, and which machine made it.
+"""
+
+import os
+import platform
 from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedapp import federation
 from fedapp.data.partition import OWN
-from fedapp.report.away import last_away, write_away
-from fedapp.report.clients import WALL, ClientsFile
-from fedapp.report.tasks import TasksFile
+from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
+from fedapp.report.files import RUNNING, this_process
 from fedapp.server.experiment import Experiment
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import RunDirectory
 from fedapp.training.state import names_of
 from strategies import FederatedStrategy
 from strategies.clock import WallClock
+from strategies.flower import messages
 
 
 class Journal(Observer):
@@ -117,3 +126,124 @@ class Journal(Observer):
             dataset = self.experiment.dataset
             numbers = dataset.targets == "numbers"
             draw_partition(self.directory.path, dataset.strata, dataset.num_strata, numbers=numbers)
+
+
+# What sums are called, and what of an aggregation they add up.
+_ALWAYS = {key: key for key in (messages.FAILURES, messages.BYTES_UP, messages.BYTES_DOWN)}
+_CLOSING_EARLY = {
+    "tasks-late": messages.LATE_UPDATES,
+    "tasks-dropped": messages.DROPPED_UPDATES,
+    messages.BYTES_WASTED: messages.BYTES_WASTED,
+}
+
+
+class Totals(Observer):
+    """Puts sums over the run in place of what an aggregation alone had."""
+
+    def __init__(self) -> None:
+        self.totals = dict.fromkeys(_ALWAYS, 0)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on adding up."""
+        self.totals = dict(state["totals"])
+
+    def measure(self, entry: Entry) -> None:
+        """Add an aggregation's."""
+        told = entry.progress.metrics
+        for total, key in (_ALWAYS | _CLOSING_EARLY).items():
+            if key in told or total in self.totals:
+                self.totals[total] = self.totals.get(total, 0) + int(told.get(key, 0))
+        entry.metrics.update(self.totals)
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {"totals": dict(self.totals)}
+
+
+def machine() -> str:
+    """Return the processor, its cores and the GPU, in words.
+
+    A GPU that this process hasn't used, but maybe its clients' have, isn't named: to ask it for its name takes a part
+    of its memory.
+    """
+    return f"{_processor()}, {os.cpu_count()} cores, {_gpu()}"
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "no GPU"
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_device_name(0) if used else "a GPU"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+class Summary(Observer):
+    """Writes the summary with every evaluation and at the end.
+
+    Attributes
+    ----------
+    content : dict
+        What was written last.
+    """
+
+    def __init__(
+        self, experiment: Experiment, engine: str, directory: RunDirectory, watch: WallClock
+    ) -> None:
+        self.experiment = experiment
+        self.engine = engine
+        self.directory = directory
+        self.watch = watch
+        self.unread = list(experiment.unread)
+        self.content: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the last aggregation and its wall seconds."""
+        self._last = dict(state["last"])
+        # Not from config.toml, which has what a strategy demands in place of what was given.
+        self.unread = state.get("unread-keys", self.unread)
+        self.watch.resume(state["wall-seconds"])
+
+    def begin(self) -> None:
+        """Write that it runs."""
+        self._write(RUNNING)
+
+    def measure(self, entry: Entry) -> None:
+        """Remember the metrics that there are so far; comes after those that measure."""
+        self._last = {**entry.metrics, "aggregation": entry.progress.aggregation}
+
+    def note(self, entry: Entry) -> None:
+        """Write how it stands."""
+        if entry.progress.evaluated:
+            self._write(RUNNING)
+
+    def state(self) -> dict[str, Any]:
+        """Return the last aggregation."""
+        return {"last": self._last, "unread-keys": self.unread, "wall-seconds": self.watch.now()}
+
+    def end(self, status: str) -> None:
+        """Write how it ended."""
+        self._write(status)
+
+    def _write(self, status: str) -> None:
+        self.content = {
+            "status": status,
+            **({"reason": self.reason, "complete": self.complete} if self.reason else {}),
+            **({"process": this_process()} if status == RUNNING else {}),
+            "strategy": self.experiment.config.strategy,
+            "engine": self.engine,
+            "num-clients": self.experiment.num_clients,
+            "unread-keys": self.unread,
+            "wall-seconds": self.watch.now(),
+            **({} if status == RUNNING else {"date": date.today().isoformat(), "machine": machine()}),
+            "aggregations": self._last.get("aggregation", 0),
+            **{key: value for key, value in self._last.items() if key != "aggregation"},
+        }
+        self.directory.write_summary(self.content)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedapp.config import RunConfig
 from fedapp.config.run_keys import ROUNDS, scaled
-from strategies import AsynchronousStrategy, FederatedStrategy, streams
+from strategies import AsynchronousStrategy, streams
 from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered
 from strategies.timing.time_scenario import TimeScenario, is_profile
@@ -31,19 +31,15 @@ MOST_PLAYED = 10_000
 
 def with_length(
     config: RunConfig,
-    strategy: FederatedStrategy,
+    strategy: AsynchronousStrategy,
     num_clients: int,
     times: NDArray[np.float64] | None = None,
 ) -> RunConfig:
-    """Return the config with the number of aggregations in place of 0, which the log tells of where it isn't 40.
+    """Return the config with the number of aggregations in place of ``num-server-rounds = 0``, and log that number.
 
     ``times`` (C,) are the seconds of the clients' tasks, where they follow from what tasks weigh; until they are
     known, 0 stays.
     """
-    if config.num_server_rounds:
-        return config
-    if not isinstance(strategy, AsynchronousStrategy):
-        return config.model_copy(update={"num_server_rounds": ROUNDS})
     if times is None:
         if config.clock != "wall" and is_profile(config.time_scenario):
             return config

@@ -18,8 +18,6 @@ def check_personal(config: RunConfig, strategy: FederatedStrategy) -> None:
     ------
     ConfigError
     """
-    if not config.fine_tune_epochs:
-        return
     given = f"fine-tune-epochs = {config.fine_tune_epochs}"
     if strategy.capabilities.personal:
         raise ConfigError(f"{given}: clients of {config.strategy} have models of their own; allowed is 0")
@@ -36,7 +34,7 @@ def check_personal(config: RunConfig, strategy: FederatedStrategy) -> None:
 
 def say_pooled(config: RunConfig, dataset: Dataset) -> None:
     """Say what becomes of the test rows that a dataset ships, where each client has some of its own."""
-    if config.test_on == OWN and (shipped := len(dataset.y) - dataset.num_train):
+    if shipped := len(dataset.y) - dataset.num_train:
         log.info(
             "test-on = 'own': the %d test rows that '%s' ships are divided over the clients with the others",
             shipped,
@@ -45,13 +43,12 @@ def say_pooled(config: RunConfig, dataset: Dataset) -> None:
 
 
 def evaluates_on_clients(config: RunConfig, strategy: FederatedStrategy, engine: str) -> bool:
-    """Tell whether clients are asked to evaluate: where ``client-evaluation`` says so, or they alone can.
+    """Return whether clients evaluate in a run in which they have models of their own, or fine-tune the global one.
 
-    On devices only ``client-evaluation`` does. One line says where models of clients' own aren't scored, or on what.
+    On devices they evaluate only with ``client-evaluation``. A warning says where clients' models aren't scored, or
+    on which rows.
     """
     what = "clients' own models" if strategy.capabilities.personal else "what fine-tune-epochs asks for"
-    if not (strategy.capabilities.personal or config.fine_tune_epochs):
-        return config.client_evaluation
     if config.dp != "none":
         log.warning(
             "dp = %r: %s aren't scored, as clients' scores would be sent as they are", config.dp, what

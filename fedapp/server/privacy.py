@@ -46,18 +46,18 @@ class PrivacyAccount(Observer):
 
 
 def check_privacy(config: RunConfig) -> None:
-    """Raise ConfigError if a client would tell more of its data than its models."""
+    """Raise ConfigError if clients of a run with differential privacy would reveal more of their data than models."""
     if config.dp == "local" and config.client_weights == "adjacency" and not config.message_epsilon:
         raise ConfigError(
             "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
             "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0"
         )
-    if config.dp != "none" and config.dp_noise_multiplier < LEAST_NOISE:
+    if config.dp_noise_multiplier < LEAST_NOISE:
         raise ConfigError(
             f"dp-noise-multiplier = {config.dp_noise_multiplier}: with dp = {config.dp!r} must be {LEAST_NOISE:g} or "
             "more; less noise keeps nothing private"
         )
-    if config.dp != "none" and config.client_evaluation:
+    if config.client_evaluation:
         raise ConfigError(
             f"client-evaluation = true: with dp = {config.dp!r} clients' losses would be sent as they are; "
             "allowed is false"
@@ -86,7 +86,7 @@ def check_standardized(config: RunConfig, dataset: Dataset) -> None:
 
 def say_what_stays(config: RunConfig, model: nn.Module) -> None:
     """Say which arrays of a model no client's data may change."""
-    if config.dp != "none" and (names := names_of(model).fixed):
+    if names := names_of(model).fixed:
         log.warning(
             "dp = %r: arrays that aren't trained would tell of the data, and stay as the initial model has "
             "them: %s%s",
@@ -98,7 +98,7 @@ def say_what_stays(config: RunConfig, model: nn.Module) -> None:
 
 def say_what_is_repeated(config: RunConfig) -> None:
     """Say what the account of a run that goes on doesn't hold: in real time it does anew what no checkpoint has."""
-    if config.dp != "none" and config.resume and config.clock == "wall":
+    if config.resume and config.clock == "wall":
         log.warning(
             "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is "
             "done again, with new noise: as many aggregations as checkpoint-every was, at most, and tasks handed out "

@@ -1,15 +1,16 @@
-"""What watches a run: observers, one concern a file, told of every aggregation."""
+"""What watches a run: observers, one concern each, that are called at every aggregation; and when a run is saved."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedapp.server.checkpoint import Checkpoint
-from fedapp.server.saving import Saving
+from fedapp.config import RunConfig
+from fedapp.server.run_directory import Checkpoint, RunDirectory
 from strategies import FederatedStrategy, Progress
+from strategies.clock import WallClock
 from strategies.flower.arrays import Layout
 
 
@@ -86,6 +87,57 @@ class Observer:
 
     def end(self, status: str) -> None:
         """Finish: the run is ``finished``, ``interrupted``, ``stopped``, ``diverged`` or ``failed``."""
+
+
+class Saving:
+    """Says when a checkpoint is due, and writes it.
+
+    Parameters
+    ----------
+    announces : callable
+        Tells whether an aggregation will be reported to somebody who watches.
+
+    Attributes
+    ----------
+    last : int
+        The last aggregation in a checkpoint.
+    """
+
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, watch: WallClock, announces: Callable[[int], bool]
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.watch = watch
+        self.announces = announces
+        self.last = 0
+        self._rest = 0.0  # wall seconds until which no other is written
+
+    def is_due(self, progress: Progress) -> bool:
+        """Tell whether an aggregation is saved.
+
+        In real time an aggregation is saved before its metrics are reported, so that no aggregation whose metrics
+        were reported is ever lost; the log's line of progress (``Heartbeat``) may be ahead of the checkpoint.
+        In virtual time what is lost comes again: checkpoints may take a
+        twentieth of the run's time, and an evaluation that there is only because the run ends here isn't part of what
+        is resumed.
+        """
+        config, aggregation = self.config, progress.aggregation
+        if config.checkpoint_every == 0 or aggregation == 0:
+            return False
+        due = aggregation >= self.last + config.checkpoint_every
+        if config.clock == "wall":
+            return due or progress.evaluated or self.announces(aggregation)
+        on_schedule = not progress.evaluated or aggregation % config.eval_every == 0
+        return due and on_schedule and self.watch.now() >= self._rest
+
+    def save(self, made: Callable[[], Checkpoint]) -> None:
+        """Make a checkpoint, which may take asking clients, and write it."""
+        began = self.watch.now()
+        checkpoint = made()
+        self.directory.write_checkpoint(checkpoint)
+        self.last = checkpoint.strategy["aggregations"]
+        self._rest = self.watch.now() + 20 * (self.watch.now() - began)
 
 
 class Record:

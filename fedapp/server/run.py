@@ -12,25 +12,20 @@ from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.logs import copied_to, logging_as, plain_where_piped
 from fedapp.report import read_metrics
-from fedapp.report.summary import FAILED
-from fedapp.server.display import Display
+from fedapp.report.files import FAILED
 from fedapp.server.divergence import Divergence
 from fedapp.server.ending import ToldToStop
 from fedapp.server.evaluation import Evaluation, when_by_client
 from fedapp.server.experiment import Experiment, task_config
-from fedapp.server.exporter import make_exporter
-from fedapp.server.fruitless import Fruitless
-from fedapp.server.heartbeat import Heartbeat, HowFar
-from fedapp.server.journal import Journal
-from fedapp.server.judgement import judge
+from fedapp.server.exporter import Exporter
+from fedapp.server.failure import RoundsWithoutReply, judge
+from fedapp.server.journal import Journal, Summary, Totals
 from fedapp.server.personal import evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
-from fedapp.server.record import Observer, Record
+from fedapp.server.progress import Display, Heartbeat, HowFar
+from fedapp.server.record import Observer, Record, Saving
 from fedapp.server.run_directory import RunDirectory
-from fedapp.server.saving import Saving
 from fedapp.server.standardize import standardized
-from fedapp.server.summary import Summary
-from fedapp.server.totals import Totals
 from fedapp.server.trackers import make_tracker
 from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
@@ -104,9 +99,10 @@ def _run(
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
     strategy.run.repeatable = engine != DEPLOYMENT
-    strategy.run.flower = replace(
-        strategy.run.flower, fraction_evaluate=float(evaluates_on_clients(config, strategy, engine))
-    )
+    asks_clients = config.client_evaluation
+    if strategy.capabilities.personal or config.fine_tune_epochs:
+        asks_clients = evaluates_on_clients(config, strategy, engine)
+    strategy.run.flower = replace(strategy.run.flower, fraction_evaluate=float(asks_clients))
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
     arrays = federation.initial_arrays(experiment.model)
@@ -120,7 +116,8 @@ def _run(
     try:
         with _in_words(config, directory, record):
             record.begin()
-        experiment = standardized(grid, experiment, directory, stopped)
+        if config.normalize == "standardize":
+            experiment = standardized(grid, experiment, directory, stopped)
         evaluation = Evaluation(experiment, by_client=by_client, objective=not strategy.has_rounds)
         with _in_words(config, directory, record):
             strategy.start(
@@ -209,21 +206,19 @@ def _record(
     heartbeat = _heartbeat(config, strategy)
     if not display.live:
         strategy.run.stopped = heartbeat.watching(strategy.run.stopped)
-    tracker = make_tracker(config, directory)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
-    exporter = make_exporter(config, strategy, labels)
     observers = [
         *([Divergence(experiment, strategy)] if config.record_divergence else []),
         *([PrivacyAccount(config, strategy)] if config.dp != "none" else []),
         Totals(),
-        Fruitless(strategy),
+        RoundsWithoutReply(strategy),
         Journal(experiment, strategy, directory, watch),
         summary,
         display,
         *([] if display.live else [heartbeat]),
-        *([] if tracker is None else [tracker]),
+        *([make_tracker(config, directory)] if config.tracker != "none" else []),
         *others,
-        *([] if exporter is None else [exporter]),
+        *([Exporter(config, strategy, labels)] if config.metrics_port else []),
     ]
     return Record(strategy, config.clock, observers, Saving(config, directory, watch, display.announces))
 

@@ -29,7 +29,7 @@ log = logging.getLogger("flwr.fedapp")
 def standardized(
     grid: Grid, experiment: Experiment, directory: RunDirectory, stopped: Callable[[], bool]
 ) -> Experiment:
-    """Return the experiment with what inputs are standardized by, if they are; ask the devices if they must say.
+    """Return the experiment with the mean and deviation of inputs; on devices each device is asked for its sums.
 
     Raises
     ------
@@ -39,8 +39,6 @@ def standardized(
         If no device sends sums that can be.
     """
     config, dataset = experiment.config, experiment.dataset
-    if config.normalize != "standardize":
-        return experiment
     if config.resume and directory.checkpoint is not None:
         moments = directory.read_moments()
     elif dataset.moments is not None:

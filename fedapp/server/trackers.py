@@ -74,22 +74,20 @@ class WeightsAndBiases(Observer):
 
 def check_tracker(config: RunConfig) -> None:
     """Raise ConfigError if the tracker's package isn't installed."""
-    if config.tracker != "none" and find_spec(config.tracker) is None:
+    if find_spec(config.tracker) is None:
         raise ConfigError(
             f"tracker = {config.tracker!r}: it isn't installed; pip install '.[{config.tracker}]', "
             "or tracker = 'none'"
         )
 
 
-def make_tracker(config: RunConfig, directory: RunDirectory) -> Observer | None:
-    """Return the configured tracker, if any, writing under the run directory."""
+def make_tracker(config: RunConfig, directory: RunDirectory) -> Observer:
+    """Return the tracker of a run whose config has one; it writes under the run directory."""
     if config.tracker == "tensorboard":
         checkpoint = directory.checkpoint
         done = 0 if checkpoint is None else int(checkpoint.strategy["aggregations"])
         return TensorBoard(directory.path, done if config.resume else None)
-    if config.tracker == "wandb":
-        return WeightsAndBiases(config, directory.path)
-    return None
+    return WeightsAndBiases(config, directory.path)
 
 
 def _numbers(entry: Entry) -> dict[str, float]:

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from fedapp.config import ConfigError, Value
-from fedapp.config.options import read_options, read_run_options, stated_options
-from fedapp.engine.ray import SimulationConfig
+from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
 from fedapp.names import ENGINES, IN_PROCESS
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedapp.config import ConfigError, Value, defaults
 from fedapp.config.options import repeated_key
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
-from fedapp.report.scores import AUTO, may_be_measured, measured_by
+from fedapp.report.files import AUTO, may_be_measured, measured_by
 from fedapp.sweeps.point import LABEL, NUM_CLIENTS, SYNTHETIC, Axis, PlannedRun, labels_along, points
 
 SEED, METRICS, DATASET = "seed", "metrics", "dataset"
@@ -223,6 +223,6 @@ def _line(details: Any) -> str:
 
 
 def _num_clients() -> int:
-    from fedapp.engine.ray import SimulationConfig
+    from fedapp.config.options import SimulationConfig
 
     return SimulationConfig().num_supernodes

@@ -13,7 +13,7 @@ from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.federation import local_folders
 from fedapp.own import own_parts, source_digest
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
-from fedapp.report.summary import read_summary
+from fedapp.report.files import read_summary
 
 NUM_CLIENTS, LABEL = "num-clients", "label"
 SYNTHETIC = "synthetic"  # generated, or the authors' files, wherever these are

@@ -34,15 +34,14 @@ from rich.progress import (
 )
 
 from fedapp.config import ConfigError, RunConfig, in_keys
-from fedapp.engine.ray import SimulationConfig
-from fedapp.engine.run import check_engine, run_on
+from fedapp.config.options import SimulationConfig
+from fedapp.engine.run import check_engine, run_on, torch_as_it_was
 from fedapp.logs import ALL, logged_from
 from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
-from fedapp.report.summary import read_summary
+from fedapp.report.files import read_summary
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
-from fedapp.training.gpu import torch_as_it_was
 from strategies import RunError
 
 

@@ -15,8 +15,8 @@ from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders
 from fedapp.report.cells import Cell
 from fedapp.report.differences import DATA_PATH, described, has_own_data
+from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
-from fedapp.report.scores import LOSS
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
 from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of
 from fedapp.sweeps.runner import run_missing

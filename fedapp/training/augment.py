@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedapp.training.draws import SENT, Draws
+from fedapp.training.batches import SENT, Draws
 
 BORDER = 4
 """Pixels that an image is padded with on each side before a part of its own size is cut out."""
@@ -45,10 +45,11 @@ class Augmentation:
         client: int,
         task: int,
         draws: Draws = SENT,
-    ) -> "Augmentation | None":
-        """Draw for so many steps of so many examples, of a purpose's stream; None where ``name`` is none."""
-        if name == "none":
-            return None
+    ) -> "Augmentation":
+        """Draw for so many steps of so many examples, from the random stream of a purpose.
+
+        ``name`` is one of ``AUGMENTATIONS`` other than none.
+        """
         rng = draws.augmentation(seed, client, task)
         flips = rng.random((steps, width)) < 0.5
         shifts = rng.integers(0, 2 * BORDER + 1, (steps, width, 2))

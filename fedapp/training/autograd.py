@@ -19,7 +19,7 @@ from fedapp.training.batches import Batch
 from fedapp.training.losses import Loss
 from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
-from fedapp.training.rule import Anchors, LocalRule, step
+from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, Tensors, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
     Trainee,
@@ -29,7 +29,6 @@ from fedapp.training.trainee import (
     global_stream,
     takes_by_channel,
 )
-from fedapp.training.vectors import Parameters, Stack, Tensors
 
 # Which images of a batch are mirrored (B,), and where they are cut out (B, 2).
 Change = tuple[Tensor, Tensor]

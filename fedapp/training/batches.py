@@ -1,6 +1,10 @@
-"""Which examples each local step of a task sees."""
+"""Which examples each local step of a task sees, and the random streams that a task draws from.
 
-from collections.abc import Iterable, Sequence
+A task's model is sent to the server, is the client's own, or is fitted to the client's rows before it is scored: each
+of the three purposes has random streams of its own (``Draws``).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -9,7 +13,44 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedapp.training.draws import SENT
+from strategies import streams
+
+Generator = Callable[[int, int, int], np.random.Generator]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The streams of a task."""
+
+    batches: Generator
+    augmentation: Generator
+    randomness: Callable[[int, int, int], int]
+
+
+#: Of the task whose result is sent.
+SENT = Draws(
+    lambda seed, *ids: streams.generator(seed, "batches", *ids),
+    lambda seed, *ids: streams.generator(seed, "augmentation", *ids),
+    lambda seed, *ids: streams.whole_number(seed, "local-randomness", *ids),
+)
+#: Of a client's own model.
+PERSONAL = Draws(
+    lambda seed, *ids: streams.generator(seed, "personal-batches", *ids),
+    lambda seed, *ids: streams.generator(seed, "personal-augmentation", *ids),
+    lambda seed, *ids: streams.whole_number(seed, "personal-randomness", *ids),
+)
+#: Of a model that is fitted to a client's rows before it is scored.
+FINE_TUNING = Draws(
+    lambda seed, *ids: streams.generator(seed, "fine-tuning-batches", *ids),
+    lambda seed, *ids: streams.generator(seed, "fine-tuning-augmentation", *ids),
+    lambda seed, *ids: streams.whole_number(seed, "fine-tuning-randomness", *ids),
+)
+
+
+def batches_of_many(seed: int, clients: Sequence[int], task: int) -> Iterator[np.random.Generator]:
+    """Yield what ``SENT`` draws the batches of this task of each of the clients from."""
+    return streams.generators(seed, "batches", [(client, task) for client in clients])
+
 
 # Rows of a batch: an index into the client's data, or everything; and the mask of a padded batch.
 Batch = tuple[Tensor | slice, Tensor | None]

@@ -18,13 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapp.training.backpropagation import backward, forward
-from fedapp.training.block import TaskStack
-from fedapp.training.layers import Layer, dense_layers
+from fedapp.training.layers import Layer, backward, dense_layers, forward
 from fedapp.training.losses import ErrorsAt, columns
-from fedapp.training.rule import Anchors, LocalRule, at, step
-from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters, Stack
+from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, at, step
+from fedapp.training.task import LocalTask, TaskStack
 
 
 def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:

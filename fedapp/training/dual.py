@@ -13,79 +13,22 @@ layers above, if there are any, are trained as they are.
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedapp.training.backpropagation import backward, forward
-from fedapp.training.layers import dense_layers
+from fedapp.training.layers import backward, dense_layers, forward
 from fedapp.training.losses import columns
 from fedapp.training.optimizer import SGD
-from fedapp.training.rule import Anchors, step
+from fedapp.training.rule import Anchors, Parameters, Tensors, step
 from fedapp.training.span import Basis, Columns, Network, Span
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters, Tensors
-
-# How many times as fast the dual form must be, for the Gram matrix to be worth its making.
-WORTH = 1.5
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the first layer of a task costs, in nanoseconds of a core.
-
-    The numbers are rough, but constants: a task must be trained in the same way in every process and every run.
-
-    Parameters
-    ----------
-    n, d, k : int
-        Examples, features, and outputs of the first layer.
-    layers : int
-        How many there are.
-    seen, steps : int
-        Examples that the task's steps see, one counted as often as it is seen; and the steps.
-    """
-
-    n: int
-    d: int
-    k: int
-    layers: int
-    seen: int
-    steps: int
-
-    @classmethod
-    def of(cls, task: LocalTask) -> "Costs":
-        """Return what a task of dense layers costs."""
-        layers, batches = dense_layers(task.model), task.batches
-        k, d = task.start[layers[0][0]].shape
-        return cls(batches.num_examples, d, k, len(layers), int(batches.sizes.sum()), len(batches))
-
-    @property
-    def primal(self) -> float:
-        """For each feature of an example, and each weight in a step."""
-        return (1.4 + 0.025 * self.k) * self.seen * self.d + 0.8 * self.k * self.d * self.steps
-
-    @property
-    def dual(self) -> float:
-        """For each product of two examples, each feature of an example once, each coefficient in a step, and each
-        step.
-        """
-        products = (0.75 + 0.025 * self.k) * self.seen * self.n
-        once = (1.2 + 0.03 * self.k) * self.n * self.d
-        return products + once + (50_000.0 * self.layers + 2.0 * self.k * self.n) * self.steps
 
 
 def has_dual(task: LocalTask) -> bool:
     """Say whether a task has a dual form: a network of dense layers, and plain steps."""
     return bool(dense_layers(task.model)) and task.optimizer == SGD and task.loss.errors is not None
-
-
-def is_dual_faster(task: LocalTask) -> bool:
-    """Say whether a CPU trains a task faster in its dual form; with n ≤ d, XXᵀ takes no more memory than X."""
-    costs = Costs.of(task)
-    return costs.n <= costs.d and WORTH * costs.dual < costs.primal
 
 
 def train_dual(task: LocalTask) -> tuple[Parameters, Tensor]:

@@ -1,18 +1,196 @@
-"""Evaluation of a model on rows of data."""
+"""What a model scores on rows of data: its loss, and the metrics beside the loss."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedapp.names import ALLOWED_METRICS
+from fedapp.own import HERE, OwnPartError, imported, is_own
 from fedapp.training.layers import dense_layers
-from fedapp.training.losses import CROSS_ENTROPY, Loss
-from fedapp.training.metrics import METRICS, Metric
+from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets
+from fedapp.training.rule import Parameters
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
-from fedapp.training.vectors import Parameters
+
+AUTO, NONE = "auto", "none"
+
+# What metrics.jsonl says of a run beside its metrics.
+_TAKEN = (
+    "loss",
+    "aggregation",
+    "time",
+    "clock",
+    "participants",
+    "contributions",
+    "failures",
+    "train-loss",
+    "federated-loss",
+    "surrogate-loss",
+    "bytes-up",
+    "bytes-down",
+    "bytes-kept",
+    "device-seconds",
+    "wasted-seconds",
+    "staleness-mean",
+    "staleness-max",
+    "weights-distance",
+    "dp-epsilon",
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is made of all outputs and targets of a set of examples.
+
+    Attributes
+    ----------
+    name : str
+    whole : callable
+        (outputs (N, ...), targets (N, ...)) → the metric; NaN where it isn't defined.
+    rows : callable, optional
+        (outputs, targets) → what each example adds, (N,): then their mean is the metric, and outputs aren't kept.
+    targets : str, optional
+        ``classes`` or ``numbers``, if it takes nothing else.
+    """
+
+    name: str
+    whole: Callable[[Tensor, Tensor], float]
+    rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    targets: Targets | None = None
+
+
+def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Right labels: the largest logit's; for numbers, each label's whose logit is above 0 where it is 1."""
+    if targets.is_floating_point():
+        return ((outputs > 0) == (targets > 0.5)).double().flatten(1).mean(1)
+    return outputs.argmax(dim=1) == targets
+
+
+def _among_five(outputs: Tensor, labels: Tensor) -> Tensor:
+    best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+    return (best == labels.unsqueeze(1)).any(dim=1)
+
+
+def _sizes(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().double().flatten(1).mean(1)
+
+
+def _mean(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], float]:
+    return lambda outputs, targets: float(of(outputs, targets).double().mean())
+
+
+def _rmse(outputs: Tensor, targets: Tensor) -> float:
+    return float((outputs - targets).double().square().mean().sqrt())
+
+
+def _r2(outputs: Tensor, targets: Tensor) -> float:
+    """1 − Σ (y − ŷ)² / Σ (y − ȳ)², the mean over columns; a column that doesn't vary has none."""
+    y = targets.double()
+    rest = (y - outputs.double()).square().sum(0)
+    spread = (y - y.mean(0)).square().sum(0)
+    defined = spread > 0
+    return float((1 - rest[defined] / spread[defined]).mean()) if bool(defined.any()) else float("nan")
+
+
+def _f1_macro(outputs: Tensor, targets: Tensor) -> float:
+    from sklearn.metrics import f1_score
+
+    if targets.is_floating_point():
+        return float(f1_score(targets.numpy() > 0.5, outputs.numpy() > 0, average="macro", zero_division=0))
+    return float(f1_score(targets.numpy(), outputs.argmax(dim=1).numpy(), average="macro", zero_division=0))
+
+
+def _auroc(outputs: Tensor, targets: Tensor) -> float:
+    """Area under the ROC curve; of several classes or labels the mean of each against the rest, where it has both.
+
+    NaN where a score is none, as in a run that diverges.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if targets.is_floating_point():
+        truth, scores = targets.numpy() > 0.5, outputs.double().numpy()
+    else:
+        p = torch.softmax(outputs.double(), dim=1).numpy()
+        truth = targets.numpy()[:, None] == np.arange(p.shape[1])
+        truth, scores = (truth[:, 1:], p[:, 1:]) if p.shape[1] == 2 else (truth, p)
+    if not np.isfinite(scores).all():
+        return float("nan")
+    both = truth.any(axis=0) & ~truth.all(axis=0)
+    areas = [roc_auc_score(truth[:, k], scores[:, k]) for k in np.flatnonzero(both)]
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", _mean(_hits), _hits),
+        Metric("top5", _mean(_among_five), _among_five, "classes"),
+        Metric("f1-macro", _f1_macro),
+        Metric("auroc", _auroc),
+        Metric("rmse", _rmse, None, "numbers"),
+        Metric("r2", _r2, None, "numbers"),
+        Metric("mae", _mean(_sizes), _sizes, "numbers"),
+    )
+}
+
+
+def chosen_metrics(names: str, loss: str, targets: Tensor) -> tuple[Metric, ...]:
+    """Return the metrics of a list of names, or for ``auto`` what suits the loss and the targets.
+
+    That is accuracy for classes and for several labels, rmse and r2 for numbers.
+    """
+    if names == AUTO:
+        names = "rmse,r2" if targets.is_floating_point() and loss != "bce" else "accuracy"
+    return metrics_of(names)
+
+
+@lru_cache(maxsize=8)
+def metrics_of(names: str) -> tuple[Metric, ...]:
+    """Return the metrics of a list of names; one of the user's own is a function (outputs, targets) → float.
+
+    Raises
+    ------
+    OwnPartError
+        If there is none of a name, two are called alike, or one as something else that a run tells.
+    """
+    listed = [] if names == NONE else [name.strip() for name in names.split(",")]
+    found = tuple(_metric(name) for name in listed)
+    called = [metric.name for metric in found]
+    if twice := [name for name in called if called.count(name) > 1]:
+        what = "names one twice" if len(set(listed)) < len(listed) else f"two are called {twice[0]!r}"
+        raise OwnPartError(f"metrics = {names!r}: {what}")
+    return found
+
+
+def _metric(name: str) -> Metric:
+    if name in METRICS:
+        return METRICS[name]
+    if not is_own(name):
+        raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED_METRICS}")
+    function = imported("metrics", name)
+    if not callable(function):
+        raise OwnPartError(f"metrics = {name!r}: must be a function (outputs, targets) → float")
+    called = _called(name)
+    if called in _TAKEN:
+        raise OwnPartError(
+            f"metrics = {name!r}: a run's {called!r} is something else; the function needs another name"
+        )
+    return Metric(called, lambda outputs, targets: float(cast(Any, function)(outputs, targets)))
+
+
+def _called(name: str) -> str:
+    """Return what one of the user's own is called: as its function, without the digest of what no module has."""
+    own = name.rpartition(":")[2].rpartition(".")[2]
+    if name.startswith(f"{HERE}:"):
+        own = re.sub(r"_[0-9a-f]{8}$", "", own)
+    return own.replace("_", "-")
+
 
 # Rows per forward pass: bounds the memory of a large test set. What convolutions and recurrent layers make of a few
 # rows stays in a processor's cache, of many it doesn't.

@@ -60,15 +60,14 @@ def gpu(*, tf32: bool) -> torch.device:
 
 
 @contextmanager
-def torch_as_it_was() -> Iterator[None]:
-    """Give torch back as it was found: clients' threads, and how a GPU computes, are for a run alone."""
+def gpu_as_it_was() -> Iterator[None]:
+    """Give PyTorch's settings of a GPU back as they were found: how a GPU computes is for a run alone."""
     cudnn = torch.backends.cudnn
-    threads, deterministic, benchmark = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark
+    deterministic, benchmark = cudnn.deterministic, cudnn.benchmark
     precision, workspace = Precision.now(), os.environ.get(WORKSPACE[0])
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
         cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
         precision.take()
         if workspace is None:

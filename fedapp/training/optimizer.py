@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedapp.names import OPTIMIZERS
 from fedapp.own import OwnPartError, imported, is_own
-from fedapp.training.vectors import Tensors
+from fedapp.training.rule import Tensors
 
 # w, the step's direction v, the step size γ: moves w in place.
 Move = Callable[[Tensors, Tensors, float | Tensor], None]

@@ -1,7 +1,7 @@
 """Models in dual form, as vectors: the first layer in the span of a client's rows, what is above it as it is.
 
 ``Span`` is the first layer, ``Network`` the whole model. The step (``fedapp.training.rule``) takes them as it takes
-``fedapp.training.vectors.Tensors``.
+``fedapp.training.rule.Tensors``.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedapp.training.vectors import Tensors
+from fedapp.training.rule import Tensors
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapp.training.layers import is_changed
+from fedapp.training.rule import Parameters
 from fedapp.training.state import StateNames, names_of
-from fedapp.training.vectors import Parameters
 
 # Dropout of single values, and of whole channels.
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

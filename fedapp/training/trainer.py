@@ -1,12 +1,21 @@
-"""Train the tasks of many clients, in chunks, on threads.
+"""Train the tasks of many clients, in chunks, on threads, each in the way that suits its model and the device:
 
-What is in a chunk doesn't depend on the number of threads, nor does any result.
+- **stacked**: models of dense layers as one stack of batched products (``fedapp.training.dense``);
+- **dual**: the same with many features and few examples, each client by itself (``fedapp.training.dual``);
+- **vmapped**: other models under ``torch.func.vmap``, ragged clients padded and masked, where that works;
+- **single**: one client after the other. Both by automatic differentiation (``fedapp.training.autograd``).
+
+On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. On a GPU,
+where the launch of a small kernel costs more than the kernel, they are vmapped. The choice follows from task and
+device alone, never from a stopwatch, so that it is the same in every run. Neither what is in a chunk nor any result
+depends on the number of threads.
 """
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
@@ -17,13 +26,91 @@ from torch import Tensor
 
 from fedapp.names import Way
 from fedapp.training.autograd import train_single, train_vmapped
-from fedapp.training.block import TaskBlock
-from fedapp.training.choose import can, way_of
 from fedapp.training.chunks import cut, cut_evenly, stack_bytes
 from fedapp.training.dense import train_dense, train_stack
-from fedapp.training.dual import train_dual
-from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters
+from fedapp.training.dual import has_dual, train_dual
+from fedapp.training.layers import dense_layers
+from fedapp.training.rule import Parameters
+from fedapp.training.task import LocalTask, TaskBlock
+from fedapp.training.vmapped import trains_under_vmap
+
+
+def way_of(task: LocalTask) -> Way:
+    """Return how a client is trained: a way that ``can``."""
+    on_cpu = task.x.device.type == "cpu"
+    if can("stacked", task):
+        return "dual" if on_cpu and is_dual_faster(task) and can("dual", task) else "stacked"
+    return "single" if on_cpu or not can("vmapped", task) else "vmapped"
+
+
+def can(way: Way, task: LocalTask) -> bool:
+    """Say whether a task can be trained in a way: dense models alone in a stack or in dual form.
+
+    Neither, where the images of a step are changed as it reads them.
+    """
+    if task.augmentation is not None and way in ("stacked", "dual"):
+        return False
+    if way == "dual":
+        return has_dual(task)
+    if way == "stacked":
+        return bool(dense_layers(task.model)) and task.loss.errors is not None and task.optimizer.stacks
+    return way == "single" or trains_under_vmap(task)
+
+
+# How many times as fast the dual form must be, for the Gram matrix to be worth its making.
+WORTH = 1.5
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the first layer of a task costs, in nanoseconds of a core.
+
+    The numbers are rough, but constants: a task must be trained in the same way in every process and every run.
+
+    Parameters
+    ----------
+    n, d, k : int
+        Examples, features, and outputs of the first layer.
+    layers : int
+        How many there are.
+    seen, steps : int
+        Examples that the task's steps see, one counted as often as it is seen; and the steps.
+    """
+
+    n: int
+    d: int
+    k: int
+    layers: int
+    seen: int
+    steps: int
+
+    @classmethod
+    def of(cls, task: LocalTask) -> "Costs":
+        """Return what a task of dense layers costs."""
+        layers, batches = dense_layers(task.model), task.batches
+        k, d = task.start[layers[0][0]].shape
+        return cls(batches.num_examples, d, k, len(layers), int(batches.sizes.sum()), len(batches))
+
+    @property
+    def primal(self) -> float:
+        """For each feature of an example, and each weight in a step."""
+        return (1.4 + 0.025 * self.k) * self.seen * self.d + 0.8 * self.k * self.d * self.steps
+
+    @property
+    def dual(self) -> float:
+        """For each product of two examples, each feature of an example once, each coefficient in a step, and each
+        step.
+        """
+        products = (0.75 + 0.025 * self.k) * self.seen * self.n
+        once = (1.2 + 0.03 * self.k) * self.n * self.d
+        return products + once + (50_000.0 * self.layers + 2.0 * self.k * self.n) * self.steps
+
+
+def is_dual_faster(task: LocalTask) -> bool:
+    """Say whether a CPU trains a task faster in its dual form; with n ≤ d, XXᵀ takes no more memory than X."""
+    costs = Costs.of(task)
+    return costs.n <= costs.d and WORTH * costs.dual < costs.primal
+
 
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]

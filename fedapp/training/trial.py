@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from fedapp.training.autograd import train_single
 from fedapp.training.batches import Batches
-from fedapp.training.choose import way_of
 from fedapp.training.losses import Loss
 from fedapp.training.rule import LocalRule
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import Trainee, draws_globally
-from fedapp.training.trainer import train_one
+from fedapp.training.trainer import train_one, way_of
 
 State = Mapping[str, np.ndarray]
 

@@ -1,6 +1,6 @@
-"""How much local work each client does: E_k local epochs or steps.
+"""How much a client trains in a task: E_k local epochs or steps, and the learning rate γ_t of the round.
 
-The server decides it once, before the run, and every message carries the list: whatever runs a client, on this
+The server decides E_k once, before the run, and every message carries the list: whatever runs a client, on this
 machine or on a device, its E_k is the same.
 
 With a common step size the clients' fixed point is the minimiser of Σ E_k J_k(w), not of Σ J_k(w) (Wang et al. 2020,
@@ -114,3 +114,30 @@ def in_part(work: int, part: float) -> int:
 @lru_cache(maxsize=2)
 def _listed(kind: str) -> tuple[int, ...]:
     return tuple(int(number) for number in kind.removeprefix("list:").split(","))
+
+
+def scheduled_lr(lr: float, schedule: str, server_round: int, num_rounds: int) -> float:
+    """Return the learning rate γ_t of a round.
+
+    Parameters
+    ----------
+    lr : float
+        γ, the rate of the first round.
+    schedule : str
+        ``constant``, ``inverse`` (γ/t), ``inverse-sqrt`` (γ/√t), ``cosine`` (to 0 after the last round) or
+        ``exponential:R`` (γ R^(t−1)).
+    server_round : int
+        t, from 1.
+    num_rounds : int
+        T, for ``cosine``.
+    """
+    name, _, rate = schedule.partition(":")
+    if name == "inverse":
+        return lr / server_round
+    if name == "inverse-sqrt":
+        return lr / float(np.sqrt(server_round))
+    if name == "cosine":
+        return lr * 0.5 * (1 + float(np.cos(np.pi * (server_round - 1) / num_rounds)))
+    if name == "exponential":
+        return lr * float(rate) ** (server_round - 1)
+    return lr

@@ -22,11 +22,10 @@ import torch.nn.functional as F
 
 from fedapp.models import build_model
 from fedapp.training.batches import plan_batches, task_rng
-from fedapp.training.choose import way_of
 from fedapp.training.gpu import gpu
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
-from fedapp.training.trainer import Trainer
+from fedapp.training.trainer import Trainer, way_of
 from strategies import streams
 
 LR = 0.1

@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from fedapp.config import ConfigError
 from fedapp.report import read_metrics
+from fedapp.report.files import replacing
 from fedapp.report.recorded import RecordedRun, metrics_of
-from fedapp.report.replacing import replacing
 from fedapp.report.series import Array
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of
 

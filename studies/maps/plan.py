@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from fedapp.config import ConfigError, Value
-from fedapp.report.scores import AUTO, may_be_measured
+from fedapp.report.files import AUTO, may_be_measured
 from fedapp.sweeps.plan import METRICS, SEED, Strict, unmeasured
 from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy

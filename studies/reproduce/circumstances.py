@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
 
-from fedapp.server.machine import machine
+from fedapp.server.journal import machine
 from fedapp.server.run_directory import PACKAGES
 
 

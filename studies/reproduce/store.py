@@ -23,10 +23,10 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from fedapp.report import as_number, read_metrics
-from fedapp.report.clients import by_evaluation
+from fedapp.report.client_tables import by_evaluation
+from fedapp.report.files import read_summary
 from fedapp.report.series import Array
-from fedapp.report.summary import read_summary
-from fedapp.server.machine import machine
+from fedapp.server.journal import machine
 from fedapp.sweeps.point import DIVERGED, PlannedRun
 from studies.reproduce.runs import KEPT, Curves
 

@@ -14,7 +14,7 @@ from fedapp import federation, server
 from fedapp.config import ConfigError, RunConfig, Setting, Value, in_keys
 from fedapp.config.run_config import key_of
 from fedapp.data import Dataset
-from fedapp.report.summary import read_summary
+from fedapp.report.files import read_summary
 from strategies.timing.time_scenario import TimeScenario
 
 CONVEX_MODELS = ("logistic", "perceptron")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedapp.data import DataError, load_dataset
-from fedapp.data.cache import cached_dataset
 from fedapp.data.dataset import RawData
-from fedapp.data.places import default_cache_dir
+from fedapp.data.errors import default_cache_dir
+from fedapp.data.loading import cached_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,7 +64,7 @@ def test_two_processes_prepare_at_once(cache: Path) -> None:
     code = f"""
 import time, numpy as np
 from pathlib import Path
-from fedapp.data.cache import cached_dataset
+from fedapp.data.loading import cached_dataset
 from fedapp.data.dataset import RawData
 flags = Path({str(cache.parent)!r})
 def read():

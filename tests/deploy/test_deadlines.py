@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedapp.report.tasks import read_tasks
+from fedapp.report.client_tables import read_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,8 +14,8 @@ import pytest
 from fedapp.deploy.files import CONNECTION
 from fedapp.deploy.flower import flwr
 from fedapp.deploy.local import LocalDeployment
-from fedapp.report.clients import last_clients
-from fedapp.report.summary import GONE, read_summary
+from fedapp.report.client_tables import last_clients
+from fedapp.report.files import GONE, read_summary
 from tests.end_to_end.processes import server_apps
 from tests.waiting import wait_until
 

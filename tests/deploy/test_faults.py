@@ -12,7 +12,7 @@ import pytest
 from fedapp.deploy import keys
 from fedapp.deploy.files import CONNECTION
 from fedapp.deploy.flower import flwr
-from fedapp.report.clients import by_evaluation, last_clients
+from fedapp.report.client_tables import by_evaluation, last_clients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

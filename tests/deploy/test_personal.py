@@ -9,7 +9,7 @@ import pytest
 
 from fedapp.client.kept import RECORD
 from fedapp.deploy.local import LocalDeployment
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from strategies.flower.internals import context_from_bytes
 from tests.end_to_end.softmax import KEYS, Problem
 from tests.runs import summary_of

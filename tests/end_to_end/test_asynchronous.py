@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from tests.end_to_end.server_step import server_step
 from tests.end_to_end.softmax import KEYS, Problem, assert_close
 from tests.runs import lines_of, summary_of

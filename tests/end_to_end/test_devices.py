@@ -3,7 +3,7 @@
 import pytest
 import safetensors.numpy
 
-from fedapp.report.clients import by_evaluation
+from fedapp.report.client_tables import by_evaluation
 from tests.runs import count_of, lines_of, summary_of
 from tests.waiting import wait_until
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedapp.report.clients import by_evaluation
+from fedapp.report.client_tables import by_evaluation
 
 RUNS = {
     "fedavg": {"model": "mlp", "data-imbalance": 1.0, "num-server-rounds": 3},

@@ -8,7 +8,7 @@ import pytest
 
 from fedapp import server
 from fedapp.config import ConfigError, RunConfig
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from tests.end_to_end.softmax import KEYS, Problem, assert_close
 from tests.runs import arrays_of, lines_of, same_files
 from tests.strategies.events.fleet_reference import Reference

@@ -9,8 +9,8 @@ import safetensors.numpy
 
 from fedapp import server
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.in_process import make_grid
-from fedapp.report.clients import last_clients
+from fedapp.engine.run import make_grid
+from fedapp.report.client_tables import last_clients
 from strategies import REGISTRY, AsynchronousStrategy
 
 CLIENTS = 1000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.report.clients import by_evaluation
+from fedapp.report.client_tables import by_evaluation
 from tests.end_to_end.softmax import KEYS, Array, Problem, assert_close
 
 pytestmark = pytest.mark.usefixtures("no_figures")

@@ -177,7 +177,8 @@ import json, sys, time
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from fedapp.engine.ray import SimulationConfig, simulate
+from fedapp.config.options import SimulationConfig
+from fedapp.engine.ray import simulate
 from strategies import messages
 from strategies.flower.exchange import exchange
 from strategies.flower.exchange import wait_for_nodes

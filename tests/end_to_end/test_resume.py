@@ -13,7 +13,7 @@ import run_simulation
 from fedapp.config import RunConfig
 from fedapp.config.resume import FREE
 from fedapp.deploy.local import LocalDeployment
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from fedapp.server.run_directory import RunDirectory
 from tests.end_to_end.processes import server_apps
 from tests.runs import arrays_of, count_of, lines_of, same_files, summary_of

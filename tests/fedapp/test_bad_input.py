@@ -16,7 +16,7 @@ import run_simulation
 from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from fedapp.server.run_directory import Checkpoint, read_checkpoint, write_checkpoint
 from strategies import REGISTRY
 
 Refusal = Callable[..., str]

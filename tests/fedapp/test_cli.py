@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fedapp import names
 from fedapp.cli import _imported, app
+from fedapp.training.evaluation import METRICS
 from fedapp.training.losses import LOSSES
-from fedapp.training.metrics import METRICS
 from strategies import REGISTRY
 
 

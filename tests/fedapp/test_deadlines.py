@@ -11,9 +11,8 @@ import pytest
 from fedapp import client_app, server
 from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients, read_tasks
 from fedapp.report.page.timeline import timeline
-from fedapp.report.tasks import read_tasks
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from fedapp.api.command import _say_clock
 from fedapp.cli import app
 from fedapp.config import RunConfig
-from fedapp.config.options import read_options
+from fedapp.config.options import SimulationConfig, read_options
 from fedapp.engine import run as engine_run
-from fedapp.engine.ray import SimulationConfig
+from fedapp.engine.run import fit_to_machine
 from run_simulation import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -198,7 +198,7 @@ def test_without_a_gpu_the_fraction_is_dropped_and_that_is_said(
     configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
     given = SimulationConfig.read({"client-resources-num-gpus": 0.1})
-    fitted = given.fit_to_machine(configure())
+    fitted = fit_to_machine(given, configure())
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith("client-resources-num-gpus = 0.1: this machine has no GPU")
@@ -209,12 +209,12 @@ def test_without_a_gpu_the_fraction_is_dropped_and_that_is_said(
 @NO_GPU
 def test_a_gpu_that_the_user_vouches_for_is_kept(configure: Callable[..., RunConfig]) -> None:
     given = SimulationConfig.read({"client-resources-num-gpus": 0.1, "init-args-num-gpus": 1})
-    assert given.fit_to_machine(configure()) == given
+    assert fit_to_machine(given, configure()) == given
 
 
 def test_on_the_cpu_nothing_changes(configure: Callable[..., RunConfig]) -> None:
     given = SimulationConfig.read({"num-supernodes": 3})
-    assert given.fit_to_machine(configure(client_device="cpu")) == given
+    assert fit_to_machine(given, configure(client_device="cpu")) == given
 
 
 @pytest.mark.parametrize("way", [None, "single", "vmapped"])

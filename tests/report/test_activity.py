@@ -13,12 +13,11 @@ from pyarrow import parquet
 
 from fedapp import federation, server
 from fedapp.config import RunConfig
-from fedapp.engine.in_process import make_grid
-from fedapp.report import away
+from fedapp.engine.run import make_grid
+from fedapp.report import client_tables
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, read_activity
-from fedapp.report.away import last_away, read_away, write_away
+from fedapp.report.client_tables import TasksFile, last_away, read_away, read_tasks, write_away
 from fedapp.report.page.timeline import timeline
-from fedapp.report.tasks import TasksFile, read_tasks
 from strategies.clients.accounts import LOST, Parts, TaskSpan, Timeline
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -162,7 +161,7 @@ def test_a_resumed_run_has_the_files_of_one_that_went_through(
     assert columns(part, *names) != columns(whole, *names)
     go("part", rounds[1], resume=part)
     assert columns(part, *names) == columns(whole, *names)
-    assert (part / away.NAME).read_bytes() == (whole / away.NAME).read_bytes()
+    assert (part / client_tables.AWAY).read_bytes() == (whole / client_tables.AWAY).read_bytes()
 
 
 def test_where_nobody_comes_and_goes_no_file_says_so_and_whole_task_times_have_no_parts(go: Go) -> None:
@@ -206,7 +205,7 @@ def test_of_too_many_absences_those_of_the_last_time_are_kept(
 
     whole = last_away(gone, 1000.0)
     assert (len(whole.client), whole.since) == (3001, 0)
-    monkeypatch.setattr(away, "MOST", 100)
+    monkeypatch.setattr(client_tables, "MOST_ABSENCES", 100)
     found = last_away(gone, 1000.0)
     assert 30 < len(found.client) <= 100
     assert found.since > 900
@@ -261,7 +260,9 @@ def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path: Path) -> 
 def test_shares_of_time_by_hand(tmp_path: Path) -> None:
     write_away(
         tmp_path,
-        away.Away(np.array([0, 1], np.int32), np.array([2.0, 0.0]), np.array([6.0, 10.0]), 0.0, 10.0),
+        client_tables.Away(
+            np.array([0, 1], np.int32), np.array([2.0, 0.0]), np.array([6.0, 10.0]), 0.0, 10.0
+        ),
     )
     file = TasksFile(tmp_path)
     # Client 0 goes while it works, and ends what it began (``bernoulli``); client 1 never comes.

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedapp.report import by_client
 from fedapp.report.by_client import FIGURE, draw_by_client, draw_clients_of_runs, scores_of
-from fedapp.report.clients import ClientsFile
+from fedapp.report.client_tables import ClientsFile
 from fedapp.report.comparison import Comparison
 from fedapp.report.recorded import RecordedRun
 from tests.report.test_comparison import write_run

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from fedapp import federation, server
 from fedapp.cli import app
 from fedapp.config import RunConfig
-from fedapp.engine.in_process import make_grid
+from fedapp.engine.run import make_grid
 from fedapp.report import read_metrics
+from fedapp.report.client_tables import read_tasks
 from fedapp.report.page.content import page_content
-from fedapp.report.tasks import read_tasks
 
 LATER_FILES = ("clients.parquet", "tasks.parquet", "log.txt")
 LATER_KEYS = ("clients-rows", "tasks-ended", "rounds-without-reply", "unread-keys")

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.report.activity import STATES, WAITING
-from fedapp.report.away import Away, write_away
+from fedapp.report.client_tables import Away, TasksFile, write_away
 from fedapp.report.gantt import COLORS, FIGURE, OUTCOMES, ROWS, draw_timeline
-from fedapp.report.tasks import TasksFile
 from strategies.clients.accounts import TaskSpan
 from tests.selection import covering, only
 

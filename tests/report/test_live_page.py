@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedapp.report.files import GONE, this_process
 from fedapp.report.page import LivePage
-from fedapp.report.summary import GONE, this_process
 
 HOLDER = """
 import fcntl, os, sys, time

@@ -19,11 +19,9 @@ import tomli_w
 from typer.testing import CliRunner
 
 from fedapp.cli import app
-from fedapp.report.away import Away, write_away
-from fedapp.report.clients import ClientsFile
+from fedapp.report.client_tables import Away, ClientsFile, TasksFile, write_away
 from fedapp.report.page import LivePage, make_page
 from fedapp.report.page.content import LINES, RUNS, page_content
-from fedapp.report.tasks import TasksFile
 
 EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.report.differences import descriptions, differing
+from fedapp.report.files import GONE, this_process
 from fedapp.report.runs import devices_of, runs_in
-from fedapp.report.summary import GONE, this_process
 
 CLIENTS: dict[str, Any] = {
     "name": ["oslo", ""],

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.report import figures
 from fedapp.report.figures import _heat_map, _stacked_bars, draw_curves, new_figure
+from fedapp.report.files import best_at, measured_by, metrics_among, step_of
 from fedapp.report.page.content import page_content
-from fedapp.report.scores import best_at, measured_by, metrics_among, step_of
 from fedapp.report.table import closing_table
 
 CONFIG = 'strategy = "{}"\ndataset = "d"\nmodel = "m"\nmetrics = "{}"\n'

@@ -12,10 +12,10 @@ from pyarrow import ipc
 
 from fedapp import federation, server
 from fedapp.config import RunConfig
-from fedapp.engine.in_process import make_grid
-from fedapp.report import tasks
+from fedapp.engine.run import make_grid
+from fedapp.report import client_tables
+from fedapp.report.client_tables import TasksFile, read_tasks
 from fedapp.report.page.content import page_content
-from fedapp.report.tasks import TasksFile, read_tasks
 from strategies.clients.accounts import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
 from strategies.clock import VirtualClock
 
@@ -86,8 +86,8 @@ def span(number: int, client: int = 0, outcome: str = "accepted") -> TaskSpan:
 def test_the_last_are_kept_and_a_resume_goes_on_behind_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "MOST", 10)
-    monkeypatch.setattr(tasks, "_SLACK", 5)
+    monkeypatch.setattr(client_tables, "MOST_TASKS", 10)
+    monkeypatch.setattr(client_tables, "_SLACK", 5)
     file = TasksFile(tmp_path)
     for number in range(40):
         file.add([span(number)])

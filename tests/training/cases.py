@@ -14,9 +14,8 @@ from fedapp.training.autograd import train_single, train_vmapped
 from fedapp.training.batches import Batches, plan_batches, task_rng
 from fedapp.training.dense import train_dense
 from fedapp.training.dual import train_dual
-from fedapp.training.rule import LocalRule
+from fedapp.training.rule import LocalRule, Parameters
 from fedapp.training.task import LocalTask
-from fedapp.training.vectors import Parameters
 
 CLASSES = 3
 

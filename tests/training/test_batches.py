@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.training.batches import FEW, permutation, plan_many, task_rng
-from fedapp.training.draws import batches_of_many
+from fedapp.training.batches import FEW, batches_of_many, permutation, plan_many, task_rng
 from tests.training.cases import plan, rows_of
 
 sizes, seeds = st.integers(1, 80), st.integers(0, 2**32)

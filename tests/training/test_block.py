@@ -9,11 +9,9 @@ import torch
 
 from fedapp.names import Way
 from fedapp.training import chunks
-from fedapp.training.batches import plan_many
-from fedapp.training.block import TaskBlock, TaskStack
-from fedapp.training.draws import batches_of_many
+from fedapp.training.batches import batches_of_many, plan_many
 from fedapp.training.rule import LocalRule
-from fedapp.training.task import LocalTask
+from fedapp.training.task import LocalTask, TaskBlock, TaskStack
 from fedapp.training.trainer import SHORT, Trainer
 from tests.training.cases import make_tasks, plan
 

@@ -15,13 +15,12 @@ from fedapp.own import OwnPartError
 from fedapp.training import trial as trying
 from fedapp.training.check import check_parts
 from fedapp.training.dense import train_dense
-from fedapp.training.evaluation import evaluate
+from fedapp.training.evaluation import METRICS, evaluate
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss
-from fedapp.training.metrics import METRICS
+from fedapp.training.rule import Parameters
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import global_stream
 from fedapp.training.trial import trial
-from fedapp.training.vectors import Parameters
 from tests.training.test_as_pytorch import (
     Afterwards,
     Checkpointed,

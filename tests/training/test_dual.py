@@ -10,9 +10,10 @@ import torch
 from fedapp.models import build_model
 from fedapp.training import dual
 from fedapp.training.batches import plan_batches, task_rng
-from fedapp.training.dual import Costs, has_dual, is_dual_faster, train_dual
+from fedapp.training.dual import has_dual, train_dual
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
+from fedapp.training.trainer import Costs, is_dual_faster
 from tests.training.cases import CLASSES, RULES, assert_equals_reference, make_tasks, plan
 
 

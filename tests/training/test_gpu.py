@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedapp.names import Way
-from fedapp.training.choose import can
-from fedapp.training.gpu import WORKSPACE, gpu, torch_as_it_was
+from fedapp.training.gpu import WORKSPACE, gpu, gpu_as_it_was
 from fedapp.training.task import LocalTask
+from fedapp.training.trainer import can
 from tests.training.cases import CLASSES, RULES, assert_equals_reference, by_way, three_clients
 
 Switches = tuple[object, ...]
@@ -22,7 +22,7 @@ def switches() -> Switches:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     precisions = [each.fp32_precision for each in (cudnn.conv, cudnn.rnn, matmul)]
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    return torch.get_num_threads(), workspace, cudnn.deterministic, cudnn.benchmark, *precisions
+    return workspace, cudnn.deterministic, cudnn.benchmark, *precisions
 
 
 def older_names() -> tuple[bool, bool]:
@@ -33,7 +33,7 @@ def older_names() -> tuple[bool, bool]:
 @pytest.fixture(autouse=True)
 def own_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(WORKSPACE[0], raising=False)
-    with torch_as_it_was():
+    with gpu_as_it_was():
         yield
 
 
@@ -41,7 +41,7 @@ def own_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_all_is_float32_unless_tf32_is_asked_for(tf32: bool, precision: str) -> None:
     torch.backends.cudnn.benchmark = True
     assert gpu(tf32=tf32) == torch.device("cuda")
-    assert switches()[1:] == (":4096:8", True, False, precision, precision, precision)
+    assert switches() == (":4096:8", True, False, precision, precision, precision)
     assert older_names() == (tf32, tf32)
 
 
@@ -57,20 +57,18 @@ def test_what_a_run_sets_is_set_back() -> None:
     before, older = switches(), older_names()
 
     def run() -> None:
-        torch.set_num_threads(torch.get_num_threads() + 1)
         gpu(tf32=False)
-        assert switches()[0] != before[0]
-        assert switches()[1:] != before[1:]
+        assert switches() != before
         raise KeyError
 
     with pytest.raises(KeyError):
-        torch_as_it_was()(run)()
+        gpu_as_it_was()(run)()
     assert (switches(), older_names()) == (before, older)
 
 
 def test_what_a_run_finds_untouched_is_untouched_after_it() -> None:
     before, older = switches(), older_names()
-    with torch_as_it_was():
+    with gpu_as_it_was():
         gpu(tf32=False)
     assert (switches(), older_names()) == (before, older)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedapp.own import OwnPartError, register
-from fedapp.report.scores import measured_by
-from fedapp.training.metrics import METRICS, chosen_metrics, metrics_of
+from fedapp.report.files import measured_by
+from fedapp.training.evaluation import METRICS, chosen_metrics, metrics_of
 from strategies.flower.higher_is_better import less_is_better
 
 LOGITS = torch.tensor([[2.0, 1, 0], [0, 2, 1], [0, 1, 2], [2, 0, 1]])

@@ -9,8 +9,7 @@ from torch import nn
 
 from fedapp.own import OwnPartError
 from fedapp.training.optimizer import LocalAdam, optimizer_of
-from fedapp.training.rule import LocalRule
-from fedapp.training.vectors import Tensors
+from fedapp.training.rule import LocalRule, Tensors
 from tests.training.cases import by_way, three_clients
 
 OPTIMIZERS = {

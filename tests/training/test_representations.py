@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.names import WAYS, Way
-from fedapp.training.choose import can
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
+from fedapp.training.trainer import can
 from tests.selection import covering
 from tests.training.cases import (
     RULES,

@@ -11,9 +11,8 @@ from fedapp.models import build_model
 from fedapp.training.autograd import batch_loss, train
 from fedapp.training.batches import Batches
 from fedapp.training.losses import CROSS_ENTROPY
-from fedapp.training.rule import Anchors, LocalRule, path, step
+from fedapp.training.rule import Anchors, LocalRule, Parameters, Tensors, path, step
 from fedapp.training.trainee import Trainee
-from fedapp.training.vectors import Parameters, Tensors
 from tests.training.cases import RULES, plan, rows_of
 
 CLASSES, FEATURES, EXAMPLES = 3, 5, 30

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from fedapp.training.batches import Batches
-from fedapp.training.choose import can
 from fedapp.training.evaluation import evaluate
 from fedapp.training.rule import LocalRule
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import Dropout, Trainee
-from fedapp.training.trainer import Trainer, train_one
+from fedapp.training.trainer import Trainer, can, train_one
 from tests.training.cases import reference
 
 

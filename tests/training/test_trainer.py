@@ -16,11 +16,10 @@ from fedapp.models import build_model
 from fedapp.names import WAYS
 from fedapp.training import trainer as training
 from fedapp.training.batches import Batches, plan_batches, task_rng
-from fedapp.training.choose import can, way_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
-from fedapp.training.trainer import Trained, Trainer, train_one
+from fedapp.training.trainer import Trained, Trainer, can, train_one, way_of
 from studies.benchmarks.training import all_of
 from tests.training.cases import reference
 

@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.clients import WALL, column, read_clients
+from fedapp.report.client_tables import WALL, column, read_clients
 from fedapp.report.differences import ends_of
+from fedapp.report.files import LOSS, read_summary
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import RecordedRun, metrics_of
-from fedapp.report.scores import LOSS
-from fedapp.report.summary import read_summary
 from strategies.flower.higher_is_better import less_is_better
 
 Array = NDArray[Any]

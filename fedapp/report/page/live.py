@@ -7,9 +7,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from fedapp.report.files import read_summary
 from fedapp.report.page.content import page_content
 from fedapp.report.page.html import as_json, make_page
-from fedapp.report.summary import read_summary
 
 HOST = "127.0.0.1"
 

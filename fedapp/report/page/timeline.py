@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, Activity, read_activity
-from fedapp.report.tasks import MOST
+from fedapp.report.client_tables import MOST_TASKS
 
 # Up to so many clients have a line each; more are put together, from the fastest to the slowest.
 LINES, GROUPS = 60, 100
@@ -28,7 +28,7 @@ def timeline(path: Path, bars: int, side: int, left_out: list[str]) -> dict[str,
     if activity is None:
         return {}
     if activity.first:
-        left_out.append(f"the first {activity.first:,} tasks: a run has its last {MOST:,} on record")
+        left_out.append(f"the first {activity.first:,} tasks: a run has its last {MOST_TASKS:,} on record")
     by_clock = {"time": activity, "wall-seconds": read_activity(path, wall=True) or activity}
     found = {
         "parts": activity.parts,

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.config import ConfigError
-from fedapp.engine.ray import SimulationConfig
+from fedapp.config.options import SimulationConfig
 from fedapp.engine.run import run_on
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.plan import checked, read_file

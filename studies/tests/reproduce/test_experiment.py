@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedapp.config import ConfigError
-from fedapp.server.machine import machine
+from fedapp.server.journal import machine
 from fedapp.sweeps.runner import perform, run_missing
 from studies.reproduce import beyond
 from studies.reproduce.experiment import Results, collect, measurer_of, report_on, reporter_of

@@ -9,7 +9,7 @@ import tomli_w
 from pyarrow import parquet
 
 from fedapp.config import RunConfig
-from fedapp.server.machine import machine
+from fedapp.server.journal import machine
 from fedapp.sweeps.point import PlannedRun, is_finished
 from studies.reproduce import store
 from studies.reproduce.runs import Curves, Run

@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from fedapp import server
 from fedapp.config import RunConfig
-from fedapp.engine.in_process import make_grid
+from fedapp.engine.run import make_grid
 from strategies import REGISTRY, FedAvg
 from strategies.clients.roster import Client
 from strategies.flower import messages

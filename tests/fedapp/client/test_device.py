@@ -8,14 +8,13 @@ import pytest
 import ray
 import torch
 
-from fedapp.client import device
-from fedapp.client.device import device_of
+from fedapp.client import request
+from fedapp.client.request import device_of
 from fedapp.config import RunConfig
-from fedapp.engine.ray import SimulationConfig
-from fedapp.engine.run import run_on
+from fedapp.config.options import SimulationConfig
+from fedapp.engine.run import run_on, torch_as_it_was
 from fedapp.names import IN_PROCESS
 from fedapp.server import prepare
-from fedapp.training.gpu import torch_as_it_was
 
 
 class OnRay:
@@ -38,10 +37,10 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     taken: list[float] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", taken.append)
-    device._limit_gpu_share.cache_clear()
+    request._limit_gpu_share.cache_clear()
     with torch_as_it_was():
         yield taken
-    device._limit_gpu_share.cache_clear()
+    request._limit_gpu_share.cache_clear()
 
 
 @pytest.mark.parametrize(("actor", "share"), [("a1", [0.25]), (None, [])])

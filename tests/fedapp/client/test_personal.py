@@ -13,11 +13,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fedapp import federation, server
 from fedapp.client.handlers import handle
 from fedapp.client.kept import MOST_FILES, RECORD, keep_model, kept_model
-from fedapp.client.local_data import local_data
+from fedapp.client.request import local_data
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
-from fedapp.engine.in_process import make_grid
-from fedapp.report.clients import last_clients
+from fedapp.engine.run import make_grid
+from fedapp.report.client_tables import last_clients
 from fedapp.server.personal import evaluates_on_clients
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
@@ -192,7 +192,6 @@ def test_min_samples_that_leave_nothing_to_test_on_are_refused() -> None:
         ({"dp": "local"}, "sequential", False, "dp = 'local': clients' own models aren't scored"),
         ({}, DEPLOYMENT, False, "client-evaluation = false: on devices clients' own models aren't scored"),
         ({"client-evaluation": True}, DEPLOYMENT, True, ""),
-        ({"strategy": "fedavg"}, "sequential", False, ""),
     ],
 )
 def test_one_line_says_where_own_models_are_not_scored(

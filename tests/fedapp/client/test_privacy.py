@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedapp.client_app import app
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.in_process import make_grid
+from fedapp.engine.run import make_grid
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.gaussian_mechanism import gaussian_epsilon, gaussian_sigma
 from fedapp.report import read_metrics

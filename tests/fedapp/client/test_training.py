@@ -16,9 +16,9 @@ from fedapp.server import Experiment, prepare
 from fedapp.server.experiment import task_config
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.rule import LocalRule
-from fedapp.training.schedule import scheduled_lr
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import train_one
+from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 from tests.fedapp.client.asking import CLIENTS, ask, same, trained
 

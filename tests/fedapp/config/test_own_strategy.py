@@ -21,7 +21,7 @@ from fedapp.config.document import document
 from fedapp.config.options import read_options
 from fedapp.config.run_config import key_of
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.report.clients import last_clients
+from fedapp.report.client_tables import last_clients
 from strategies import AsynchronousConfig, FedAvg, StrategyConfig, parameter
 
 HALF_LIFE = "custom.half_life:HalfLife"

@@ -19,7 +19,7 @@ from fedapp.config import RunConfig
 from fedapp.engine import vectorized
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.report.clients import by_evaluation
+from fedapp.report.client_tables import by_evaluation
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy
 from strategies.flower import messages

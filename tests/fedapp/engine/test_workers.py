@@ -12,10 +12,10 @@ import torch
 from ray.cluster_utils import Cluster
 
 from fedapp import federation
-from fedapp.client import device
+from fedapp.client import request
 from fedapp.config import ConfigError, RunConfig
+from fedapp.config.options import SimulationConfig
 from fedapp.engine import workers
-from fedapp.engine.ray import SimulationConfig
 from fedapp.engine.run import run_on
 from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
@@ -162,11 +162,11 @@ def test_parts_of_gpus_are_given_to_workers(run: Run) -> None:
 @pytest.mark.usefixtures("on_ray")
 def test_a_gpu_of_the_process_that_asks_is_no_trouble(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = run()
-    device._limit_gpu_share.cache_clear()
+    request._limit_gpu_share.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # here; not where workers are
     parts = {"client-resources-num-gpus": 0.5}
     assert_same(run(1, parts, server_device="cpu"), alone)
-    assert device._limit_gpu_share.cache_info().misses == 1  # it was asked for, and Ray is there
+    assert request._limit_gpu_share.cache_info().misses == 1  # it was asked for, and Ray is there
 
 
 @pytest.mark.thorough

@@ -162,7 +162,7 @@ def test_many_rows_are_prepared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         Dataset, "inputs", lambda self, own, *how: asked.append(len(own)) or inputs(self, own, *how)
     )
-    monkeypatch.setattr("fedapp.federation.tensors.AT_ONCE", 3 * 64 * 4)  # three images
+    monkeypatch.setattr("fedapp.federation.loaded.AT_ONCE", 3 * 64 * 4)  # three images
     parts = to_tensors(digits, rows, False, CPU)
     assert asked == [1, 3, 3, 1]  # first one, for its shape
     assert all(torch.equal(one, other) for one, other in zip(parts, whole, strict=True))
@@ -206,7 +206,7 @@ def test_the_cache_looks_at_what_it_drops_alone(monkeypatch: pytest.MonkeyPatch)
         def values(self) -> Any:
             pytest.fail("looks at all that it has")
 
-    monkeypatch.setattr("fedapp.federation.tensors.OrderedDict", Counted)
+    monkeypatch.setattr("fedapp.federation.loaded.OrderedDict", Counted)
     digits = load_dataset("digits")
     cache = TensorCache(budget=2 * 10 * row_bytes())
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from fedapp.config import RunConfig
-from fedapp.server import checkpoint
-from fedapp.server.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from fedapp.server.run_directory import RunDirectory
+from fedapp.server import run_directory
+from fedapp.server.run_directory import Checkpoint, RunDirectory, read_checkpoint, write_checkpoint
 
 
 def of(number: int, size: int = 5) -> Checkpoint:
@@ -96,7 +95,7 @@ def test_a_kill_at_any_step_leaves_a_whole_checkpoint(
     while killed:
         folder = tmp_path / f"{step}-{at}"
         write_checkpoint(folder, of(1))
-        module: Any = checkpoint.shutil if step == "rmtree" else os
+        module: Any = run_directory.shutil if step == "rmtree" else os
         calls, real = iter(range(1000)), getattr(module, step)
 
         def dies(*arguments: Any, calls: Any = calls, real: Any = real, at: int = at, **options: Any) -> Any:
@@ -125,10 +124,10 @@ def test_a_kill_at_any_step_leaves_a_whole_checkpoint(
 def test_a_byte_that_has_changed_is_found_wherever_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "BLOCK", 16)  # which every file has several of
+    monkeypatch.setattr(run_directory, "BLOCK", 16)  # which every file has several of
     write_checkpoint(tmp_path, of(1))
     (made,) = tmp_path.iterdir()
-    files = [path for path in made.iterdir() if path.name != checkpoint.CHECKSUMS]
+    files = [path for path in made.iterdir() if path.name != run_directory.CHECKSUMS]
     assert {path.name for path in files} == {"model.npy", "state.json"}
     for path in files:
         whole = path.read_bytes()

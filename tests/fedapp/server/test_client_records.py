@@ -11,7 +11,7 @@ import pytest
 from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.report.clients import GROWING, WALL, by_evaluation, read_clients
+from fedapp.report.client_tables import GROWING, WALL, by_evaluation, read_clients
 from strategies import REGISTRY
 
 

@@ -177,7 +177,7 @@ def test_the_serverapp_says_how_many_clients_it_waits_for(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("fedapp.server.heartbeat.EVERY", 0.0)
+    monkeypatch.setattr("fedapp.server.progress.EVERY", 0.0)
     caplog.set_level(logging.INFO, "flwr.fedapp")
     with pytest.raises(RunError):
         app(Devices(NAMES), context(min_clients=4, round_timeout=0.2, num_server_rounds=7))

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, Message
 
 from fedapp import client_app
 from fedapp.report import read_metrics
-from fedapp.server.fruitless import Fruitless
+from fedapp.server.failure import RoundsWithoutReply
 from fedapp.server.record import Entry
 from strategies import FedAvg, Progress, RunError
 from strategies.flower import messages
@@ -92,12 +92,12 @@ def test_a_round_in_which_all_are_at_work_on_what_counts_later_is_none(go: Any) 
 
 
 def test_late_work_that_never_counts_is_one() -> None:
-    fruitless = Fruitless(FedAvg())
+    observer = RoundsWithoutReply(FedAvg())
 
     def rounds_after(**told: int) -> int:
         metrics = {name.replace("_", "-"): value for name, value in told.items()}
-        fruitless.measure(Entry.of(Progress(1, 0.0, ArrayRecord(), metrics, evaluated=False)))
-        return int(fruitless.state()["rounds-without-reply"])
+        observer.measure(Entry.of(Progress(1, 0.0, ArrayRecord(), metrics, evaluated=False)))
+        return int(observer.state()["rounds-without-reply"])
 
     assert rounds_after(participants=0, failures=0, dropped_updates=3) == 1
     assert rounds_after(participants=0, failures=0, dropped_updates=0, late_updates=3) == 1

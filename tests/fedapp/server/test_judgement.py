@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fedapp import server
 from fedapp.api.command import parser_of, run
 from fedapp.config import RunConfig
-from fedapp.engine.in_process import make_grid
+from fedapp.engine.run import make_grid
 from fedapp.report import read_metrics
-from fedapp.report.summary import read_summary
-from fedapp.server.judgement import WorseThanGuessingError, judge
+from fedapp.report.files import read_summary
+from fedapp.server.failure import WorseThanGuessingError, judge
 from fedapp.server.length import with_length
 from strategies import Contribution, DelayAdaptive, FedBuff, Ringmaster
 from tests.selection import only

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from fedapp.config import RunConfig
-from fedapp.report.clients import by_evaluation, last_clients
-from fedapp.report.summary import GONE, read_summary, this_process
+from fedapp.report.client_tables import by_evaluation, last_clients
+from fedapp.report.files import GONE, read_summary, this_process
 from fedapp.server import prepare, run
-from fedapp.server.machine import machine
+from fedapp.server.journal import machine
 from fedapp.server.run_directory import RunDirectory
 from tests.fedapp.server.conftest import Devices
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedapp.training.schedule import scheduled_lr
+from fedapp.training.work import scheduled_lr
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedapp.training.rule import Parameters, Stack, Tensors
 from fedapp.training.span import Basis, Columns, Network, Span
-from fedapp.training.vectors import Parameters, Stack, Tensors
 
 seeds, numbers = st.integers(0, 2**32 - 1), st.floats(-3, 3, width=32)
 SHAPES = {"weight": (3, 4), "bias": (3,), "scale": ()}

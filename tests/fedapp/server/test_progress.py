@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord
 
-from fedapp.report.progress import progress_line
-from fedapp.server import heartbeat
-from fedapp.server.heartbeat import EVERY, Heartbeat, HowFar
+from fedapp.server import progress
+from fedapp.server.progress import EVERY, Heartbeat, HowFar, progress_line
 from fedapp.server.record import Entry
 from strategies import Progress
 
@@ -108,7 +107,7 @@ def test_no_more_is_left_than_the_time_budget(clock: Clock) -> None:
 def test_a_run_that_waits_for_a_device_says_so(
     strategy: str, go: Any, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     go(strategy=strategy, clock="wall", server_lr=0.5)
     found = [LINE.fullmatch(line) for line in lines()]
     assert all(found)
@@ -123,7 +122,7 @@ def test_a_run_that_waits_for_a_device_says_so(
 def test_a_terminal_has_its_bar_instead(
     go: Any, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     path: Path = go()
     assert lines() == []

@@ -1,34 +1,85 @@
-"""Whether a run that came to its end has diverged, though every number in it is finite.
+"""Failure detection: whether a run that went through all its aggregations has failed, or has diverged.
 
-Judged is the last quarter of the evaluations after the first, one at least, by its medians. With L the larger of the
-first loss and ln K, which guessing among K classes costs, a run has diverged if
+A run whose clients all failed from some point on has failed, though it has a model. A run with rounds has failed if
+none of its last rounds had a valid reply: a tenth of all rounds, three at least. A run without rounds has failed if
+no client counts any more when the run's time is over.
+
+A run has diverged, though every number in it is finite, by the last quarter of the evaluations after the first, one
+evaluation at least, of which the medians count. With L the larger of the first loss and ln K, which guessing among K
+classes costs, a run has diverged if
 
 * its loss is above 2 L, and
 * its accuracy has come less than a quarter of the way from guessing (1/K, or the first accuracy) to 1, and
 * its clients don't learn either: their loss while they train is above ln K; or its own loss is above 10 L.
 
-A run whose loss is between L and 2 L, with such an accuracy, has learnt nothing: it is finished, and the log says so.
-
-A run with another loss than cross-entropy has diverged if its loss is above 10 times the first.
-
-A run that learns isn't hit: one that overfits has a loss that rises, but clients that have learnt, and an accuracy.
+A run whose loss is between L and 2 L, with such an accuracy, has learnt nothing: it is finished, and a warning says
+so. A run with another loss than cross-entropy has diverged if its loss is above 10 times the first. The rule doesn't
+hit a run that learns: a run that overfits has a loss that rises, but clients that have learnt, and an accuracy.
 """
 
 import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedapp.config import RunConfig
 from fedapp.report import as_number
+from fedapp.server.record import Entry, Observer
 from fedapp.training.losses import CROSS_ENTROPY
-from strategies import DivergedError
+from strategies import AsynchronousStrategy, DivergedError, FederatedStrategy
+from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
 
+# A run has failed if its last rounds had no valid reply: so many rounds, and such a share of all rounds.
+LEAST, SHARE = 3, 0.1
+
+# The loss at which a run has diverged, in multiples of L, if its clients learn or not; the share of the way to an
+# accuracy of 1 that a run has learnt by; the share of the evaluations that the run is judged by.
 TIMES, TIMES_WHATEVER, LEARNT, JUDGED = 2.0, 10.0, 0.25, 0.25
 
 Evaluations = Sequence[Mapping[str, object]]
+
+
+class RoundsWithoutReply(Observer):
+    """Counts the last rounds in a row without a valid reply; rounds in which all clients still work don't count."""
+
+    def __init__(self, strategy: FederatedStrategy) -> None:
+        self.strategy = strategy
+        self.rounds = 0
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the count of a checkpoint; a checkpoint of an earlier version has none."""
+        self.rounds = int(state.get("rounds-without-reply", 0))
+
+    def measure(self, entry: Entry) -> None:
+        """Count a round without a valid reply."""
+        told = entry.progress.metrics
+        if (participants := told.get(messages.PARTICIPANTS)) is None:
+            return
+        if participants:
+            self.rounds = 0
+        elif told.get(messages.FAILURES) or told.get(messages.DROPPED_UPDATES):
+            self.rounds += 1  # else all clients are at work on updates that count in a later round
+
+    def state(self) -> dict[str, Any]:
+        """Return the count."""
+        return {"rounds-without-reply": self.rounds}
+
+    def judge(self) -> None:
+        """Raise RunError, with the reason why the last client's work was refused, if the run has failed."""
+        strategy = self.strategy
+        if isinstance(strategy, AsynchronousStrategy):
+            ledger = strategy.ledger
+            if ledger.members and not ledger.counting:
+                raise strategy.run.given_up(
+                    f"every client was dropped before the end, after {strategy.aggregations} aggregations"
+                )
+        elif self.rounds >= max(LEAST, math.ceil(SHARE * strategy.aggregations)):
+            raise strategy.run.given_up(
+                f"no reply was valid in the last {self.rounds} of {strategy.aggregations} rounds"
+            )
 
 
 class WorseThanGuessingError(DivergedError):

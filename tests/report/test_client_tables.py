@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from fedapp.report.clients import GROWING, PARQUET, ClientsFile, by_evaluation, last_clients, read_clients
+from fedapp.report.client_tables import (
+    GROWING,
+    PARQUET,
+    ClientsFile,
+    by_evaluation,
+    last_clients,
+    read_clients,
+)
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def test_rows_are_read_back_while_the_run_goes_and_after(written: ClientsFile, t
 def test_what_was_written_bit_by_bit_is_read_in_groups_of_rows(
     written: ClientsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedapp.report.growing._ROWS", 4)
+    monkeypatch.setattr("fedapp.report.client_tables._ROWS", 4)
     for aggregation in (6, 7, 8):
         written.append(aggregation, 2.0, {"loss": [0.5]}, {})
     growing = read_clients(tmp_path)

@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord
 from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.nodes import Nodes
+from fedapp.engine.run import torch_as_it_was
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.engine.workers import WorkersGrid
-from fedapp.training.gpu import torch_as_it_was
 from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
 from strategies.flower.grids import DescribingGrid, Description

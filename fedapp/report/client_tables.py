@@ -1,0 +1,420 @@
+"""What a run knows of its clients: ``clients.parquet``, ``tasks.parquet``, ``away.parquet``, written and read back.
+
+- ``clients.parquet`` has the clients' numbers, evaluation by evaluation;
+- ``tasks.parquet`` has when each task of a client began and ended, of the last 200,000 tasks of a run;
+- ``away.parquet`` has when clients weren't available, of the last 100,000 such times of a run.
+
+While a run goes, every evaluation is added to ``clients.arrows``, and ended tasks to ``tasks.arrows``, which takes
+the same time however long the run is. What a kill leaves behind can be read up to the last piece that is whole. The
+parquet files are made of the growing ones now and then, and for good when the run ends.
+"""
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import ipc, parquet
+
+from fedapp.report import read_metrics
+from fedapp.report.files import replacing
+
+_ROWS = 1 << 17  # of a row group
+
+
+class GrowingTable:
+    """Writes a run's table; a folder has one writer.
+
+    Attributes
+    ----------
+    path, parquet : Path
+        What grows, and what is made of it.
+    rows : int
+        How many rows what grows has.
+    """
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self.path, self.parquet = run_dir / f"{name}.arrows", run_dir / f"{name}.parquet"
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as file:
+                _write(table, file)
+        except OSError:
+            os.truncate(self.path, size)  # no torn rows on a full disk
+            raise
+        self.rows += len(table)
+
+    def replace(self, table: pa.Table) -> None:
+        """Have these rows in place of all; a kill at any moment leaves all that there were, or these."""
+        if len(table):
+            with replacing(self.path) as new, new.open("wb") as file:
+                _write(table, file)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            self.path.unlink(missing_ok=True)
+        self.parquet.unlink(missing_ok=True)  # which isn't read while what grows is there
+        self.rows = len(table)
+
+    def sync(self) -> int:
+        """Return how many rows there are, now on the disk to stay."""
+        if self.path.exists():
+            with self.path.open("ab") as file:
+                os.fsync(file.fileno())
+        return self.rows
+
+    def publish(self, *, last: bool = False) -> None:
+        """Make the parquet file what there is so far; the ``last`` time nothing else stays."""
+        if not self.path.exists():
+            return
+        schema = pa.unify_schemas([piece.schema for piece in _pieces(self.path)])
+        with (
+            replacing(self.parquet) as new,
+            parquet.ParquetWriter(new, schema, compression="zstd") as writer,
+        ):
+            for piece in _grouped(_pieces(self.path), schema):
+                writer.write_table(piece)
+        if last:
+            self.path.unlink()
+
+
+def read_growing(run_dir: Path, name: str) -> pa.Table | None:
+    """Return a run's table, oldest rows first; None if there is none."""
+    if (growing := run_dir / f"{name}.arrows").is_file():
+        pieces = list(_pieces(growing))
+        if pieces:
+            return pa.concat_tables(pieces, promote_options="default")
+    path = run_dir / f"{name}.parquet"
+    return parquet.read_table(path) if path.is_file() else None
+
+
+def _write(table: pa.Table, file: BinaryIO) -> None:
+    with ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+def _pieces(path: Path) -> Iterator[pa.Table]:
+    """Yield what was written at once, up to what isn't whole."""
+    with path.open("rb") as file:
+        while file.tell() < path.stat().st_size:
+            try:
+                with ipc.open_stream(file) as stream:
+                    yield stream.read_all()
+            except (pa.ArrowInvalid, OSError, EOFError):
+                return
+
+
+def _grouped(pieces: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield pieces together as row groups."""
+    waiting: list[pa.Table] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= _ROWS:
+            yield _as(waiting, schema)
+            waiting = []
+    if waiting:
+        yield _as(waiting, schema)
+
+
+def _as(pieces: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    table = pa.concat_tables(pieces, promote_options="default")
+    rows = len(table)
+    return pa.table(
+        {
+            field.name: table[field.name] if field.name in table.column_names else pa.nulls(rows, field.type)
+            for field in schema
+        },
+        schema=schema,
+    )
+
+
+WALL = "wall-seconds"
+CLIENTS = "clients"
+PARQUET, GROWING = f"{CLIENTS}.parquet", f"{CLIENTS}.arrows"
+
+# The first columns; the others are numbers.
+_HEAD = {"aggregation": pa.int64(), "time": pa.float64(), "client": pa.int64(), "name": pa.string()}
+
+# What strategies call them → what the file does.
+_NAMES = {
+    "participation": "work",
+    "weight": "contribution-weight",
+    "importance": "weight",
+    "expected-share": "expected",
+    "observed-share": "observed",
+}
+_BACK = {name: theirs for theirs, name in _NAMES.items()}
+
+
+class ClientsFile(GrowingTable):
+    """Writes a run's rows; a folder has one writer."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir, CLIENTS)
+
+    def append(
+        self, aggregation: int, time: float, clients: Mapping[str, Sequence[float]], names: Mapping[int, str]
+    ) -> None:
+        """Add an evaluation: columns by client index, in a strategy's words; a client with no numbers has no row."""
+        size = max(map(len, clients.values()), default=0)
+        columns = {_NAMES.get(name, name): _padded(values, size) for name, values in clients.items()}
+        columns = {name: values for name, values in columns.items() if name not in _HEAD}
+        if not columns:
+            return
+        empty = np.all([np.isnan(each) for each in columns.values()], axis=0)
+        there = np.flatnonzero(~empty)
+        head = {
+            "aggregation": pa.array(np.full(len(there), aggregation), _HEAD["aggregation"]),
+            "time": pa.array(np.full(len(there), time), _HEAD["time"]),
+            "client": pa.array(np.asarray(there, np.int64)),
+            "name": pa.array([names.get(int(index)) for index in there], _HEAD["name"]),
+        }
+        rest = {name: pa.array(values[there], from_pandas=True) for name, values in columns.items()}
+        if len(there):
+            self.write(pa.table(head | rest))
+
+    def cut(self, rows: int) -> None:
+        """Go on after so many rows of the run so far; those after come again.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer.
+        """
+        kept = read_clients(self.path.parent).slice(0, rows)
+        if len(kept) < rows:
+            raise ValueError(
+                f"{self.parquet} has lost rows since the checkpoint: {len(kept)} of {rows} are there"
+            )
+        self.replace(kept)
+
+
+def read_clients(run_dir: Path) -> pa.Table:
+    """Return a run's rows, oldest first; without any if there are none, or it is of an earlier version.
+
+    What a run that was killed wrote last, and not wholly, is left out.
+    """
+    table = read_growing(run_dir, CLIENTS)
+    return pa.table({name: pa.array([], kind) for name, kind in _HEAD.items()}) if table is None else table
+
+
+def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
+    """Return what a strategy told of clients at each aggregation that has rows, in its words, by client index.
+
+    ``name`` has those of devices, "" where there is none. Runs of earlier versions have all of it in metrics.jsonl.
+    """
+    table = read_clients(run_dir)
+    if not len(table) and (run_dir / "metrics.jsonl").is_file():
+        records = read_metrics(run_dir)
+        return {record["aggregation"]: record["clients"] for record in records if record.get("clients")}
+    ends = np.flatnonzero(np.diff(column(table, "aggregation"), append=-1)) + 1
+    found, start = {}, 0
+    for end in ends.tolist() if len(table) else []:
+        found[int(table["aggregation"][start].as_py())] = _told(table.slice(start, end - start))
+        start = end
+    return found
+
+
+def last_clients(run_dir: Path) -> dict[str, list[Any]]:
+    """Return what was told of clients at the last evaluation; {} if nothing was."""
+    return next(reversed(by_evaluation(run_dir).values()), {})
+
+
+def column(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """Return a column of numbers (rows,); NaN where there is none."""
+    if name not in table.column_names:
+        return np.full(len(table), np.nan)
+    return np.asarray(table[name].to_numpy(), dtype=np.float64)
+
+
+def _told(rows: pa.Table) -> dict[str, list[Any]]:
+    clients = column(rows, "client").astype(int)
+    size = int(clients.max()) + 1
+    told: dict[str, list[Any]] = {}
+    names = rows["name"].to_pylist()
+    if any(names):
+        told["name"] = [""] * size
+        for client, name in zip(clients, names, strict=True):
+            told["name"][client] = name or ""
+    for name in rows.column_names:
+        if name not in (*_HEAD, WALL) and not np.isnan(values := column(rows, name)).all():
+            filled = np.full(size, np.nan)
+            filled[clients] = values
+            told[_BACK.get(name, name)] = filled.tolist()
+    return told
+
+
+def _padded(values: Sequence[float], size: int) -> NDArray[np.float64]:
+    padded = np.full(size, np.nan)
+    padded[: len(values)] = values
+    return padded
+
+
+# Client, when its task began and ended by the run's clock, when by the machine's, what became of it, and the seconds
+# of the run's clock that the model and the reply were on their way.
+TaskSpan = tuple[int, float, float, float, float, str, float | None, float | None]
+
+TASKS = "tasks"
+MOST_TASKS = 200_000
+
+# Tasks that wait to be written, at most; and by how many the file may have more than it is to have.
+_WAITING, _SLACK = 10_000, 100_000
+
+_TASKS_SCHEMA = pa.schema(
+    [
+        ("number", pa.int64()),  # of the run's tasks, in the order in which they ended
+        ("client", pa.int32()),
+        ("began", pa.float64()),  # seconds of the run's clock
+        ("ended", pa.float64()),
+        ("wall-began", pa.float64()),  # seconds of the machine since the run began
+        ("wall-ended", pa.float64()),
+        ("outcome", pa.string()),
+        ("receiving", pa.float64()),  # of its seconds by the run's clock; null where nobody can tell
+        ("sending", pa.float64()),
+    ]
+)
+
+
+class TasksFile:
+    """Writes a run's tasks; a folder has one writer."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._table = GrowingTable(run_dir, TASKS)
+        self._waiting: list[TaskSpan] = []
+        self.ended = 0  # tasks so far, those that aren't kept any more among them
+
+    def add(self, spans: Sequence[TaskSpan]) -> None:
+        """Add tasks, in the order in which they ended."""
+        self._waiting.extend(spans)
+        if len(self._waiting) >= _WAITING:
+            self._write()
+
+    def sync(self) -> int:
+        """Return how many tasks have ended so far, now on the disk to stay."""
+        self._write()
+        self._table.sync()
+        return self.ended
+
+    def cut(self, ended: int) -> None:
+        """Go on after so many tasks of the run so far; those after come again.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer.
+        """
+        table = read_tasks(self.run_dir)
+        there = int(table["number"][-1].as_py()) + 1 if len(table) else 0
+        if there < ended:
+            raise ValueError(
+                f"{self._table.parquet} has lost rows since the checkpoint: {there} of {ended} are there"
+            )
+        self._waiting.clear()
+        self._table.replace(pc.filter(table, pc.less(table["number"], ended)))
+        self.ended = ended
+
+    def publish(self, *, last: bool = False) -> None:
+        """Make tasks.parquet what there is so far; the ``last`` time nothing else stays."""
+        self._write(trim=last)
+        self._table.publish(last=last)
+
+    def _write(self, *, trim: bool = False) -> None:
+        if self._waiting:
+            numbers = range(self.ended, self.ended + len(self._waiting))
+            columns = [list(numbers), *map(list, zip(*self._waiting, strict=True))]
+            self._table.write(pa.table(columns, schema=_TASKS_SCHEMA))
+            self.ended += len(self._waiting)
+            self._waiting.clear()
+        if self._table.rows > MOST_TASKS + (0 if trim else _SLACK):
+            self._table.replace(read_tasks(self.run_dir))
+
+
+def read_tasks(run_dir: Path) -> pa.Table:
+    """Return a run's last 200,000 tasks in the order in which they ended; none if it is of an earlier version.
+
+    ``outcome`` is what became of it: ``accepted``, ``late``, ``failed``, ``refused``, ``discarded`` (too old),
+    ``lost`` (the device went, or came back without it), or ``under way``, where it hadn't ended when the run did.
+    ``receiving`` and ``sending`` are null where nobody can tell them from work, and in runs of earlier versions.
+    """
+    table = read_growing(run_dir, TASKS)
+    if table is None:
+        return _TASKS_SCHEMA.empty_table()
+    for added in _TASKS_SCHEMA:
+        if added.name not in table.column_names:  # of an earlier version
+            table = table.append_column(added, pa.nulls(len(table), added.type))
+    return table.slice(max(0, len(table) - MOST_TASKS))
+
+
+AWAY = "away.parquet"
+MOST_ABSENCES = 100_000
+
+Stretch = tuple[float, float]
+# Clients and when they weren't there, from one clock time to another.
+AwayFn = Callable[[float, float], Iterable[tuple[int, Iterator[Stretch]]]]
+
+_AWAY_COLUMNS = {"client": pa.int32(), "began": pa.float64(), "ended": pa.float64()}
+
+
+class Away(NamedTuple):
+    """When clients weren't there, [began, ended) by the run's clock, from one time of it to another."""
+
+    client: NDArray[np.int32]
+    began: NDArray[np.float64]
+    ended: NDArray[np.float64]
+    since: float
+    until: float
+
+
+def last_away(away: AwayFn, until: float) -> Away:
+    """Return when clients weren't available up to now.
+
+    Of more than ``MOST_ABSENCES`` times those of the last stretch of time are returned.
+    """
+    since = 0.0
+    while True:
+        clients, begins, ends = array("i"), array("d"), array("d")
+        asked, most = 0, MOST_ABSENCES
+        for client, stretches in away(since, until):
+            asked += 1
+            most = max(MOST_ABSENCES, asked)  # each may have one, however short the time is
+            for began, ended in islice(stretches, most + 1):
+                clients.append(client)
+                begins.append(began)
+                ends.append(ended)
+            if len(clients) > most:
+                break
+        else:
+            return Away(np.array(clients, np.int32), np.array(begins), np.array(ends), since, until)
+        # Somewhat less than there is room for, as seen so far.
+        share = asked / sum(1 for _ in away(until, until))
+        since = until - 0.8 * (until - since) * share * most / len(clients)
+
+
+def write_away(run_dir: Path, away: Away) -> None:
+    """Write ``away.parquet`` in place of what there was."""
+    told = {"since": repr(float(away.since)), "until": repr(float(away.until))}
+    schema = pa.schema(list(_AWAY_COLUMNS.items()), metadata=told)
+    with replacing(run_dir / AWAY) as new:
+        parquet.write_table(pa.table(list(away[:3]), schema=schema), new, compression="zstd")
+
+
+def read_away(run_dir: Path) -> Away | None:
+    """Return when a run's clients weren't there; None if that isn't on record."""
+    path = run_dir / AWAY
+    if not path.is_file():
+        return None
+    table = parquet.read_table(path)
+    told = table.schema.metadata
+    client, began, ended = (table[name].to_numpy() for name in _AWAY_COLUMNS)
+    return Away(client, began, ended, float(told[b"since"]), float(told[b"until"]))

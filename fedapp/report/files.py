@@ -1,0 +1,190 @@
+"""A run read back: the files of its folder, and which of its numbers are its model's metrics.
+
+Files are replaced whole or not at all. A run that is running by its summary.json, and whose process is gone, has
+failed.
+"""
+
+import fcntl
+import json
+import math
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from strategies.flower.higher_is_better import PERSONAL, less_is_better
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the evaluations of a run, oldest first; non-finite numbers may be ``None``.
+
+    An incomplete last line is left out: a run that was killed while it wrote leaves one behind. Raises
+    FileNotFoundError without ``metrics.jsonl``, and ValueError where an earlier line isn't JSON.
+    """
+    path = run_dir / "metrics.jsonl"
+    # A kill can also cut a multi-byte character in two, hence "replace".
+    lines = path.read_bytes().decode("utf-8", errors="replace").strip().split("\n")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+    return records
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Return the content of a run's config.toml; {} where it can't be read."""
+    try:
+        return tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def as_number(value: object) -> float:
+    """Return ``value`` as a float, NaN where it isn't a number (missing, null, text)."""
+    return float(value) if isinstance(value, Real) else float("nan")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write what then takes the place of ``path``; on an OSError what is there stays."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs its space
+        raise
+
+
+RUNNING, FAILED = "running", "failed"
+GONE = "its process ended without a word: killed, or its machine went down"
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_process() -> dict[str, Any]:
+    """Return what tells this process from those of other machines and other days."""
+    boot = ""
+    with suppress(OSError):
+        boot = _BOOT.read_text("ascii").strip()
+    return {"host": socket.gethostname(), "pid": os.getpid(), "boot": boot}
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Return the content of a run's summary.json; {} if there is none that can be read.
+
+    A run holds the lock of its folder until its process ends, however it does. One of this machine that is said to be
+    running while nobody holds the lock is put down as failed, with the reason.
+    """
+    path = run_dir / "summary.json"
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if summary["status"] != RUNNING or not _is_ours(summary.get("process")):
+            return summary
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return _judged(run_dir, summary)
+
+
+def write_summary(run_dir: Path, content: Mapping[str, Any]) -> None:
+    """Replace a run's summary.json, whole or not at all."""
+    with replacing(run_dir / "summary.json") as new:
+        new.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+def _judged(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary of a run that is said to be running, as it is."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        now: dict[str, Any] = json.loads((run_dir / "summary.json").read_text("utf-8"))
+        if now["status"] != RUNNING:  # it ended between the two looks
+            return now
+        rest = {key: value for key, value in summary.items() if key not in ("status", "process")}
+        failed = {"status": FAILED, "reason": GONE, **rest}
+        with suppress(OSError):  # somebody else's folder: told, though not written
+            write_summary(run_dir, failed)
+        return failed
+    except OSError:  # the run has the lock; or there are none on this file system, and nobody can tell
+        return summary
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(process: Mapping[str, Any] | None) -> bool:
+    """Tell whether a process is, or was, of this machine, where its lock can be seen."""
+    if process is None:
+        return True
+    here = this_process()
+    return any(process.get(key) == here[key] != "" for key in ("host", "boot"))
+
+
+LOSS = "loss"
+AUTO, NONE = "auto", "none"  # values of the key metrics
+
+# What metrics = "auto" makes of classes and of numbers.
+_USUAL = ("accuracy", "rmse", "r2")
+
+# A function that was handed over in Python, with a digest behind its name.
+_OF_PYTHON = re.compile(r"^(python:.*)_[0-9a-f]{8}$")
+
+# How metrics of clients begin or end: of which there are any, a method says, and whether clients evaluate.
+_OF_CLIENTS = (PERSONAL, "client-")
+_OVER_CLIENTS = ("-mean", "-worst-tenth", "-best", "-std")
+
+Record = Mapping[str, object]
+
+
+def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
+    """Return which of a run's numbers are its model's metrics, the one that it is judged by first, loss last.
+
+    Second is what clients' own models have of the first, in the mean, if they have any.
+
+    Parameters
+    ----------
+    named : str
+        Values of the config's key ``metrics``.
+    """
+    there = set(keys)
+    own = [name for names in named for name in _names(names)]
+    found = [key for key in dict.fromkeys((_USUAL[0], *own, *_USUAL, LOSS)) if key in there]
+    personal = f"{PERSONAL}{found[0]}-mean" if found else ""
+    return [*found[:1], personal, *found[1:]] if personal in there else found
+
+
+def measured_by(named: object) -> list[str]:
+    """Return the metrics that a run can have whose config's ``metrics`` is that: loss first."""
+    return [LOSS, *(_USUAL if named == AUTO else () if named == NONE else _names(named))]
+
+
+def may_be_measured(metric: str, named: Iterable[object]) -> bool:
+    """Tell whether runs can have a metric, by their values of the key ``metrics``: one of these, or of clients."""
+    of_clients = metric.startswith(_OF_CLIENTS) or metric.endswith(_OVER_CLIENTS)
+    return of_clients or any(metric in measured_by(each) for each in named)
+
+
+def _names(named: object) -> list[str]:
+    """Return what the metrics of a config are called; one of the user's own as its function is."""
+    names = (_OF_PYTHON.sub(r"\1", name.strip()) for name in str(named).split(","))
+    return [name.rpartition(":")[2].rpartition(".")[2].replace("_", "-") for name in names]
+
+
+def best_at(records: Sequence[Record], metric: str) -> int | None:
+    """Return the first evaluation with the best value of a metric, by its place; None if none is finite."""
+    sign = 1.0 if less_is_better(metric) else -1.0
+    scores = [sign * as_number(record.get(metric)) for record in records]
+    finite = [place for place, score in enumerate(scores) if math.isfinite(score)]
+    return min(finite, key=scores.__getitem__, default=None)
+
+
+def step_of(records: Iterable[Record]) -> str:
+    """Return what a run's steps are called: a strategy without rounds tells how many contributions came."""
+    return "aggregation" if any("contributions" in record for record in records) else "round"
