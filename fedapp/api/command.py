@@ -42,12 +42,28 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
         config = RunConfig.load(values)
     except (ConfigError, DataError) as error:  # before PyTorch and Ray are imported, which takes seconds
         return _failed(error)
+    from fedapp.engine.run import run_on, stop_on_interrupt
     from fedapp.server import USER_ERRORS
 
     try:
-        with logging_as(config.log_format):
+        with logging_as(config.log_format), stop_on_interrupt() as stop:
             _say_clock(config, options.run_config)
-            return _simulate(config, num_clients, options, observers)
+            given = read_options("--federation-config", options.federation_config)
+            if config.resume:
+                num_clients = read_run(config.resume)[1]
+            federation = given if num_clients is None else {"num-supernodes": num_clients, **given}
+            simulation = SimulationConfig.read(federation)
+            simulation.say_unread(options.engine)
+            run_on(
+                options.engine,
+                config,
+                simulation,
+                stopped=stop.is_set,
+                observers=observers,
+                workers=simulation.init_args_num_cpus or 0,
+                way=options.way,
+            )
+            return INTERRUPTED if stop.is_set() else FINISHED
     except USER_ERRORS as error:
         return _failed(error)
 
@@ -55,31 +71,6 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
 def _failed(error: Exception) -> int:
     print(f"error: {in_keys(error)}", file=sys.stderr)
     return FAILED
-
-
-def _simulate(
-    config: RunConfig, num_clients: int | None, options: argparse.Namespace, observers: "Sequence[Observer]"
-) -> int:
-    from fedapp.engine.run import run_on, stop_on_interrupt
-
-    given = read_options("--federation-config", options.federation_config)
-    if config.resume:
-        num_clients = read_run(config.resume)[1]
-    federation = given if num_clients is None else {"num-supernodes": num_clients, **given}
-    simulation = SimulationConfig.read(federation)
-    simulation.say_unread(options.engine)
-    with stop_on_interrupt() as stop:
-        cores = simulation.init_args_num_cpus or 0
-        run_on(
-            options.engine,
-            config,
-            simulation,
-            stopped=stop.is_set,
-            observers=observers,
-            workers=cores,
-            way=options.way,
-        )
-        return INTERRUPTED if stop.is_set() else FINISHED
 
 
 def _say_clock(config: RunConfig, texts: list[str] | None) -> None:
