@@ -118,6 +118,7 @@ from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
 from strategies.methods.aced import ACED
+from strategies.methods.adaptive import FedAdagrad, FedAdam, FedYogi
 from strategies.methods.area import AREA
 from strategies.methods.async_fedavg import AsyncFedAvg
 from strategies.methods.ca2fl import CA2FL
@@ -128,6 +129,7 @@ from strategies.methods.fedamp import FedAMP
 from strategies.methods.fedasync import FedAsync
 from strategies.methods.fedau import FedAU
 from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedavgm import FedAvgM
 from strategies.methods.fedbuff import FedBuff
 from strategies.methods.feddyn import FedDyn
 from strategies.methods.fedfix import FedFix
@@ -135,6 +137,7 @@ from strategies.methods.fednova import FedNova
 from strategies.methods.fedprox import FedProx
 from strategies.methods.fedstale import FedStale
 from strategies.methods.mifa import Mifa
+from strategies.methods.qfedavg import QFedAvg
 from strategies.methods.rennala import Rennala
 from strategies.methods.ringleader import Ringleader
 from strategies.methods.ringmaster import Ringmaster
@@ -194,18 +197,23 @@ __all__ = [
     "EventsConfig",
     "FedAMP",
     "FedAU",
+    "FedAdagrad",
+    "FedAdam",
     "FedAsync",
     "FedAvg",
+    "FedAvgM",
     "FedBuff",
     "FedDyn",
     "FedFix",
     "FedNova",
     "FedProx",
     "FedStale",
+    "FedYogi",
     "FederatedStrategy",
     "Member",
     "Mifa",
     "Progress",
+    "QFedAvg",
     "Rennala",
     "Ringleader",
     "Ringmaster",

@@ -17,7 +17,7 @@ from strategies.timing.availability import ALWAYS
 from strategies.updates import compressors
 from strategies.updates.aggregation import MEAN, RULES
 from strategies.updates.buffers import UNTRAINED
-from strategies.updates.server_optimizer import OPTIMIZERS
+from strategies.updates.server_optimizer import OPTIMIZERS, ServerOptimizer, make_optimizer
 
 TIME_BASED: Final = "time-based"
 OBSERVED: Final = "observed"
@@ -109,6 +109,10 @@ class StrategyConfig:
             if isinstance(value := getattr(self, item.name), np.generic):
                 object.__setattr__(self, item.name, value.item())
         check_parameters(self)
+
+    def new_optimizer(self) -> ServerOptimizer:
+        """Return a new server optimizer; a method with one of its own replaces this."""
+        return make_optimizer(self.server_optimizer, self.server_lr or 1.0)
 
 
 # The order of the positional arguments of Flower's FedAvg.

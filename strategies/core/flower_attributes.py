@@ -1,4 +1,4 @@
-"""The attributes that Flower's FedAvg has: they read and set the keywords of the same names.
+"""The attributes that Flower's strategies have: they read and set the keywords of the same names.
 
 A subclass or an app that reads or sets them works as with Flower's strategies: ``strategy.fraction_train = 0.5`` does
 what ``FedAvg(fraction_train=0.5)`` does. A value is checked as the keyword's is.
@@ -16,7 +16,7 @@ _FUNCTIONS = ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn")
 
 
 class FlowerAttribute:
-    """An attribute of a strategy that is a keyword of Flower's FedAvg."""
+    """An attribute of a strategy that is a keyword of Flower's strategy of the name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -29,7 +29,7 @@ class FlowerAttribute:
             return keywords.min_available_nodes or own.min_clients
         if self._name in _FUNCTIONS:
             return getattr(keywords, self._name) or getattr(_STOCK, self._name)
-        return getattr(own, self._name, getattr(keywords, self._name))
+        return getattr(own if hasattr(own, self._name) else keywords, self._name)
 
     def __set__(self, strategy: Any, value: Any) -> None:
         if self._name in _FUNCTIONS and value is getattr(_STOCK, self._name):

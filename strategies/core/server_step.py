@@ -12,7 +12,7 @@ from strategies.core.run_state import RunState
 from strategies.flower.arrays import LARGEST_SQUARE, Vector
 from strategies.flower.errors import DivergedError
 from strategies.updates.aggregation import MEAN
-from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, make_optimizer
+from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, ServerOptimizer
 
 log = logging.getLogger("flwr.strategies")
 
@@ -22,21 +22,23 @@ class ServerStep:
 
     Parameters
     ----------
-    optimizer : str
-        One of ``OPTIMIZERS``.
+    make : callable
+        Returns a new optimizer.
     lr : float
         η_g; 0: the optimizer's usual step size, else the method's.
     own_lr : callable
-        Returns the method's η_g.
+        Hook of the method: returns its η_g.
     """
 
-    def __init__(self, run: RunState, optimizer: str, lr: float, own_lr: Callable[[], float]) -> None:
-        self._run, self._name, self._lr, self._own_lr = run, optimizer, lr, own_lr
+    def __init__(
+        self, run: RunState, make: Callable[[], ServerOptimizer], lr: float, own_lr: Callable[[], float]
+    ) -> None:
+        self._run, self._make, self._lr, self._own_lr = run, make, lr, own_lr
         self.reset()
 
     def reset(self) -> None:
         """Begin with an optimizer that has no memory."""
-        self.optimizer = make_optimizer(self._name, self._lr or 1.0)
+        self.optimizer = self._make()
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state."""
@@ -52,7 +54,7 @@ class ServerStep:
         ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
         """
         self.optimizer.lr = self._lr or self.optimizer.usual_lr or self._own_lr()
-        self.optimizer.squares = squares
+        self.optimizer.squares, self.optimizer.number = squares, self._run.aggregations + 1
         moved = self.optimizer.step(model, update)
         run = self._run
         if run.aggregations == 0 and not run.any_moved and np.isfinite(update).all():

@@ -193,7 +193,7 @@ class FederatedStrategy(Strategy):
             clip=clipping(config),
             witness=witness,
         )
-        self.server_step = ServerStep(run, config.server_optimizer, config.server_lr, self.own_lr)
+        self.server_step = ServerStep(run, partial(_new_optimizer, run), config.server_lr, self.own_lr)
         self.evaluator = Evaluator(
             run, self.population, self.pending, config.seed, self.evaluation_rule, self.personal_model
         )
@@ -461,6 +461,10 @@ class FederatedStrategy(Strategy):
         self.requests.note_model(initial_arrays)
         self.begin(self.run.layout, self.model)
         return state
+
+
+def _new_optimizer(run: RunState) -> ServerOptimizer:
+    return run.config.new_optimizer()
 
 
 def _pace(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:

@@ -99,8 +99,6 @@ class TaskLedger:
         What happened since the last evaluation.
     dispatched : int
         Tasks that were dispatched so far, to all members.
-    parted : dict of int to int
-        Number of contributions, by index, of clients that were forgotten.
     changes : int
         How often it has changed who counts, or how much p_i a client counts.
     """
@@ -120,7 +118,6 @@ class TaskLedger:
         self.patient_until = NEVER
         self.since = Tally()
         self.dispatched = 0
-        self.parted: dict[int, int] = {}
         self.changes += 1
         self._counting: list[Member] | None = None
         self._free: list[int] | None = None
@@ -216,9 +213,8 @@ class TaskLedger:
 
     def forget(self, member: Member) -> None:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
-        node_id, index = member.client.node_id, member.client.index
-        del self.members[index]
-        self.parted[index] = self.parted.get(index, 0) + member.contributions
+        node_id = member.client.node_id
+        del self.members[member.client.index]
         self.tasks.pop(member.task, None)
         self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
         self.held = deque(each for each in self.held if each.task.member is not member)
@@ -267,7 +263,6 @@ class TaskLedger:
             "answers": [member.answers for member in members],
             "there-since": [member.since for member in members],
             "gone": [member.gone for member in members],
-            "parted": list(self.parted.items()),
             "since": self.since.state(),
             # Clock seconds, and who is asked again then.
             "retries": [
@@ -294,7 +289,6 @@ class TaskLedger:
         state, self._resumed = self._resumed, {}
         self.since = Tally.restored(state["since"])
         self.dispatched = sum(state["tasks"])
-        self.parted = {int(index): int(number) for index, number in state.get("parted", ())}
         until = state.get("patient-until")  # an earlier version has none
         self.patient_until = NEVER if until is None else until
         for place, index in enumerate(state["clients"]):

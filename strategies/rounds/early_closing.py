@@ -13,8 +13,10 @@ counts, and not at all if it is dropped. In real time it is as replies come.
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from flwr.app import ConfigRecord, Message
@@ -575,7 +577,7 @@ def make_early_closing(
         If the rest of the config or the method excludes rounds that close early.
     """
     check_early(run.name, config, selection.scheme.scheme, capabilities)
-    size = RoundSize(run, lambda: selection.scheme, config.over_select)
+    size = RoundSize(run, partial(attrgetter("scheme"), selection), config.over_select)
     objective = EarlyObjective(config, run, population, selection, size, accounts, capabilities)
     return EarlyClosing(
         config,

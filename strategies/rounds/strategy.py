@@ -434,7 +434,7 @@ class SynchronousStrategy(FederatedStrategy):
                 f"compression = {config.compression!r}: a wrapper around the strategy, such as one for privacy, "
                 "can't read compressed updates; allowed is none, or the strategy's own start()"
             )
-        run.grid = grid
+        run.grid, run.aggregations = grid, server_round - 1
         run.take_layout(arrays)
         self.requests.note_model(arrays)
         if server_round == 1:  # the only sign that a run begins

@@ -35,7 +35,9 @@ class ServerOptimizer(ABC):
     averages: ClassVar[bool] = False
     #: Default η_g of the optimizer; 0: the method's default.
     usual_lr: ClassVar[float] = 0.0
+    #: Σ d_i ‖Δ_i‖² and the number of the aggregation, from 1, which the loop sets before a step.
     squares: float = 0.0
+    number: int = 1
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
@@ -68,49 +70,68 @@ class SGD(ServerOptimizer):
 
 
 class Momentum(ServerOptimizer):
-    """Heavy-ball momentum: v ← 0.9 v + Δ, θ ← θ + η_g v."""
+    """Heavy-ball momentum: v ← β v + Δ, θ ← θ + η_g v, with β = 0.9 unless another one is given."""
 
     memory = ("velocity",)
 
-    def __init__(self, lr: float) -> None:
+    def __init__(self, lr: float, beta: float = BETA_1) -> None:
         super().__init__(lr)
+        self.beta = beta
         self.velocity: Vector | float = 0.0
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_g v, with v the exponentially weighted sum of updates."""
-        self.velocity = BETA_1 * self.velocity + update
+        self.velocity = self.beta * self.velocity + update
         return model + self.lr * self.velocity
 
 
 class Adaptive(ServerOptimizer):
-    """m ← β₁ m + (1−β₁) Δ, θ ← θ + η_g m / (√v + τ), without bias correction; subclasses define v, with v₀ = τ²."""
+    """m ← β₁ m + (1−β₁) Δ, θ ← θ + η_g m / (√v + τ), without bias correction; subclasses define v.
+
+    Parameters
+    ----------
+    lr : float
+        η_g.
+    beta_1, beta_2 : float
+        β₁ and β₂, the decay of m and v.
+    tau : float
+        τ.
+    initial : float
+        v₀, by default τ².
+    """
 
     memory: ClassVar[tuple[str, ...]] = ("first", "second")
     # A step moves every parameter by about η_g, whatever the norm of the update: η_g = 1 would be far too large.
     usual_lr = 0.01
 
-    def __init__(self, lr: float) -> None:
+    def __init__(
+        self,
+        lr: float,
+        beta_1: float = BETA_1,
+        beta_2: float = BETA_2,
+        tau: float = TAU,
+        initial: float | None = None,
+    ) -> None:
         super().__init__(lr)
+        self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
         self.first: Vector | float = 0.0
-        self.second: Vector | float = TAU**2
+        self.second: Vector | float = tau**2 if initial is None else initial
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_g m / (√v + τ)."""
-        self.first = BETA_1 * self.first + (1 - BETA_1) * update
+        self.first = self.beta_1 * self.first + (1 - self.beta_1) * update
         self.second = self.second_moment(self.second, update**2)
-        return np.asarray(model + self.lr * self.first / (np.sqrt(self.second) + TAU))
+        return np.asarray(model + self.lr * self.first / (np.sqrt(self.second) + self.tau))
 
-    @staticmethod
     @abstractmethod
-    def second_moment(v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
         """Return the next v (D,) from the last one and Δ² (D,)."""
 
 
 class Adagrad(Adaptive):
     """Adaptive step with v ← v + Δ²."""
 
-    @staticmethod
-    def second_moment(v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
         """Return v + Δ²."""
         return v + square
 
@@ -118,10 +139,9 @@ class Adagrad(Adaptive):
 class Adam(Adaptive):
     """Adaptive step with v ← β₂ v + (1−β₂) Δ²."""
 
-    @staticmethod
-    def second_moment(v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
         """Return β₂ v + (1−β₂) Δ²."""
-        return BETA_2 * v + (1 - BETA_2) * square
+        return self.beta_2 * v + (1 - self.beta_2) * square
 
 
 class AMSGrad(Adam):
@@ -135,19 +155,18 @@ class AMSGrad(Adam):
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_g m / (√v̂ + τ)."""
-        self.first = BETA_1 * self.first + (1 - BETA_1) * update
+        self.first = self.beta_1 * self.first + (1 - self.beta_1) * update
         self.second = self.second_moment(self.second, update**2)
         self.largest = np.maximum(self.largest, self.second)
-        return np.asarray(model + self.lr * self.first / (np.sqrt(self.largest) + TAU))
+        return np.asarray(model + self.lr * self.first / (np.sqrt(self.largest) + self.tau))
 
 
 class Yogi(Adaptive):
     """Adaptive step with v ← v − (1−β₂) Δ² sign(v − Δ²)."""
 
-    @staticmethod
-    def second_moment(v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
         """Return v − (1−β₂) Δ² sign(v − Δ²)."""
-        return np.asarray(v - (1 - BETA_2) * square * np.sign(v - square))
+        return np.asarray(v - (1 - self.beta_2) * square * np.sign(v - square))
 
 
 class FedExP(ServerOptimizer):

@@ -83,6 +83,11 @@ def test_a_strategy_can_be_pickled(kind: Any) -> None:
     assert again.safeguards.active is made.safeguards.active
 
 
+def test_a_strategy_with_a_deadline_can_be_pickled() -> None:
+    made = FedAvg(round_deadline=1.0, over_select=0.5, participation="uniform", fraction_train=0.5)
+    assert pickle.loads(pickle.dumps(made)).config == made.config
+
+
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
 def test_a_copy_keeps_its_own_books(kind: Any) -> None:
     made = kind(fraction_evaluate=0.0)

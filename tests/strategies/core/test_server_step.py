@@ -8,13 +8,15 @@ import pytest
 
 from strategies import DivergedError
 from strategies.core.server_step import ServerStep
+from strategies.updates.server_optimizer import make_optimizer
 from tests.strategies.parts import run_of
 
 MODEL, UPDATE = np.array([1.0, -2.0]), np.array([0.5, 1.0])
 
 
 def step(optimizer: str = "sgd", lr: float = 0.0, own: float = 1.0) -> ServerStep:
-    return ServerStep(run_of(layout=SimpleNamespace(overflows=lambda w: False)), optimizer, lr, lambda: own)
+    run = run_of(layout=SimpleNamespace(overflows=lambda w: False))
+    return ServerStep(run, lambda: make_optimizer(optimizer, 1.0), lr, lambda: own)
 
 
 @pytest.mark.parametrize(("lr", "own", "used"), [(0.5, 1.0, 0.5), (0.0, 0.25, 0.25), (0.0, 1.0, 1.0)])

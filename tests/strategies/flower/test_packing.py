@@ -282,8 +282,9 @@ def test_a_bad_model_is_left_out_for_the_reason_it_has_without_packing(
         lines.append([record.getMessage() for record in caplog.records])
         caplog.clear()
     assert lines[0] == lines[1]
-    assert len(lines[0]) == 1
-    assert lines[0][0].startswith("round 1: left out client 1 (node 20): ")
+    left_out, at_the_end = lines[0]
+    assert left_out.startswith("round 1: left out client 1 (node 20): ")
+    assert at_the_end == "client 1 (node 20) never counted in this run: 1 task, 1 refused"
     assert content(models[0]) == content(models[1])
 
 

@@ -105,7 +105,7 @@ def test_yogi_by_hand() -> None:
 
 def test_yogis_second_moment_goes_both_ways_and_stays_where_it_is_reached() -> None:
     # v = 1: Δ² = 4 is above, v = 1 + .01·4; Δ² = .25 below, v = 1 − .01·.25; Δ² = 1 is v.
-    v = OPTIMIZERS["yogi"].second_moment(np.ones(3), np.array([4.0, 0.25, 1.0]))
+    v = make_optimizer("yogi", 1.0).second_moment(np.ones(3), np.array([4.0, 0.25, 1.0]))
     assert v == pytest.approx([1.04, 0.9975, 1.0], rel=1e-14)
 
 

@@ -1,0 +1,82 @@
+"""QFedAvg under Flower's name: clients with a larger loss count more.
+
+T. Li, M. Sanjabi, A. Beirami and V. Smith, "Fair resource allocation in federated learning", ICLR 2020, algorithm 2.
+With F_i the loss that client i reports, γ the clients' learning rate and L = 1/γ:
+
+    h_i = q F_i^(q−1) ‖L Δ_i‖² + L F_i^q,   W ← W + Σ_i F_i^q L Δ_i / Σ_i h_i
+
+F_i is the loss plus 1e-10, as in Flower. With q = 0 the model moves by the plain mean of the updates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from strategies.core.config import FLOWERS_ORDER, StrategyConfig, SynchronousConfig
+from strategies.core.flower_attributes import FlowerAttribute
+from strategies.core.parameters import parameter
+from strategies.flower.arrays import Vector
+from strategies.flower.errors import RunError
+from strategies.rounds.strategy import SynchronousStrategy
+from strategies.updates.chain import Contribution
+
+
+@dataclass(frozen=True)
+class QFedAvgConfig(SynchronousConfig):
+    """Parameters of QFedAvg.
+
+    Parameters
+    ----------
+    client_learning_rate : float
+        γ, the clients' learning rate, which has to be given
+    q : float
+        how much more a client with a larger loss counts; 0: all count alike
+    train_loss_key : str
+        the metric of replies to training that holds the loss F_i
+    """
+
+    positional: ClassVar[tuple[str, ...]] = ("client_learning_rate", "q", "train_loss_key", *FLOWERS_ORDER)
+
+    client_learning_rate: float = parameter(0.0, ge=0)
+    q: float = parameter(0.1, ge=0)
+    train_loss_key: str = "train_loss"
+
+
+class QFedAvg(SynchronousStrategy):
+    """QFedAvg (Li et al. 2020, algorithm 2), as Flower has it."""
+
+    Config: ClassVar[type[StrategyConfig]] = QFedAvgConfig
+    config: QFedAvgConfig
+
+    client_learning_rate = FlowerAttribute()
+    q = FlowerAttribute()
+    train_loss_key = FlowerAttribute()
+
+    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+        """Return the config; refuse one without the clients' learning rate."""
+        assert isinstance(config, QFedAvgConfig)
+        if not config.client_learning_rate:
+            raise TypeError("QFedAvg() needs client_learning_rate, a number above 0")
+        return config
+
+    def aggregate(
+        self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector:
+        """Return the next model; raise RunError if a client reports no loss."""
+        config, lipschitz = self.config, 1.0 / self.config.client_learning_rate
+        total, h = np.zeros(len(model)), 0.0
+        for contribution in contributions:
+            loss = contribution.metrics.get(config.train_loss_key)
+            if not isinstance(loss, int | float):
+                raise RunError(
+                    f"train_loss_key = {config.train_loss_key!r}: the reply of client {contribution.client.located} "
+                    "has no such number among its metrics"
+                )
+            update = self.server_step.looked_at(contribution.update)
+            powered = (loss + 1e-10) ** config.q
+            total += powered * lipschitz * update
+            square = lipschitz**2 * float(np.einsum("i,i->", update, update))
+            h += config.q * (loss + 1e-10) ** (config.q - 1) * square + lipschitz * powered
+        return self.server_step.moved(model, total / h)

@@ -1,0 +1,105 @@
+"""Flower's strategies under their names: Flower's keywords and results, and a table of all of them."""
+
+import inspect
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp import strategy as flower
+
+import strategies
+from strategies import FedAdam, FedAvg, FedAvgM, QFedAvg, RunError
+from strategies.core.config import FlowerOptions
+from tests.strategies.flower.test_stock_app import grid, model
+
+PAGE = (Path(__file__).parents[3] / "docs" / "flower.md").read_text("utf-8")
+ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.M))
+
+# Keywords of each, beside the defaults.
+SAME: dict[str, list[dict[str, Any]]] = {
+    "FedAdam": [{}, {"eta": 0.03, "beta_1": 0.5, "beta_2": 0.9, "tau": 0.01}],
+    "FedAdagrad": [{}, {"eta": 0.3, "tau": 0.1}],
+    "FedYogi": [{}, {"eta": 0.05, "beta_1": 0.8, "beta_2": 0.9, "tau": 0.01}],
+    "FedAvgM": [{}, {"server_learning_rate": 0.5, "server_momentum": 0.7}],
+    "QFedAvg": [{"client_learning_rate": 0.5}, {"client_learning_rate": 0.1, "q": 2.0}],
+}
+CASES = [(name, options) for name, cases in SAME.items() for options in cases]
+
+
+def test_the_table_has_every_name_of_flowers() -> None:
+    assert set(ROWS) >= set(flower.__all__)
+    for name in flower.__all__:
+        if ROWS[name].startswith(f"`strategies.{name}`"):
+            assert name in strategies.__all__
+        elif code := re.match(r"`strategies\.(FedAvg\(.*?\))`", ROWS[name]):
+            eval(code[1], {"FedAvg": FedAvg})  # the keywords are accepted
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_model_is_flowers_over_20_rounds_in_float32(name: str, options: dict[str, Any]) -> None:
+    config = ConfigRecord({"local-steps": 2})
+    ours, theirs = (
+        getattr(room, name)(**options).start(grid(), model(), num_rounds=20, train_config=config)
+        for room in (strategies, flower)
+    )
+    got, expected = (result.arrays["w"].numpy() for result in (ours, theirs))
+    assert got == pytest.approx(expected, abs=1e-6)
+    assert np.abs(got - 1).max() > 1e-3  # the model has moved
+    plain = FedAvg().start(grid(), model(), num_rounds=20, train_config=config)
+    unlike = name != "FedAvgM" or options
+    assert (np.abs(plain.arrays["w"].numpy() - got).max() > 1e-6) == bool(unlike)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_arguments_have_flowers_names_defaults_and_order(name: str) -> None:
+    ours, theirs = getattr(strategies, name), getattr(flower, name)
+    parameters = list(inspect.signature(theirs).parameters.values())
+    order = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert list(ours.Config.positional) == order
+    for each in parameters:
+        if each.default is not each.empty and each.default is not None:
+            known = ours.Config() if hasattr(ours.Config(), each.name) else FlowerOptions()
+            expected = 0 if each.name == "min_available_nodes" else each.default
+            assert getattr(known, each.name) == expected
+
+
+def test_attributes_are_read_and_set_before_a_run() -> None:
+    strategy, given = FedAdam(), FedAdam(eta=0.03, beta_1=0.5)
+    strategy.eta, strategy.beta_1 = 0.03, 0.5
+    assert (strategy.eta, strategy.beta_2) == (0.03, 0.99)
+    results = [each.start(grid(), model(), num_rounds=3) for each in (strategy, given)]
+    assert results[0].arrays["w"].data == results[1].arrays["w"].data
+
+
+def test_keys_of_another_server_optimizer_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"server_lr = 0\.5: FedAdam has its own server optimizer"):
+        FedAdam(server_lr=0.5)
+    with pytest.raises(ValueError, match=r"server_optimizer = 'adam': FedAvgM has server_learning_rate"):
+        FedAvgM(server_optimizer="adam")
+    with pytest.raises(TypeError, match=r"QFedAvg\(\) needs client_learning_rate"):
+        QFedAvg()
+
+
+def test_a_missing_loss_is_named() -> None:
+    with pytest.raises(RunError, match=r"train_loss_key = 'loss': the reply of client \d"):
+        QFedAvg(0.5, train_loss_key="loss").start(grid(), model(), num_rounds=1)
+
+
+def test_the_number_of_the_round_is_known_in_a_loop_around_the_strategy_too() -> None:
+    wrapped = flower.DifferentialPrivacyServerSideFixedClipping(FedAdam(), 0.0, 1e9, 3)
+    around = wrapped.start(grid(), model(), num_rounds=5)
+    own = FedAdam().start(grid(), model(), num_rounds=5)
+    assert around.arrays["w"].numpy() == pytest.approx(own.arrays["w"].numpy(), abs=1e-6)
+
+
+def test_a_resumed_run_goes_on_with_the_same_moments() -> None:
+    states: list[Any] = []
+    first = FedAdam(observer=lambda progress: states.append(pickle.dumps(first.state())))
+    whole = first.start(grid(), model(), num_rounds=5)
+    again = FedAdam()
+    again.restore(pickle.loads(states[2]))
+    assert again.start(grid(), model(), num_rounds=5).arrays["w"].data == whole.arrays["w"].data
