@@ -82,6 +82,12 @@ Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the 
     def sends_again(self, client):                   # (version, model) of an earlier one, in place of the newest
         return self.had.get(client.index)
 
+    def task_steps(self, client):                    # local steps of a task; ``most_steps`` take the whole time
+        return 20 if client.index < 5 else 4
+
+    def takes(self, waiting):                        # of what has come, what the next aggregation takes
+        return waiting[:3]
+
     def discount(self, staleness):                   # what late work is worth, beside work on the present model
         return (1 + staleness) ** -0.5
 
@@ -131,6 +137,7 @@ from strategies.methods.fedau import FedAU
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.fedavgm import FedAvgM
 from strategies.methods.fedbuff import FedBuff
+from strategies.methods.fedcompass import FedCompass
 from strategies.methods.feddyn import FedDyn
 from strategies.methods.fedfix import FedFix
 from strategies.methods.fednova import FedNova
@@ -167,6 +174,7 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "async-fedavg": AsyncFedAvg,
     "fedfix": FedFix,
     "fedbuff": FedBuff,
+    "fedcompass": FedCompass,
     "fedasync": FedAsync,
     "delay-adaptive": DelayAdaptive,
     "ringmaster": Ringmaster,
@@ -203,6 +211,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBuff",
+    "FedCompass",
     "FedDyn",
     "FedFix",
     "FedNova",

@@ -96,6 +96,7 @@ def local_task(
         client,
         task,
         part=part_of(record),
+        steps=int(record.get(messages.STEPS, 0)),  # type: ignore[arg-type]
         neighbours=beside(messages.NEIGHBOURS),
         constant=beside(messages.CONSTANT),
     )
@@ -150,11 +151,12 @@ class TaskTerms:
         task: int,
         *,
         part: float = 1.0,
+        steps: int = 0,
         neighbours: Parameters | None = None,
         constant: Parameters | None = None,
     ) -> LocalTask:
         """Return a client's task, with so many rows."""
-        batches = batches_of(self.config, rows, client, task, part=part)
+        batches = batches_of(self.config, rows, client, task, part=part, steps=steps)
         return self._with(batches, tensors, client, task, neighbours, constant)
 
     def block(
@@ -222,10 +224,10 @@ def batches_of(
     *,
     epochs: int = 0,
     part: float = 1.0,
+    steps: int = 0,
 ) -> Batches:
-    """Draw the batches of a client's task: as many as the run's config says, or a part; or so many epochs."""
-    steps = 0
-    if not epochs:
+    """Draw a task's batches: as many as the run's config says, or a part; or so many epochs, or steps."""
+    if not epochs and not steps:
         epochs, steps = config.local_epochs, config.local_steps
         if config.step_heterogeneity != "none":
             epochs, steps = work.of_client(config.step_heterogeneity, epochs, steps, client)
@@ -287,7 +289,7 @@ def task_metrics(task: LocalTask, loss: float) -> MetricRecord:
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
     """Return which fields and records of a request the local step went by, beside those of every task."""
     record = record_of(message)
-    known = (messages.ALPHA, messages.BETA, messages.PERSONAL, messages.PART)
+    known = (messages.ALPHA, messages.BETA, messages.PERSONAL, messages.PART, messages.STEPS)
     applied = {key: record[key] for key in known if key in record}
     if messages.PATH in record and task.optimizer == SGD:
         applied[messages.PATH] = path(task.rule, task.lr, len(task.batches))

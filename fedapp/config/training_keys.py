@@ -33,6 +33,12 @@ def _epochs_are_counted(setting: Setting) -> bool:
     return setting.config.local_epochs == 0 or kind not in ("list", "range", "uniform")
 
 
+# Of fedcompass the server sets the number of steps of each task.
+_CLIENTS_SET_STEPS = if_(
+    "all strategies but fedcompass", lambda setting: not setting.strategy.capabilities.sets_steps
+)
+
+
 class TrainingKeys(Keys):
     """What a client does with a model that it was sent."""
 
@@ -56,17 +62,21 @@ class TrainingKeys(Keys):
         Thousands,
         key(
             "passes over a client's rows in a task; 0: local-steps counts",
-            if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
+            _CLIENTS_SET_STEPS
+            & if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
         ),
     ]
     local_steps: Annotated[
         Thousands,
-        key("local steps of a task in place of local-epochs, which is then 0; 0: local-epochs counts"),
+        key(
+            "local steps of a task in place of local-epochs, which is then 0; 0: local-epochs counts",
+            _CLIENTS_SET_STEPS,
+        ),
     ]
     step_heterogeneity: Annotated[
         str,
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
-        key("how many local epochs, or local steps where these count, each client does"),
+        key("how many local epochs, or local steps where these count, each client does", _CLIENTS_SET_STEPS),
     ]
     fine_tune_epochs: Annotated[
         Thousands,

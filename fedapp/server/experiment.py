@@ -185,7 +185,9 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
     def rows() -> torch.Tensor:
         return _some_rows(config, dataset, partition)[0]
 
-    return fleet.work_of(config, experiment.num_clients, experiment.model, rows)
+    strategy = experiment.strategy
+    most_steps = strategy.most_steps if isinstance(strategy, AsynchronousStrategy) else 0
+    return fleet.work_of(config, experiment.num_clients, experiment.model, rows, most_steps)
 
 
 def _some_rows(

@@ -44,6 +44,8 @@ class Capabilities:
         Whether the server optimizer is given Σ d_i × what ``counted`` returns, of one round.
     writes_requests : bool
         Whether it puts something of its own into a training request.
+    sets_steps : bool
+        Without rounds: whether it sets the number of local steps of each task (``task_steps``).
     sends_beside_model : bool
         Whether vectors or records go beside the model.
     round_hooks : tuple of str
@@ -91,6 +93,7 @@ class Capabilities:
     aggregates: bool
     steps_by_plain_sum: bool
     writes_requests: bool
+    sets_steps: bool
     sends_beside_model: bool
     round_hooks: tuple[str, ...]
     chooses_clients: bool
@@ -129,7 +132,8 @@ class Capabilities:
             aggregates=aggregates,
             steps_by_plain_sum=(not aggregates or bool(declared["by_weights"]))
             and not _fills_in(kind, "direction"),
-            writes_requests=beside or _fills_in(kind, "task_fields"),
+            writes_requests=beside or _fills_in(kind, "task_fields", "task_steps"),
+            sets_steps=_fills_in(kind, "task_steps"),
             sends_beside_model=beside,
             round_hooks=tuple(
                 name for name in ("configure_train", "aggregate_train") if _fills_in(kind, name)

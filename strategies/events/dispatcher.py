@@ -7,7 +7,7 @@ ledger (strategies/events/tasks.py), and in virtual time a resumed run dispatche
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -33,6 +33,14 @@ FIRST = 1 << 40  # before every client, in the event queue
 Beside = Mapping[str, Vector]
 
 
+class Sent(NamedTuple):
+    """When a client is sent the model, in clock seconds, its companions, and its local steps (0: its usual work)."""
+
+    when: float
+    beside: Beside
+    steps: int = 0
+
+
 class Dispatcher:
     """Dispatches tasks to clients, and tracks which clients are present.
 
@@ -42,9 +50,11 @@ class Dispatcher:
         Whether a grid whose clients need no messages may be handed tasks without any.
     places : callable
         Returns how many clients are at work at once at most; 0: all.
-    local_rule, companions, choose, sends_again : callable
-        Hooks of the method: what clients' local steps are, what each is sent beside the model, who is sent it, and
-        which earlier model a client is sent in its place.
+    local_rule, companions, choose, sends_again, steps : callable
+        Hooks of the method: what clients' local steps are, what each is sent beside the model, who is sent it, which
+        earlier model a client is sent in its place, and how many local steps a client is asked for.
+    most_steps : int
+        Local steps of a task that takes as long as the time scenario says, where the method sets them.
     """
 
     _mail: Mail
@@ -65,12 +75,14 @@ class Dispatcher:
         companions: Callable[[Sequence[Client]], Iterator[Beside]],
         choose: Callable[[Sequence[Member]], Iterable[Member]],
         sends_again: Callable[[Client], tuple[int, NDArray[Any]] | None],
+        steps: Callable[[Client], int],
+        most_steps: int,
     ) -> None:
         self._run, self._ledger, self._requests = run, ledger, requests
         self._accounts, self._timeline = accounts, timeline
         self._without_messages, self._places = without_messages, places
         self._local_rule, self._companions, self._choose = local_rule, companions, choose
-        self._sends_again = sends_again
+        self._sends_again, self._steps, self._most_steps = sends_again, steps, most_steps
         self._working: WorkingGrid | None = None
 
     def begin(self, grid: Grid, mail: Mail, config: ConfigRecord) -> None:
@@ -151,41 +163,44 @@ class Dispatcher:
         since, now = ledger.since, self._run.pace.now()
         since.bytes_down += len(chosen) * messages.num_bytes(self._run.result.arrays)
         companions = self._companions([member.client for member in chosen.values()])
-        sent = {index: (now, next(companions, {})) for index in chosen}
+        sent = {
+            index: Sent(now, next(companions, {}), self._steps(member.client))
+            for index, member in chosen.items()
+        }
         for index, member in chosen.items():
             if (again := self._sends_again(member.client)) is not None:
                 since.bytes_down += self._send({index: sent.pop(index)}, *again)
         if sent:
             since.bytes_down += self._send(sent, self._run.aggregations, self._sent)
 
-    def _send(self, sent: Mapping[int, tuple[float, Beside]], version: int, base: NDArray[Any]) -> int:
-        """Send a version of the model (D,) as the task of clients by index, at these clock seconds, with companions.
-
-        Return the bytes of the companions.
-        """
+    def _send(self, sent: Mapping[int, Sent], version: int, base: NDArray[Any]) -> int:
+        """Send a version of the model (D,) as the task of clients by index; return the bytes of the companions."""
         run, requests = self._run, self._requests
         members = [self._ledger.members[index] for index in sent]
         if self._working is not None:
             self._hand(
-                self._working, members, {index: when for index, (when, _) in sent.items()}, version, base
+                self._working, members, {index: each.when for index, each in sent.items()}, version, base
             )
             return 0
         current = version == run.aggregations
         arrays = run.result.arrays if current else run.layout.to_record(base.astype(np.float64))
         written, size = [], 0
-        for member, (_, beside) in zip(members, sent.values(), strict=True):
+        for member, (_, beside, steps) in zip(members, sent.values(), strict=True):
             fields = requests.fields(member.client, version + 1, member.tasks, self._config)
+            if steps:
+                fields[messages.STEPS] = steps
+                run.pace.loads.ask(member.client.index, steps / self._most_steps)
             written.append(requests.request(member.client, fields, arrays, beside))
             size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
-            requests.note_sent(member.client, written[-1])
-        goes = [self._goes(member, sent[member.client.index][0]) for member in members]
+            requests.note_sent(member.client, written[-1], run.pace.loads.part_of(member.client.index))
+        goes = [self._goes(member, sent[member.client.index].when) for member in members]
         # A task that is lost needn't be worked on.
         pushed = self._mail.push([request for request, gone in zip(written, goes, strict=True) if not gone])
         for member, request, gone in zip(members, written, goes, strict=True):
-            when, beside = sent[member.client.index]
+            when, beside, steps = sent[member.client.index]
             message_id = request.metadata.message_id
             stored = not gone and message_id in pushed
-            self._open(Task(member, version, base, message_id, when, not stored, gone, beside))
+            self._open(Task(member, version, base, message_id, when, not stored, gone, beside, steps))
         return size
 
     def _hand(
@@ -259,11 +274,12 @@ class Dispatcher:
         for index in present.keys() & members.keys():
             self._watch(members[index])
         companions = {key.removeprefix(COMPANION): state[key] for key in state if key.startswith(COMPANION)}
-        again: dict[int, dict[int, tuple[float, Beside]]] = {}
+        steps = state.get("steps-under-way", [0] * len(state["tasks-under-way"]))
+        again: dict[int, dict[int, Sent]] = {}
         for place, (version, index, sent) in enumerate(state["tasks-under-way"]):
             if index in present:
                 beside = {name: np.array(vectors[place]) for name, vectors in companions.items()}
-                again.setdefault(version, {})[index] = sent, beside
+                again.setdefault(version, {})[index] = Sent(sent, beside, steps[place])
         bases = dict(zip(state["versions"], state["bases"], strict=True))
         for version, tasks in again.items():
             self._send(tasks, version, np.array(bases[version]))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flwr.app import Message
 
 from strategies.clock import RESOLUTION
-from strategies.events.tasks import Retry, Task, TaskLedger, Turn
+from strategies.events.tasks import Retry, Task, TaskLedger, Turn, Wake
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import Mail
 from strategies.flower.grids import Work
@@ -44,7 +44,7 @@ class Look(NamedTuple):
     """The connected clients are to be looked up."""
 
 
-Event = Arrival | Retry | Turn | PatienceOver | Tick | Look
+Event = Arrival | Retry | Turn | Wake | PatienceOver | Tick | Look
 
 
 def events(scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None) -> Iterator[Event]:
@@ -87,7 +87,7 @@ def _in_virtual_time(
             continue
         due, item = queue.pop()
         match item:
-            case Retry() | Turn():
+            case Retry() | Turn() | Wake():
                 clock.wait_until(due)
                 yield item
             case PatienceOver():

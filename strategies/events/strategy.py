@@ -22,6 +22,7 @@ is counted twice.
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -44,7 +45,7 @@ from strategies.events.dispatcher import FIRST, Dispatcher
 from strategies.events.evaluation import RealTimeEvaluation
 from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, Tick, events
 from strategies.events.statistics import Tally
-from strategies.events.tasks import Held, Retry, Task, TaskLedger, Turn
+from strategies.events.tasks import Held, Retry, Task, TaskLedger, Turn, Wake
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.flower.errors import RunError
@@ -146,6 +147,8 @@ class AsynchronousStrategy(FederatedStrategy):
             companions=self.companions,
             choose=self.choose,
             sends_again=self.sends_again,
+            steps=self.task_steps,
+            most_steps=self.most_steps,
         )
         self._lost_in_a_row = 0
 
@@ -197,6 +200,24 @@ class AsynchronousStrategy(FederatedStrategy):
         ``Contribution`` goes on with the model that it has, if its ``version`` and ``base`` are returned.
         """
         return None
+
+    @hook
+    def task_steps(self, client: Client) -> int:
+        """Return the number of local steps of a client's task that is sent now; 0: the client's usual work.
+
+        Clients read it from the field ``strategies.steps``. In virtual time a task of ``most_steps`` steps takes as
+        long as the time scenario says, and one of fewer steps takes the part.
+        """
+        return 0
+
+    @property
+    def most_steps(self) -> int:
+        """The number of local steps of a task that takes as long as the time scenario says (``task_steps``)."""
+        return 0
+
+    def takes(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
+        """Return the contributions that the next aggregation takes of those that wait; the others wait on."""
+        return waiting
 
     @hook
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
@@ -383,6 +404,9 @@ class AsynchronousStrategy(FederatedStrategy):
             case Turn(member):
                 self.dispatcher.turn(member)
                 self._go_on_without(member)
+            case Wake():
+                if self._is_ready():
+                    self._aggregate()
             case PatienceOver():
                 self._release()
             case Tick():
@@ -475,7 +499,8 @@ class AsynchronousStrategy(FederatedStrategy):
         self.receiver.links()(local)
         ledger.since.clipped += local.bounded
         staleness = run.aggregations - task.version
-        contribution = self.receiver.contribution(local, reply, task.version, staleness, task.companions)
+        asked = [*task.companions, *([messages.STEPS] if task.steps else ())]
+        contribution = self.receiver.contribution(local, reply, task.version, staleness, asked)
         told = sized_by(member.client, contribution.metrics, run.flower.weighted_by_key)
         if told.num_examples != member.client.num_examples:
             member.client = told
@@ -584,6 +609,8 @@ class AsynchronousStrategy(FederatedStrategy):
             return
         if any(not task.member.dropped for task in ledger.tasks.values()):
             return
+        if any(isinstance(event, Wake) for _, event in ledger.queue):
+            return
         goes_on = (pace.budget or self._may_come()) if len(ledger.queue) else not pace.always
         if (self.works_on or not ledger.counting) if pace.real_time else goes_on:  # more comes, or an end
             return
@@ -606,7 +633,7 @@ class AsynchronousStrategy(FederatedStrategy):
     def _aggregate(self) -> None:
         """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model."""
         run, ledger = self.run, self.ledger
-        contributions = ledger.take_buffer()
+        contributions = [self._aged(each) for each in ledger.take_out(self.takes(ledger.buffer))]
         owners = [ledger.members[contribution.client.index] for contribution in contributions]
         most = self.safeguards.heaviest
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
@@ -630,6 +657,13 @@ class AsynchronousStrategy(FederatedStrategy):
             self._report_evaluation(last=done or run.stopped())
         else:
             self.reporter.report(run.aggregations, run.result, {})
+
+    def _aged(self, contribution: Contribution) -> Contribution:
+        """Return a contribution with its present staleness: others may have been aggregated while it waited."""
+        staleness = self.run.aggregations - contribution.version
+        if staleness == contribution.staleness:
+            return contribution
+        return replace(contribution, staleness=staleness)
 
     def _is_due(self) -> bool:
         """Return True if the model is evaluated after this aggregation."""

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from strategies.updates.chain import Contribution, Local
 
 log = logging.getLogger("flwr.strategies")
 
+LAST = 1 << 40  # after every client, in the event queue
 COMPANION = "sent-"  # before the names of vectors that were sent beside the model, in a checkpoint
 
 
@@ -43,6 +44,8 @@ class Task:
         Whether no reply will come: it couldn't be sent, or its client goes before its end (``gone``).
     companions : mapping of str to array (D,)
         Vectors that were sent beside it.
+    steps : int
+        Local steps that the client was asked for; 0: its usual work.
     """
 
     member: Member
@@ -53,6 +56,7 @@ class Task:
     lost: bool
     gone: bool = False
     companions: Mapping[str, Vector] = field(default_factory=dict)
+    steps: int = 0
 
 
 class Held(NamedTuple):
@@ -73,6 +77,10 @@ class Turn(NamedTuple):
     """A client comes or goes."""
 
     member: Member
+
+
+class Wake(NamedTuple):
+    """The method is to be asked whether it is ready, although nothing has arrived."""
 
 
 class TaskLedger:
@@ -230,25 +238,31 @@ class TaskLedger:
         member.waiting += change
         self.moved(member)
 
-    def take_buffer(self) -> list[Contribution]:
-        """Empty the buffer; return its contributions, in client order."""
-        taken, self.buffer = sorted(self.buffer, key=lambda c: c.client.index), []
-        for contribution in taken:
-            member = self.members[contribution.client.index]
-            self.wait(member, -member.waiting)
-        return taken
+    def wake(self, when: float) -> None:
+        """Ask the method at a clock time whether it is ready, after what arrives then."""
+        self.queue.push(when, LAST, Wake())
+
+    def take_out(self, contributions: Sequence[Contribution]) -> list[Contribution]:
+        """Take contributions out of the buffer; return them in client order."""
+        taken = {id(contribution) for contribution in contributions}
+        self.buffer = [contribution for contribution in self.buffer if id(contribution) not in taken]
+        for contribution in contributions:
+            self.wait(self.members[contribution.client.index], -1)
+        return sorted(contributions, key=lambda contribution: contribution.client.index)
 
     # ---- Saved and restored ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return clients and, in virtual time, the tasks under way with the models that they started from.
 
-        After an aggregation nothing waits in the buffer. What is held back counts as under way: it is worked on
-        again, and comes at once. In real time, tasks under way are dispatched anew.
+        After an aggregation something waits in the buffer only if the method ``takes`` a part; of that everything is
+        saved but the records of replies. What is held back counts as under way: it is worked on again, and comes at
+        once. In real time, tasks under way are dispatched anew.
         """
         members = list(self.members.values())
         tasks = [] if self._run.pace.real_time else [*(each.task for each in self.held), *self.tasks.values()]
         bases = {task.version: task.base for task in tasks}
+        bases |= {contribution.version: contribution.base for contribution in self.buffer}
         names = tasks[0].companions if tasks else ()
         return {
             # Of every member, in the order of `clients`, their indices.
@@ -270,6 +284,13 @@ class TaskLedger:
             ],
             # Version, client, and clock seconds when it was sent.
             "tasks-under-way": [(task.version, task.member.client.index, task.sent) for task in tasks],
+            **(
+                {"steps-under-way": [task.steps for task in tasks]}
+                if any(task.steps for task in tasks)
+                else {}
+            ),
+            **({"wakes": wakes} if (wakes := [due for due, e in self.queue if isinstance(e, Wake)]) else {}),
+            **_waiting(self.buffer),
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
             "versions": list(bases),
             "bases": np.array(list(bases.values())),  # the models of `versions`, (n, D)
@@ -312,5 +333,46 @@ class TaskLedger:
                 if not self.members[index].dropped:
                     self.members[index].drop(aggregations)
                 log.warning("client %d of the run so far isn't there: the others share its weight", index)
+        for contribution in _restored(
+            state, {index: member.client for index, member in self.members.items()}
+        ):
+            self.keep(contribution)
+        for due in state.get("wakes", ()):
+            self.wake(due)
         self.changed()
         return state
+
+
+def _waiting(buffer: Sequence[Contribution]) -> dict[str, Any]:
+    """Return the entries of a state for contributions that wait; {} if none does."""
+    if not buffer:
+        return {}
+    untrained = [c.untrained for c in buffer if c.untrained is not None]
+    return {
+        # Client, version, staleness, bytes and metrics.
+        "waiting": [(c.client.index, c.version, c.staleness, c.num_bytes, dict(c.metrics)) for c in buffer],
+        "waiting-updates": np.array([c.update for c in buffer]),
+        **({"waiting-untrained": np.array(untrained)} if untrained else {}),
+    }
+
+
+def _restored(state: Mapping[str, Any], clients: Mapping[int, Client]) -> list[Contribution]:
+    """Return the contributions of a state that waited."""
+    if "waiting" not in state:
+        return []
+    bases = dict(zip(state["versions"], state["bases"], strict=True))
+    untrained = state.get("waiting-untrained")
+    return [
+        Contribution(
+            clients[index],
+            np.array(state["waiting-updates"][place]),
+            np.array(bases[version]),
+            version,
+            staleness,
+            MetricRecord(metrics),
+            {},
+            num_bytes,
+            None if untrained is None else np.array(untrained[place]),
+        )
+        for place, (index, version, staleness, num_bytes, metrics) in enumerate(state["waiting"])
+    ]

@@ -47,6 +47,7 @@ TASK: Final = (
 ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the name is Flower's
 BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
 PART: Final = "strategies.part"  # of its usual local work, in (0, 1], that a client is to do: rounded up
+STEPS: Final = "strategies.steps"  # local steps of the task, in place of the client's usual work
 PATH: Final = "strategies.path"  # asks for the client's path, see below; its value says nothing
 COMPRESSION: Final = (
     "strategies.compression"  # asks for a compressed update (strategies/updates/compression.py), by

@@ -41,9 +41,17 @@ class Loads:
         """Record the bytes of a client's request, and the fraction of its usual work."""
         self._beside = max(self._beside, down - self.model)
         self._down[client] = down
+        self.ask(client, part)
+
+    def ask(self, client: int, part: float) -> None:
+        """Record which fraction of its usual work a client's task is."""
         self._parts.pop(client, None)
         if part < 1:
             self._parts[client] = part
+
+    def part_of(self, client: int) -> float:
+        """Return which fraction of its usual work a client's last task is."""
+        return self._parts.get(client, 1.0)
 
     def note_all(self, clients: Sequence[int], down: int, parts: Sequence[float]) -> None:
         """Record the same number of bytes for several clients, and the fraction of each one's usual work."""
@@ -60,7 +68,7 @@ class Loads:
     def of_last(self, client: Client) -> Load:
         """Return the load of the last task that was dispatched to a client."""
         load = self.of(client, self._down.get(client.index))
-        return load._replace(work=load.work * self._parts.get(client.index, 1.0))
+        return load._replace(work=load.work * self.part_of(client.index))
 
     def of(self, client: Client, down: int | None = None) -> Load:
         """Return the load of a client's task with ``down`` bytes; None: the largest request so far.

@@ -193,7 +193,7 @@ class VirtualScheduler(Scheduler):
     def _task_time(self, client: Client, task: int, load: Load | None = None) -> float:
         law = self._scenario()
         if law.devices is None:
-            return law.task_time(self._place(client), task)
+            return law.task_time(self._place(client), task) * self.loads.part_of(client.index)
         return law.task_time(self._place(client), task, load or self.loads.of_last(client))
 
     def _task_times(self, clients: Iterable[Client], task: int) -> Sequence[float]:

@@ -29,7 +29,8 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
         client, config = context.node_config, message.content.config_records["config"]
         received = message.content.array_records["arrays"]
         alpha, lr = config.get(messages.ALPHA, 0.0), config.get("lr", 0.5)
-        steps = client.get("local-steps", config.get("local-steps", 1))  # a client's own E_k comes first
+        # What the server asks for comes first, and then a client's own E_k.
+        steps = config.get(messages.STEPS) or client.get("local-steps", config.get("local-steps", 1))
         lr = lr / steps if config.get("normalize-steps") else lr
         trained: dict[str, np.ndarray] = {}
         for name, array in received.items():
@@ -48,7 +49,9 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
         metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
         arrays = ArrayRecord({name: Array(values) for name, values in trained.items()})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
-        applied = {key: config[key] for key in (messages.ALPHA, messages.BETA) if key in config}
+        applied = {
+            key: config[key] for key in (messages.ALPHA, messages.BETA, messages.STEPS) if key in config
+        }
         if beside := [key for key in ("neighbours", messages.CONSTANT) if key in message.content]:
             applied[messages.RECORDS] = beside
         if messages.PATH in config:  # Σ_k γ (1 − α × what is gone by then)

@@ -226,6 +226,13 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
             ("mixing-alpha", 0.3, {"strategy": "fedasync"}),
             ("delay-threshold", 1, {"strategy": "ringmaster", "num-server-rounds": 6}),
             ("cache-age", 1, {"strategy": "aced", "num-server-rounds": 9}),
+            ("max-local-steps", 5, {"strategy": "fedcompass", "num-server-rounds": 6}),
+            ("min-local-steps", 9, {"strategy": "fedcompass", "num-server-rounds": 9}),
+            (
+                "group-slack",
+                9.0,
+                {"strategy": "fedcompass", "num-server-rounds": 9, "time-scenario": "exponential"},
+            ),
             ("server-optimizer", "yogi", {"strategy": "fadas", "buffer-size": 2}),
             ("message-floor", 0.5, {"strategy": "spectral"}),
             ("neighbours", 1, {"client-weights": "adjacency"}),

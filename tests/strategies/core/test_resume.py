@@ -186,6 +186,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         if name != FEDEXP
     ),
     ("fedbuff", {"buffer_size": 2, "staleness_discount": "polynomial:0.5", "eval_every": 2}),
+    ("fedcompass", {"max_local_steps": 6, "min_local_steps": 1}),
+    (
+        "fedcompass",
+        {"time_scenario": "exponential", "staleness_discount": "polynomial:0.5", "group_slack": 1.0},
+    ),
+    ("fedcompass", {**FLEET, "task_failure": 0.2, "concurrency": 3, "server_lr": 0.3}),
     ("fedasync", {}),
     ("fedasync", {"time_scenario": "exponential", "staleness_discount": "hinge:0.5,2", "concurrency": 2}),
     ("delay-adaptive", {"server_lr": 0.1}),

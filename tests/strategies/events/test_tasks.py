@@ -34,7 +34,7 @@ def test_who_waits_for_an_aggregation_is_free_after_it_or_where_clients_work_on(
     for index in (2, 0, 2):
         ledger.keep(contribution(index))
     assert (ledger.free, ledger.members[2].waiting) == ([1], 2)
-    assert [each.client.index for each in ledger.take_buffer()] == [0, 2, 2]
+    assert [each.client.index for each in ledger.take_out(ledger.buffer)] == [0, 2, 2]
     assert (ledger.free, ledger.buffer, ledger.members[2].waiting) == ([0, 1, 2], [], 0)
     on = TaskLedger(run_of(), works_on=True)
     on.members = {0: Member(client(0))}
