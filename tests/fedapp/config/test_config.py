@@ -24,6 +24,7 @@ LARGEST = 2**63 - 1  # that a Flower message holds
 RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "a number > 0": (0, INF, False, False),
     "a number >= 0": (0, INF, True, False),
+    "a number >= 1": (1, INF, True, False),
     "a number in (0, 1]": (0, 1, False, True),
     "a number in [0, 1]": (0, 1, True, True),
     "a number in [0, 1)": (0, 1, True, False),
