@@ -220,6 +220,15 @@ def parameters_of(config: type) -> Mapping[str, Parameter]:
     ValueError
         If the default of a field is not one of the choices of its type.
     """
+    if config not in _READ:  # a quick command asks for each of them many times
+        _READ[config] = _read(config)
+    return dict(_READ[config])
+
+
+_READ: dict[type, dict[str, Parameter]] = {}
+
+
+def _read(config: type) -> dict[str, Parameter]:
     hints, meanings = get_type_hints(config), _documented(config)
     found = {}
     for item in fields(config):
