@@ -21,6 +21,8 @@ def flwr_run(flower, free_port, pairs):
     return run
 
 
+@pytest.mark.ci
+@pytest.mark.thorough
 def test_flwr_run_gives_the_same_bits_as_run_simulation(flwr_run, simulate, tmp_path):
     config = {"num-server-rounds": 3, "strategy": "fedprox", "figures": False, **CENTRAL}
     config |= {"server-optimizer": "adam", "server-lr": 0.01, "fedfix-interval": 2.0}
