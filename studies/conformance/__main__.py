@@ -1,0 +1,7 @@
+"""``python -m conformance``."""
+
+import sys
+
+from .table import main
+
+sys.exit(main())

@@ -1,0 +1,223 @@
+"""The methods without rounds. Each yields the model after every aggregation of a problem.
+
+In all of them W is the global model and ``models`` holds all of them, so that client i, whose work has staleness δ,
+was sent ``models[-1 - δ]``; Δ_i is its local model less that one, and C is the number of clients.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ..problem import Arrival, Problem, Vector, total
+
+Trajectory = Iterator[Vector]
+Work = tuple[int, int, Vector]  # client, δ, Δ_i
+
+
+def each_model(problem: Problem, rule: Callable[[Vector, Sequence[Work]], Vector]) -> Trajectory:
+    """W ← rule(W, the work that has arrived)."""
+    models = [problem.initial]
+    for arrived in problem.steps:
+        came = []
+        for client, staleness in arrived:
+            sent = models[-1 - staleness]
+            came.append((client, staleness, problem.train(client, sent) - sent))
+        models.append(rule(models[-1], came))
+        yield models[-1]
+
+
+def async_fedavg(problem: Problem) -> Trajectory:
+    """W ← W + η_g d_i Δ_i, d_i = (Σ_j 1/τ_j) τ_i p_i."""
+    tau = np.array(problem.task_seconds)
+    d: Vector = np.sum(1 / tau) * tau * problem.importance
+    rate = problem.parameters["server_lr"]
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        ((i, _, delta),) = came
+        return W + rate * float(d[i]) * delta
+
+    return each_model(problem, rule)
+
+
+def fedfix(problem: Problem) -> Trajectory:
+    """W ← W + η_g Σ d_i Δ_i of what has come in an interval, d_i = ⌈τ_i / Δt⌉ p_i."""
+    d = np.ceil(np.array(problem.task_seconds) / problem.parameters["interval"]) * problem.importance
+    rate = problem.parameters["server_lr"]
+    return each_model(problem, lambda W, came: W + rate * total(d[i] * delta for i, _, delta in came))
+
+
+def fedbuff(problem: Problem) -> Trajectory:
+    """W ← W + η_g (1/m) Σ s(δ) Δ_i, s(δ) = (1 + δ)^(−1/2)."""
+    m, rate = problem.parameters["m"], problem.parameters["server_lr"]
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        return W + rate / m * total(delta / np.sqrt(1 + staleness) for _, staleness, delta in came)
+
+    return each_model(problem, rule)
+
+
+def fedasync(problem: Problem) -> Trajectory:
+    """W ← (1 − α_t) W + α_t w_i, α_t = α (δ + 1)^(−a)."""
+    alpha, a, models = problem.parameters["alpha"], problem.parameters["a"], [problem.initial]
+    for arrived in problem.steps:
+        ((client, staleness),) = arrived
+        local = problem.train(client, models[-1 - staleness])
+        alpha_t = alpha * (staleness + 1) ** -a
+        models.append((1 - alpha_t) * models[-1] + alpha_t * local)
+        yield models[-1]
+
+
+def delay_adaptive(problem: Problem) -> Trajectory:
+    """W ← W + η_g min(1, τ_c / δ) Δ_i."""
+    rate, tau_c = problem.parameters["server_lr"], problem.parameters["tau_c"]
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        ((_, staleness, delta),) = came
+        return W + (rate if staleness <= tau_c else rate * tau_c / staleness) * delta
+
+    return each_model(problem, rule)
+
+
+def ringmaster(problem: Problem) -> Trajectory:
+    """W ← W + η_g Δ_i if δ < R, else Δ_i is thrown away."""
+    rate, R = problem.parameters["server_lr"], problem.parameters["R"]
+    return each_model(
+        problem, lambda W, came: W + rate * total(delta for _, staleness, delta in came if staleness < R)
+    )
+
+
+def rennala(problem: Problem) -> Trajectory:
+    """W ← W + η_g (1/B) Σ Δ_i of the first B arrivals with δ = 0; others are thrown away."""
+    rate, B = problem.parameters["server_lr"], problem.parameters["B"]
+    return each_model(
+        problem, lambda W, came: W + rate / B * total(delta for _, staleness, delta in came if not staleness)
+    )
+
+
+def ca2fl(problem: Problem) -> Trajectory:
+    """W ← W + η_g (h + (1/m) Σ (Δ_i − h_i)), h = (1/C) Σ h_i, and then h_i ← Δ_i."""
+    rate, m, C = problem.parameters["server_lr"], problem.parameters["m"], len(problem.clients)
+    h = [np.zeros_like(problem.initial) for _ in range(C)]
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        v = total(h) / C + total(delta - h[i] for i, _, delta in came) / m
+        for i, _, delta in came:
+            h[i] = delta
+        return W + rate * v
+
+    return each_model(problem, rule)
+
+
+def ace(problem: Problem) -> Trajectory:
+    """h_i ← Δ_i, W ← W + η_g (1/C) Σ_j h_j; the first model when all clients have answered."""
+    rate, C = problem.parameters["server_lr"], len(problem.clients)
+    h: dict[int, Vector] = {}
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        h.update({i: delta for i, _, delta in came})
+        return W + rate * total(h.values()) / C
+
+    return each_model(problem, rule)
+
+
+def fadas(problem: Problem) -> Trajectory:
+    """An AMSGrad step by Δ = (1/m) Σ Δ_i, its η_g divided by max(1, δ_max / τ_c)."""
+    given = problem.parameters
+    first = np.zeros_like(problem.initial)
+    v = v_hat = np.full_like(first, given["tau"] ** 2)
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        nonlocal first, v, v_hat
+        mean = total(delta for _, _, delta in came) / given["m"]
+        first = given["beta_1"] * first + (1 - given["beta_1"]) * mean
+        v = given["beta_2"] * v + (1 - given["beta_2"]) * mean**2
+        v_hat = np.maximum(v_hat, v)
+        oldest = max(staleness for _, staleness, _ in came)
+        return W + given["server_lr"] / max(1, oldest / given["tau_c"]) * first / (
+            np.sqrt(v_hat) + given["tau"]
+        )
+
+    return each_model(problem, rule)
+
+
+# ---- Who arrives when ---------------------------------------------------------------------------------------------
+
+
+def schedule(
+    seconds: Sequence[float],
+    number: int,
+    *,
+    buffer: int = 1,
+    interval: float = 0.0,
+    stale_from: float = float("inf"),
+    works_on: bool = False,
+    first: int = 0,
+) -> list[list[Arrival]]:
+    """Return the arrivals between one model and the next, of clients whose tasks always take their ``seconds``.
+
+    All begin at 0 with the first model. A client begins anew with the newest model, at the moment when its work is
+    aggregated.
+
+    Parameters
+    ----------
+    number : int
+        How many models.
+    buffer : int
+        Contributions that make a model; whose work waits doesn't begin anew before that.
+    interval : float
+        Seconds between two models, in place of a buffer; an interval in which nothing arrives makes none.
+    stale_from : float
+        Work of this staleness or more doesn't count: its client begins anew at once.
+    works_on : bool
+        Whether a client begins anew at once, with the model that it has, when its work waits.
+    first : int
+        Contributions that make the first model, where it is another number.
+
+    Raises
+    ------
+    ValueError
+        If two arrivals (or an arrival and the end of an interval) are at the same time, whose order would be a
+        convention.
+    """
+    # When the work of each client arrives, and with which model it began.
+    due = [(each, 0) for each in seconds]
+    groups: list[list[Arrival]] = []
+    group: list[Arrival] = []
+    waiting: list[int] = []
+    counted, ends = 0, interval
+
+    def next_model(now: float) -> None:
+        nonlocal group, counted
+        groups.append(group)
+        for client in waiting:
+            due[client] = (now + seconds[client], len(groups))
+        group, counted = [], 0
+        waiting.clear()
+
+    while len(groups) < number:
+        busy = sorted((when, client) for client, (when, _) in enumerate(due) if client not in waiting)
+        if len(busy) > 1 and busy[1][0] - busy[0][0] < 1e-6:
+            raise ValueError(f"clients {busy[0][1]} and {busy[1][1]} arrive at the same time, {busy[0][0]} s")
+        if interval and (not busy or busy[0][0] > ends):
+            if waiting:
+                next_model(ends)
+            ends += interval
+            continue
+        now, client = busy[0]
+        if interval and ends - now < 1e-6:
+            raise ValueError(f"client {client} arrives at the end of an interval, {now} s")
+        began = due[client][1]
+        group.append(Arrival(client, len(groups) - began))
+        if group[-1].staleness >= stale_from:
+            due[client] = (now + seconds[client], len(groups))
+            continue
+        counted += 1
+        if works_on:
+            due[client] = (now + seconds[client], began)
+        else:
+            waiting.append(client)
+        if not interval and counted == (first if first and not groups else buffer):
+            if works_on:
+                waiting.append(client)  # who completes the model begins with it
+            next_model(now)
+    return groups
