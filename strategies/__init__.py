@@ -121,6 +121,7 @@ from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
+from strategies.flower.installation import warn_of_namesakes
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
 from strategies.methods.aced import ACED
@@ -157,6 +158,8 @@ from strategies.updates.chain import Contribution
 from strategies.updates.compression import compresses, size_of
 
 __version__ = "0.1.0"
+
+warn_of_namesakes()
 
 # Name in the run config → class. Contract tests run over every entry.
 REGISTRY: dict[str, type[FederatedStrategy]] = {

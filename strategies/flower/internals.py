@@ -1,7 +1,7 @@
-"""All uses of Flower's non-public modules, each with its reason; flwr 1.28 to 1.41.
+"""All uses of Flower's non-public modules, each with its reason; flwr 1.41 and 1.42.
 
 Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.simulation``. The linter refuses other
-modules of Flower anywhere else.
+modules of Flower anywhere else. If a version of Flower lacks one of these, the import says so, and what needs it.
 """
 
 import gc
@@ -11,26 +11,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Context as ContextProto
-from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.serverapp.strategy import FedAvg
 
-try:
+from strategies.flower.installation import needed_for
+
+with needed_for("the reasons for which a reply is missing"):
+    from flwr.common.constant import ErrorCode
+
+with needed_for("strategies.simulate, compression, and a worker that stays on a device"):
     from flwr.app.message.message import make_message
-except ModuleNotFoundError:  # in flwr 1.28
-    from flwr.common.message import make_message  # type: ignore[import-not-found, no-redef]
+    from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
+    from flwr.proto.message_pb2 import Context as ContextProto
+    from flwr.proto.message_pb2 import Message as MessageProto
 
-try:
+with needed_for("a Grid in one process: strategies.simulate and MemoryGrid"):
     from flwr.supercore.run import Run
-except ModuleNotFoundError:  # in flwr 1.28
-    from flwr.common.typing import Run  # type: ignore[attr-defined, no-redef]
-
-try:
     from flwr.supercore.task_identity import TaskIdentity
-except ModuleNotFoundError:  # before flwr 1.38, where a message doesn't ask who is sending
-    TaskIdentity = None  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -64,19 +60,21 @@ __all__ = [
     "with_error",
 ]
 
-#: Error codes of replies, which have no public names: the message's time to live is over; all codes that the
-#: SuperLink sends itself if a node doesn't answer; an exception of the ClientApp in a simulation, and on a device;
-#: a mod that refuses the message; and the end of a ClientApp's process.
-MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
-NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
-CRASHED = ErrorCode.CLIENT_APP_CRASHED
+with needed_for("the reasons for which a reply is missing"):
+    #: Error codes of replies, which have no public names: the message's time to live is over; all codes that the
+    #: SuperLink sends itself if a node doesn't answer; an exception of the ClientApp in a simulation, and on a
+    #: device; a mod that refuses the message; and the end of a ClientApp's process.
+    MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
+    NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+    UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
+    CRASHED = ErrorCode.CLIENT_APP_CRASHED
 
-#: What subclasses of Flower's strategies call in their ``configure_train`` and ``aggregate_train``: methods of any
-#: strategy that has Flower's attributes.
-construct_messages = FedAvg._construct_messages
-check_and_log_replies = FedAvg._check_and_log_replies
+with needed_for("a subclass that fills in configure_train or aggregate_train"):
+    #: What subclasses of Flower's strategies call in their ``configure_train`` and ``aggregate_train``: methods of
+    #: any strategy that has Flower's attributes.
+    construct_messages = FedAvg._construct_messages
+    check_and_log_replies = FedAvg._check_and_log_replies
 
 RUN_ID = 1
 #: The server's own node id.
@@ -85,8 +83,7 @@ SERVER = 1
 
 def be_the_server() -> None:
     """Let this process make messages outside a ServerApp: their constructor asks who is sending."""
-    if TaskIdentity is not None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER
 
 
 def empty_run() -> Run:
@@ -131,7 +128,8 @@ def with_error(message: Message, code: int, reason: str) -> Message:
 
 def unavailable_reply(metadata: Metadata) -> Message:
     """Return the SuperLink's error reply for a disconnected node; the import takes a second."""
-    from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
+    with needed_for("a node that disconnects from a MemoryGrid"):
+        from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 
     return create_message_error_unavailable_res_message(metadata, "node_unavail")
 
@@ -153,7 +151,8 @@ def simulated_contexts(run_id: int) -> Callable[[], list[Context]]:
 
 def flatten_dict(nested: dict[str, Any]) -> dict[str, Any]:
     """Return nested tables as one level, with keys that are joined by dots; the import takes 0.1 s."""
-    from flwr.common.config import flatten_dict as flattened
+    with needed_for("the configuration of an app"):
+        from flwr.common.config import flatten_dict as flattened
 
     return flattened(nested)
 
@@ -166,7 +165,8 @@ def read_pairs(texts: Sequence[str]) -> dict[str, Any]:
     click.ClickException, ValueError
         If it can't be read.
     """
-    from flwr.common.config import parse_config_args
+    with needed_for("key=value pairs of a command line"):
+        from flwr.common.config import parse_config_args
 
     return parse_config_args(list(texts))
 

@@ -190,9 +190,6 @@ class InProcessGrid(MemoryGrid):
 @pytest.fixture(autouse=True)
 def task_identity() -> Iterator[None]:
     """Be the ServerApp's process: the Message constructor asks who is sending."""
-    if TaskIdentity is None:  # before flwr 1.38
-        yield
-        return
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     be_the_server()
     yield
