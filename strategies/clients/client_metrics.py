@@ -20,6 +20,28 @@ MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
 Values = dict[str, float | list[float]]
 
+# Names of metrics of an aggregation, beside which a client's metric of the same name has a prefix.
+_OURS = frozenset(
+    (
+        messages.PARTICIPANTS,
+        messages.CONTRIBUTIONS,
+        messages.FAILURES,
+        messages.BYTES_DOWN,
+        messages.BYTES_UP,
+        messages.BYTES_KEPT,
+        messages.CLIPPED,
+        messages.DISCARDED,
+        messages.LOST_TASKS,
+        messages.LATE_UPDATES,
+        messages.DROPPED_UPDATES,
+        messages.EARLIER_UPDATES,
+        messages.DEVICE_SECONDS,
+        messages.WASTED_SECONDS,
+        messages.BYTES_WASTED,
+    )
+)
+OF_TRAINING = "train-"
+
 # Fields of the protocol between server and client, which are no metrics of training.
 _NOT_TOLD = (messages.NUM_STEPS, messages.PARTITION_ID, messages.NUM_PARTITIONS)
 
@@ -79,6 +101,20 @@ class MetricsMean:
             for name, sums in self._sums.items()
             if self._totals[name] > 0
         }
+
+
+def beside(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
+    """Return the metrics of an aggregation, and of its clients' training beside them.
+
+    A client's metric with the name of one of an aggregation's, such as ``participants``, is ``train-participants``.
+    """
+    named: dict[str, Any] = {}
+    for name, value in clients.items():
+        free = name
+        while free in ours or free in _OURS or (free != name and (free in clients or free in named)):
+            free = OF_TRAINING + free
+        named[free] = value
+    return MetricRecord({**ours, **named})
 
 
 def told(records: Iterable[MetricRecord], key: str) -> Values:

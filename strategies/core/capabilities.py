@@ -50,6 +50,8 @@ class Capabilities:
         Whether vectors or records go beside the model.
     round_hooks : tuple of str
         Flower's hooks of a round that it fills in: ``configure_train``, ``aggregate_train``.
+    own_start : bool
+        Whether it has a ``start`` of its own, in place of the loop's.
     chooses_clients : bool
         Whether it draws a round's participants by itself (``select``).
     makes_models : bool
@@ -96,6 +98,7 @@ class Capabilities:
     sets_steps: bool
     sends_beside_model: bool
     round_hooks: tuple[str, ...]
+    own_start: bool
     chooses_clients: bool
     makes_models: bool
     discounts_staleness: bool
@@ -138,6 +141,7 @@ class Capabilities:
             round_hooks=tuple(
                 name for name in ("configure_train", "aggregate_train") if _fills_in(kind, name)
             ),
+            own_start=_fills_in(kind, "start"),
             chooses_clients=_fills_in(kind, "select"),
             makes_models=_fills_in(kind, "ready") or getattr(kind, "interval", None) is not None,
             discounts_staleness=_fills_in(kind, "discount", "weigh"),

@@ -10,6 +10,7 @@ wrong without a word that helps, with Flower's own strategies as well:
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,56 @@ NORM_BIT = "norm_bit"
 _SLACK, _EPSILON = 1e-3, float(np.finfo(np.float32).eps)
 
 
+@dataclass(frozen=True)
+class OuterLoop:
+    """The words of the log for a loop that isn't the strategy's own: a wrapper's, or a subclass's ``start``.
+
+    Attributes
+    ----------
+    who : str
+        Names the loop, and begins a subclause.
+    passing : str
+        Names the loop where it passes replies on, or doesn't.
+    why_none : str
+        Why it may have passed no replies on.
+    instead : str
+        What to call instead.
+    """
+
+    who: str
+    passing: str
+    why_none: str
+    instead: str
+
+    @classmethod
+    def around(cls, name: str, *, own_start: bool) -> "OuterLoop":
+        """Return the loop around a strategy of this name; ``own_start``: its class has a ``start`` of its own."""
+        if own_start:
+            return cls(
+                f"a loop of its own, such as the start() of {name},",
+                f"the start() of {name}",
+                "aggregate_train wasn't called",
+                "super().start()",
+            )
+        return cls(
+            "a wrapper around the strategy, such as one for privacy,",
+            f"the wrapper around {name}",
+            "Flower's wrappers do so if any client reports an error, which their lines above name",
+            "the strategy's own start()",
+        )
+
+
 class Wrapped:
     """Observations of a wrapper, from the first round of a run on.
 
     Parameters
     ----------
-    name : str
-        The strategy's name, for the log.
+    loop : OuterLoop
+        The wrapper in the words of the log.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, loop: OuterLoop) -> None:
+        self.loop = loop
         self.reset()
 
     def reset(self) -> None:
@@ -63,10 +103,10 @@ class Wrapped:
         """Warn if a round is over and the wrapper has passed no reply on."""
         if server_round and self._asked == server_round:
             log.warning(
-                "round %d: the wrapper around %s passed no replies on, and the model stays as it is: Flower's "
-                "wrappers do so if any client reports an error, which their lines above name%s",
+                "round %d: %s passed no replies on, and the model stays as it is: %s%s",
                 server_round,
-                self.name,
+                self.loop.passing,
+                self.loop.why_none,
                 "" if self._any_passed else "; until a round counts, the result has no arrays",
             )
 

@@ -50,10 +50,10 @@ class Tally:
         self.bytes_up += contribution.num_bytes
 
     def metrics(self) -> MetricRecord:
-        """Return the counts, and the unweighted means of staleness and of the clients' metrics over contributions."""
+        """Return the counts, and the unweighted mean of staleness over contributions."""
         metrics = MetricRecord(
             {
-                "contributions": len(self.staleness),
+                messages.CONTRIBUTIONS: len(self.staleness),
                 messages.FAILURES: self.failures,
                 messages.BYTES_DOWN: self.bytes_down,
                 messages.BYTES_UP: self.bytes_up,
@@ -68,10 +68,15 @@ class Tally:
         if self.staleness:
             metrics["staleness-mean"] = float(np.mean(self.staleness))
             metrics["staleness-max"] = max(self.staleness)
-        for name, values in self.values.items():
-            if name not in metrics and len({np.shape(value) for value in values}) == 1:
-                metrics[name] = np.mean(values, axis=0).tolist()
         return metrics
+
+    def metrics_of_clients(self) -> dict[str, Any]:
+        """Return the unweighted mean of each of the clients' metrics over contributions."""
+        return {
+            name: np.mean(values, axis=0).tolist()
+            for name, values in self.values.items()
+            if len({np.shape(value) for value in values}) == 1
+        }
 
     def state(self) -> "TallyState":
         """Return the counts for a checkpoint, as JSON values."""

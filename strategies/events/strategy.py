@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.clients.accounts import ACCEPTED, MAX_MISSES
-from strategies.clients.client_metrics import of_clients
+from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
 from strategies.core.capabilities import hook
@@ -319,6 +319,7 @@ class AsynchronousStrategy(FederatedStrategy):
 
     # ---- The loop ----------------------------------------------------------------------------------------------
 
+    @hook
     def start(
         self,
         grid: Grid,
@@ -677,11 +678,12 @@ class AsynchronousStrategy(FederatedStrategy):
         In real time the clients' evaluation of this model is waited for only if it is the ``last``.
         """
         run, since = self.run, self.ledger.since
-        metrics, function = since.metrics(), run.flower.train_metrics_aggr_fn
-        if function is not None and since.contents:
-            metrics = MetricRecord({**metrics, **function(since.contents, run.flower.weighted_by_key)})
+        metrics, of_training = since.metrics(), since.metrics_of_clients()
+        if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
+            of_training |= dict(function(since.contents, run.flower.weighted_by_key))
         self.ledger.since = Tally()
         metrics["weights-distance"] = self.contribution_weights.distance()
+        metrics = beside(metrics, of_training)
         number, result = run.aggregations, run.result
         result.train_metrics_clientapp[number] = metrics
         requests = list(

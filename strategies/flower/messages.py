@@ -84,7 +84,8 @@ PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, b
 OF_PERSONAL: Final = direction.PERSONAL
 
 # Metrics that a strategy reports about an aggregation.
-PARTICIPANTS: Final = "participants"
+PARTICIPANTS: Final = "participants"  # of a round
+CONTRIBUTIONS: Final = "contributions"  # since the last evaluation, without rounds
 FAILURES: Final = "failures"
 BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"

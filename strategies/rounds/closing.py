@@ -11,6 +11,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
+from strategies.core.wrapper import OuterLoop
 from strategies.flower.arrays import Vector
 from strategies.rounds.round import Chosen, Round
 
@@ -42,7 +43,7 @@ class Closing(Protocol):
     def check(self, num_clients: int) -> None:
         """Raise ValueError if this number of clients is too small."""
 
-    def check_loop(self) -> None:
+    def check_loop(self, loop: OuterLoop) -> None:
         """Raise RunError if the closing doesn't work in a user-defined loop around the strategy."""
 
     def busy(self) -> list[int]:
@@ -118,7 +119,7 @@ class WaitForAll:
     def check(self, num_clients: int) -> None:
         """Do nothing: any number of clients works."""
 
-    def check_loop(self) -> None:
+    def check_loop(self, loop: OuterLoop) -> None:
         """Do nothing: every loop waits for all replies."""
 
     def busy(self) -> list[int]:

@@ -31,6 +31,7 @@ from strategies.core.population import Population
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies, TrainingRequests
 from strategies.core.run_state import RunState
+from strategies.core.wrapper import OuterLoop
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
@@ -230,6 +231,8 @@ class EarlyClosing:
     def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterable[Message]:
         """Send a round's requests, and return the replies that count."""
         current.begin(requests, self._timeline, self._run.pace)
+        asked_now = {client.index for client in current.clients}
+        self._early.due = {index: due for index, due in self._early.due.items() if index in asked_now}
         by_node = {request.metadata.dst_node_id: request for request in requests}
         asked = {
             c.index: by_node[c.node_id]
@@ -506,15 +509,14 @@ class EarlyClosing:
 
     # ---- A run, and going on where an earlier one was ----------------------------------------------------------
 
-    def check_loop(self) -> None:
+    def check_loop(self, loop: OuterLoop) -> None:
         """Raise RunError in a user-defined loop if late work needs the strategy's own loop."""
         config = self._config
         if not self._run.own_loop and (config.late == NEXT or self._run.pace.real_time):
             given = f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}"
             raise RunError(
-                f"{f'late = {NEXT!r}' if config.late == NEXT else given}: a loop around the strategy, such as that "
-                "of Flower's differential-privacy wrappers, waits for all replies of a round before any counts; call "
-                "the strategy's own start()"
+                f"{f'late = {NEXT!r}' if config.late == NEXT else given}: {loop.who} waits for all replies of a "
+                f"round before any counts; call {loop.instead}"
             )
 
     def begin(self) -> None:

@@ -1,7 +1,7 @@
 """A round: its participants with their weights, its requests, and the outcomes of its replies."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -93,13 +93,24 @@ class Round:
         return self.bases.get(client.index, (self.model, self.number))
 
     def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Scheduler) -> None:
-        """Note the requests that are really sent, which a user-defined loop may change, and that tasks begin."""
+        """Note the requests that are really sent, which a user-defined hook may change, and that tasks begin."""
+        requests = list(requests)
         by_node = {request.metadata.dst_node_id: request.metadata for request in requests}
-        self.requests = [
-            by_node.get(client.node_id, before)
-            for client, before in zip(self.clients, self.requests, strict=True)
-        ]
+        if any(client.node_id not in by_node for client in self.clients):
+            self._ask_only(by_node.keys(), requests)
+        self.requests = [by_node[client.node_id] for client in self.clients]
         self.begin_tasks(timeline, pace)
+
+    def _ask_only(self, nodes: Collection[int], requests: Sequence[Message]) -> None:
+        """Take out the clients that a user-defined hook doesn't ask; the others share their weights."""
+        places = [place for place, client in enumerate(self.clients) if client.node_id in nodes]
+        if (d := self.weights) is not None:
+            rest = sum(d[place] for place in places)
+            share = sum(d) / rest if rest else 1.0
+            self.weights = [d[place] * share for place in places]
+        self.clients = [self.clients[place] for place in places]
+        self.requests = [self.requests[place] for place in places]
+        self.bytes_down = sum(messages.total_bytes(request) for request in requests)
 
     def begin_tasks(self, timeline: Timeline, pace: Scheduler) -> None:
         """Note that tasks begin, and which clients are known to go away before their tasks are done."""
@@ -153,7 +164,7 @@ class Round:
             self.by_mods.add(client.index)
 
     def told(self, *, clipped: bool) -> MetricRecord:
-        """Return the round's and the clients' metrics; with ``clipped``, also the number of clipped updates."""
+        """Return the round's metrics; with ``clipped``, also the number of clipped updates."""
         metrics = MetricRecord(
             {
                 messages.PARTICIPANTS: len(self.clients) - len(self.failures),
@@ -166,8 +177,7 @@ class Round:
             metrics[messages.CLIPPED] = len(self.bounded)
         if self.lost:
             metrics[messages.LOST_TASKS] = len(self.lost)
-        told = {name: value for name, value in self.metrics.result().items() if name not in metrics}
-        return MetricRecord({**metrics, **told})
+        return metrics
 
     def credit(self, accounts: Accounts) -> None:
         """Enter the clients' weights in the accounts; weights of work that doesn't count are shared over the rest."""

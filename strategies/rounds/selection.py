@@ -16,6 +16,7 @@ from strategies.core.capabilities import Capabilities
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.population import Population
 from strategies.core.run_state import RunState
+from strategies.core.wrapper import OuterLoop
 from strategies.flower.errors import RunError
 from strategies.flower.grids import RAY, engine_of
 from strategies.rounds.closing import Closing
@@ -319,10 +320,10 @@ def _waited(pace: Scheduler, clients: Sequence[Client]) -> bool:
     return False
 
 
-def check_loop(pace: Scheduler, config: StrategyConfig) -> None:
+def check_loop(pace: Scheduler, config: StrategyConfig, loop: OuterLoop) -> None:
     """Raise RunError in a user-defined loop, in which virtual time doesn't pass, if clients come and go."""
     if not pace.always:
         raise RunError(
-            f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: time passes in the "
-            "strategy's own start(), not in a loop around it, such as Flower's"
+            f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: virtual time "
+            f"doesn't pass in {loop.who.removesuffix(',')}; call {loop.instead}"
         )

@@ -27,7 +27,7 @@ from strategies.core.capabilities import hook
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
-from strategies.core.wrapper import Wrapped
+from strategies.core.wrapper import OuterLoop, Wrapped
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
@@ -152,6 +152,7 @@ class SynchronousStrategy(FederatedStrategy):
 
     # ---- The loop ----------------------------------------------------------------------------------------------
 
+    @hook
     def start(
         self,
         grid: Grid,
@@ -287,12 +288,13 @@ class SynchronousStrategy(FederatedStrategy):
     ) -> Iterable[Message]:
         """Draw the participants of a round and build their requests, in the order of the clients."""
         if not self.run.own_loop:
-            self._follow(server_round, arrays, grid)
+            loop = OuterLoop.around(self.run.name, own_start=self.capabilities.own_start)
+            self._follow(server_round, arrays, grid, loop)
             if server_round == 1:
                 self._call_up.begin()
-            check_loop(self.run.pace, self.config)
-            self.closing.check_loop()
-            self.aggregator.wrapper = self.aggregator.wrapper or Wrapped(self.run.name)
+            check_loop(self.run.pace, self.config, loop)
+            self.closing.check_loop(loop)
+            self.aggregator.wrapper = self.aggregator.wrapper or Wrapped(loop)
             self.aggregator.wrapper.asks(server_round, config)
         chosen = self._call_up.participants(server_round, grid, config)
         if chosen is None:
@@ -360,6 +362,7 @@ class SynchronousStrategy(FederatedStrategy):
         metrics = current.told(clipped=self.receiver.bounds_updates)
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
+        metrics = client_metrics.beside(metrics, current.metrics.result())
         moved = self._step(current, weights, total)
         if moved is None:
             number, rule = metrics[messages.PARTICIPANTS], self.config.aggregation_rule
@@ -421,18 +424,15 @@ class SynchronousStrategy(FederatedStrategy):
             self.aggregator.wrapper.ends(server_round)
         return self.evaluator.requests(server_round, arrays, config, self.closing.may_evaluate())
 
-    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
+    def _follow(self, server_round: int, arrays: ArrayRecord, grid: Grid, loop: OuterLoop) -> None:
         """Prepare a round of a user-defined loop, such as Flower's ``Strategy.start`` and its wrappers."""
         run, config = self.run, self.config
         if why := self.unseen_by_wrappers():
-            raise RunError(
-                f"{run.name}: {why}, which a wrapper around the strategy, such as one for "
-                "privacy, knows nothing of; call the strategy's own start()"
-            )
+            raise RunError(f"{run.name}: {why}, which {loop.who} knows nothing of; call {loop.instead}")
         if self.compressed is not None:
             raise RunError(
-                f"compression = {config.compression!r}: a wrapper around the strategy, such as one for privacy, "
-                "can't read compressed updates; allowed is none, or the strategy's own start()"
+                f"compression = {config.compression!r}: {loop.who} can't read compressed updates; allowed is none, "
+                f"or {loop.instead}"
             )
         run.grid, run.aggregations = grid, server_round - 1
         run.take_layout(arrays)

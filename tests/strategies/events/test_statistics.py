@@ -25,7 +25,7 @@ def test_means_are_plain_over_contributions_and_bytes_count_what_was_discarded()
     metrics = filled().metrics()
     assert metrics["contributions"] == 2
     assert (metrics["staleness-mean"], metrics["staleness-max"]) == (2.5, 4)
-    assert metrics["train-loss"] == 1.5  # not weighed by the 2 and 6 examples
+    assert filled().metrics_of_clients() == {"train-loss": 1.5}  # not weighed by the 2 and 6 examples
     assert (metrics[messages.BYTES_UP], metrics[messages.BYTES_DOWN]) == (24, 7)
     assert [metrics[key] for key in (messages.FAILURES, messages.CLIPPED, messages.LOST_TASKS)] == [1, 3, 2]
     assert metrics[messages.DISCARDED] == 1
@@ -44,4 +44,5 @@ def test_it_comes_back_from_json() -> None:
     tally = filled()
     again = Tally.restored(json.loads(json.dumps(tally.state())))
     assert dict(again.metrics()) == dict(tally.metrics())
+    assert again.metrics_of_clients() == tally.metrics_of_clients()
     assert again.unevaluated

@@ -215,5 +215,5 @@ def test_a_loop_around_it_waits_for_all_and_is_refused(
     federation: Make, model: Make, train_config: Make
 ) -> None:
     strategy = FedAvg(clock=WallClock(), round_deadline=1.0)
-    with pytest.raises(RunError, match=r"round_deadline = 1, over_select = 0: a loop around the strategy"):
+    with pytest.raises(RunError, match=r"round_deadline = 1, over_select = 0: a wrapper around the strategy"):
         list(strategy.configure_train(1, model(0.1), train_config(2, LR), federation()))

@@ -479,7 +479,7 @@ def test_flowers_loop_counts_the_first_valid_replies(
 def test_a_loop_around_it_cannot_take_late_work(federation: Make, model: Make, train_config: Make) -> None:
     strategy = FedAvg(round_deadline=0.7, late="next")
     with pytest.raises(
-        RunError, match=r"late = 'next': a loop around the strategy.*call the strategy's own start"
+        RunError, match=r"late = 'next': a wrapper around the strategy.*call the strategy's own start"
     ):
         by_flowers_loop(strategy, federation(), model(0.1), train_config(2, LR))
 

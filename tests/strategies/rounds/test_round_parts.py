@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from strategies.core.wrapper import OuterLoop
 from strategies.flower.errors import RunError
 from strategies.rounds.deadline import RoundSize
 from strategies.rounds.participation import Participation
@@ -66,6 +67,9 @@ def test_nobody_is_waited_for_for_ever(
 
 def test_a_loop_around_the_strategy_is_refused_where_clients_come_and_go() -> None:
     config: Any = SimpleNamespace(availability="diurnal:0.5", task_failure=0.0)
-    with pytest.raises(RunError, match="diurnal"):
-        check_loop(pace(set(), {}), config)
-    check_loop(SimpleNamespace(always=True), config)  # type: ignore[arg-type]
+    loop = OuterLoop.around("FedAvg", own_start=False)
+    with pytest.raises(
+        RunError, match=r"diurnal.*in a wrapper around .* privacy; call the strategy's own start"
+    ):
+        check_loop(pace(set(), {}), config, loop)
+    check_loop(SimpleNamespace(always=True), config, loop)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""A subclass's own hooks and loop: who isn't asked, whose words, and metrics with the names of ours."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from strategies import AsyncFedAvg, FedAvg, FedNova, RunError
+from strategies.core.capabilities import Capabilities
+from strategies.flower import messages
+
+Make = Callable[..., Any]
+
+
+class Dropping(FedAvg):
+    """Doesn't ask client 2, which the scheme has drawn."""
+
+    def configure_train(self, *args: Any) -> Iterable[Message]:
+        return [each for each in super().configure_train(*args) if self._index(each) != 2]
+
+    def _index(self, request: Message) -> int:
+        by_node = {client.node_id: client.index for client in self.clients}
+        return by_node[request.metadata.dst_node_id]
+
+
+@pytest.mark.parametrize("options", [{}, {"round_deadline": 1e6}])
+def test_a_client_that_a_hook_does_not_ask_is_no_failure(
+    federation: Make,
+    model: Make,
+    values_of: Make,
+    train_config: Make,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, float],
+) -> None:
+    # Of sizes 1, 2, 5 the first two take part: (1/3) · 1 + (2/3) · .5 = 2/3, as if they were the only ones.
+    grid = federation()
+    strategy = Dropping(**options)
+    with caplog.at_level(logging.WARNING, "flwr.strategies"):
+        result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    assert values_of(result.arrays) == pytest.approx([5 / 3], rel=1e-15)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["participants"], metrics["failures"]) == (2, 0)
+    assert [strategy.accounts[index].tasks for index in range(3)] == [1, 1, 0]
+    sent = [each for each in grid.requests() if each.metadata.message_type == messages.TRAIN]
+    assert len(sent) == 2
+    assert metrics["bytes-down"] == sum(map(messages.total_bytes, sent))
+    assert "left out" not in caplog.text
+
+
+def test_a_round_that_asks_nobody_keeps_the_model(federation: Make, model: Make, values_of: Make) -> None:
+    class Sometimes(FedAvg):
+        def configure_train(self, server_round: int, *args: Any) -> Iterable[Message]:
+            made = list(super().configure_train(server_round, *args))
+            return [] if server_round == 2 else made
+
+    result = Sometimes().start(federation(), model(1.0), num_rounds=2)
+    counts = [result.train_metrics_clientapp[number] for number in (1, 2)]
+    assert [(each["participants"], each["failures"]) for each in counts] == [(3, 0), (0, 0)]
+    assert values_of(result.arrays) == [0.625]
+
+
+# ---- A loop of its own -------------------------------------------------------------------------------------------
+
+
+def own_loop(kind: type[FedAvg]) -> type[FedAvg]:
+    """Return a subclass with the loop of Flower's strategies in place of the library's."""
+    return type("Logging", (kind,), {"start": Strategy.start})
+
+
+def test_a_start_of_its_own_is_not_called_a_wrapper(
+    federation: Make, model: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = own_loop(FedAvg)
+    assert kind.capabilities.own_start
+    assert not Capabilities.of(FedAvg).own_start
+    assert not Capabilities.of(AsyncFedAvg).own_start
+    result = kind().start(federation(), model(1.0), num_rounds=1)
+    assert result.arrays["w"].numpy().tolist() == [0.625]
+    said = "a loop of its own, such as the start\\(\\) of Logging,"
+    for made, text in (
+        (own_loop(FedNova)(), f"Logging: .*, which {said} knows nothing of; call super"),
+        (kind(compression="int8"), f"compression = 'int8': {said} can't read compressed updates"),
+        (
+            kind(over_select=0.5, fraction_train=0.5, participation="uniform", late="next"),
+            f"{said} waits for all",
+        ),
+        (kind(availability="diurnal:0.5"), "virtual time doesn't pass in a loop .* of Logging; call super"),
+    ):
+        with pytest.raises(RunError, match=text):
+            made.start(federation(), model(1.0), num_rounds=1)
+    assert "wrapper" not in caplog.text
+
+
+def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation: Make, model: Make) -> None:
+    class Calling(FedNova):
+        def start(self, *args: Any, **options: Any) -> Any:
+            return super().start(*args, **options)
+
+    assert Calling().start(federation(), model(1.0), num_rounds=1).train_metrics_clientapp[1]["failures"] == 0
+
+
+# ---- Metrics -----------------------------------------------------------------------------------------------------
+
+
+def counting(message: Message, context: Context, call_next: Any) -> Message:
+    """Report metrics with names of ours; a mod of the app."""
+    reply = call_next(message, context)
+    if reply.has_content() and "metrics" in reply.content and message.metadata.message_type == "train":
+        metrics = reply.content.metric_records["metrics"]
+        metrics["participants"], metrics["failures"] = 7, 2.5
+    return reply
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_a_clients_metric_with_the_name_of_ours_is_kept_beside_it(
+    federation: Make, model: Make, kind: Any
+) -> None:
+    result = kind().start(federation(mods=[counting]), model(1.0), num_rounds=3)
+    metrics = result.train_metrics_clientapp[3]
+    assert metrics["failures"] == 0
+    assert (metrics["train-participants"], metrics["train-failures"]) == (7, 2.5)
+    assert metrics["participants" if kind is FedAvg else "contributions"] == 3
+
+
+def test_a_function_of_metrics_may_use_names_of_ours(federation: Make, model: Make) -> None:
+    def function(contents: list[RecordDict], key: str) -> MetricRecord:
+        return MetricRecord({"participants": 7, "train-participants": 8})
+
+    result = FedAvg(train_metrics_aggr_fn=function).start(
+        federation(), model(1.0), num_rounds=1, train_config=ConfigRecord()
+    )
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["participants"] == 3
+    assert (metrics["train-train-participants"], metrics["train-participants"]) == (7, 8)
