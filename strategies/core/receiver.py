@@ -71,7 +71,18 @@ class Receiver:
             self._run.flower.weighted_by_key,
             must_weigh=self._must_weigh,
             untrained=apart,
+            more=None if self._safeguards.active else self._trained_on_more,
             **({} if compressed is None else _compressed_replies(compressed, self._run)),
+        )
+
+    def _trained_on_more(self, client: Client, said: float) -> None:
+        """Warn once of a client that trains on more examples than it described; without safeguards it counts."""
+        self._run.warn_once(
+            "client %s says %s = %s, and described itself with %s: clients count by the sizes that they described",
+            client.located,
+            self._run.flower.weighted_by_key,
+            said,
+            client.num_examples,
         )
 
     def links(self) -> Link:

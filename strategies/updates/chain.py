@@ -82,6 +82,9 @@ class Check:
         The compression that clients are asked to apply to their updates.
     whole : callable
         Called for each valid reply that isn't compressed although compression was requested.
+    more : callable, optional
+        Called with a client and the number of examples in its reply, if that is above the client's description, by
+        which it counts. None: such a reply is refused.
     """
 
     layout: Layout
@@ -91,6 +94,7 @@ class Check:
     untrained: Untrained | None = None
     compression: Compression | None = None
     whole: Callable[[], None] = lambda: None
+    more: Callable[[Client, float], None] | None = None
 
     def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
         """Return the local model of a valid reply, or of a task that was done without messages.
@@ -126,7 +130,7 @@ class Check:
         return model
 
     def _check_size(self, client: Client, reply: Message) -> None:
-        """Refuse a reply whose number of examples is invalid, missing, or above that of the client's description."""
+        """Refuse a reply whose number of examples is invalid or missing, or above the description if that matters."""
         try:
             said = messages.weight_of(messages.metrics_of(reply), self.weight_key)
         except ValueError as error:
@@ -136,9 +140,11 @@ class Check:
                 f"its reply has no metric {self.weight_key!r}, which says how much it counts (weighted_by_key)"
             )
         if said is not None and client.described and said > (client.num_examples or 0):
-            raise ArraysMismatchError(
-                f"{self.weight_key} = {said}: it described itself with {client.num_examples}"
-            )
+            if self.more is None:
+                raise ArraysMismatchError(
+                    f"{self.weight_key} = {said}: it described itself with {client.num_examples}"
+                )
+            self.more(client, said)
 
 
 def fault_of(reply: Message | Work | None) -> str:

@@ -19,6 +19,7 @@ from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
 from strategies.events.tasks import TaskLedger
+from strategies.flower import messages
 from strategies.testing import MemoryGrid
 from strategies.updates.safeguards import capped_sizes
 
@@ -161,9 +162,34 @@ def test_a_reply_may_not_say_more_than_the_description(
 ) -> None:
     grid = MemoryGrid(liar(30, replied), [{"partition-id": 0}])
     with caplog.at_level(logging.WARNING, LOGGER), nullcontext() if counts else pytest.raises(RunError):
-        values, _ = go(FedAvg, grid)
+        values, _ = go(FedAvg, grid, safeguards="on")
         assert values == [1.0, 3.0]
     assert ("it described itself with 30" in caplog.text) is not counts
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedBuff])
+@pytest.mark.parametrize(("replied", "more"), [(30, False), (31, True), (10**12, True)])
+def test_without_safeguards_it_counts_as_described(
+    replied: int, more: bool, kind: Any, federation: Make, model: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def says(message: Message, context: Any, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type == messages.TRAIN and context.node_config["partition-id"] == 0:
+            reply.content.metric_records["metrics"]["num-examples"] = replied
+        return reply
+
+    with caplog.at_level(logging.WARNING, LOGGER):
+        plain, beside = (
+            kind(**({"buffer_size": 2} if kind is FedBuff else {})).start(
+                federation(sizes=(30, 20, 50), mods=mods), model(1.0), num_rounds=4
+            )
+            for mods in ([], [says])
+        )
+    assert plain.arrays["w"].data == beside.arrays["w"].data
+    told = [r.getMessage() for r in caplog.records if "described itself" in r.getMessage()]
+    assert len(told) == more
+    assert not more or f"says num-examples = {replied}, and described itself with 30" in told[0]
+    assert "left out" not in caplog.text
 
 
 # Weights ------------------------------------------------------------------------------------------
