@@ -53,6 +53,17 @@ KEYWORDS: dict[str, Keywords] = {
     "fedadagrad": lambda q: {"server_optimizer": "adagrad"},
     "fedadam": lambda q: {"server_optimizer": "adam"},
     "fedyogi": lambda q: {"server_optimizer": "yogi"},
+    "fedvarp": lambda q: {"stale_weight": 1.0},
+    "fedstale": lambda q: {"stale_weight": q["beta"]},
+    "fedau": lambda q: {"participation_cutoff": q["K"]},
+    "aced": lambda q: {"cache_age": q["tau"]},
+    "ringleader": lambda q: {},
+    "area": lambda q: {"buffer_size": q["m"]},
+}
+
+# The methods that a keyword makes of another one.
+BY_KEYWORD = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), "fedavg") | {
+    "fedvarp": "fedstale"
 }
 
 
@@ -88,7 +99,7 @@ def trajectory(problem: Problem, folder: Path, others: Mapping[str, Any]) -> lis
     from strategies.testing import MemoryGrid
 
     C = len(problem.clients)
-    kind: Any = REGISTRY[problem.method if problem.method in REGISTRY else "fedavg"]
+    kind: Any = REGISTRY[BY_KEYWORD.get(problem.method, problem.method)]
     keywords = {
         **KEYWORDS[problem.method]({**problem.parameters, "C": C}),
         "server_lr": problem.parameters.get("server_lr", 1.0),

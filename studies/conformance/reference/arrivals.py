@@ -120,6 +120,60 @@ def ace(problem: Problem) -> Trajectory:
     return each_model(problem, rule)
 
 
+def aced(problem: Problem) -> Trajectory:
+    """h_i ← Δ_i, W ← W + η_g (1/|A|) Σ_A h_j, A the clients whose h_j came at most τ models ago."""
+    rate, tau = problem.parameters["server_lr"], problem.parameters["tau"]
+    h: dict[int, tuple[int, Vector]] = {}
+    number = 0
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        nonlocal number
+        number += 1
+        h.update({i: (number, delta) for i, _, delta in came})
+        A = [delta for when, delta in h.values() if number - when <= tau]
+        return W + rate * total(A) / len(A)
+
+    return each_model(problem, rule)
+
+
+def area(problem: Problem) -> Trajectory:
+    """Client i sends w_i − y_i, and y_i ← w_i; after m of these W ← W + (1/C) Σ (w_i − y_i)."""
+    C, models = len(problem.clients), [problem.initial]
+    y = [problem.initial] * C
+    for arrived in problem.steps:
+        residuals = []
+        for i, staleness in arrived:
+            local = problem.train(i, models[-1 - staleness])
+            residuals.append(local - y[i])
+            y[i] = local
+        models.append(models[-1] + total(residuals) / C)
+        yield models[-1]
+
+
+def ringleader(problem: Problem) -> Trajectory:
+    """W ← W + η_g (1/C) Σ_i G_i / b_i, once for each client and round."""
+    rate, C = problem.parameters["server_lr"], len(problem.clients)
+    G, later = ([np.zeros_like(problem.initial)] * C for _ in range(2))
+    b, b_later, stepped = [0] * C, [0] * C, set[int]()
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        nonlocal G, later, b, b_later
+        for i, _, delta in came:
+            if i in stepped:  # phase 2, and the client has made its step
+                later[i], b_later[i] = later[i] + delta, b_later[i] + 1
+            else:
+                G[i], b[i] = G[i] + delta, b[i] + 1
+        W = W + rate / C * total(G[i] / b[i] for i in range(C))
+        stepped.add(came[-1][0])
+        if len(stepped) == C:
+            G, later = later, [np.zeros_like(W)] * C
+            b, b_later = b_later, [0] * C
+            stepped.clear()
+        return W
+
+    return each_model(problem, rule)
+
+
 def fadas(problem: Problem) -> Trajectory:
     """An AMSGrad step by Δ = (1/m) Σ Δ_i, its η_g divided by max(1, δ_max / τ_c)."""
     given = problem.parameters
@@ -221,3 +275,23 @@ def schedule(
                 waiting.append(client)  # who completes the model begins with it
             next_model(now)
     return groups
+
+
+def in_two_phases(seconds: Sequence[float], number: int) -> list[list[Arrival]]:
+    """Return the arrivals between one model of Ringleader's and the next, as ``schedule`` does."""
+    clients = range(len(seconds))
+    due = [(each, 0) for each in seconds]
+    groups: list[list[Arrival]] = [[]]
+    there, later, stepped = set[int](), set[int](), set[int]()
+    while len(groups) <= number:
+        (now, began), client = min((due[i], i) for i in clients)
+        groups[-1].append(Arrival(client, len(groups) - 1 - began))
+        (later if client in stepped else there).add(client)
+        if client not in stepped and (stepped or len(there) == len(seconds)):
+            began = len(groups)
+            groups.append([])
+            stepped.add(client)
+            if len(stepped) == len(seconds):
+                there, later, stepped = later, set(), set()
+        due[client] = (now + seconds[client], began)
+    return groups[:number]

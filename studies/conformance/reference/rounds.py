@@ -172,6 +172,44 @@ def mifa(problem: Problem) -> Trajectory:
         yield W
 
 
+def fedstale(problem: Problem) -> Trajectory:
+    """W ← W + (1/|S|) Σ_S (Δ_i − β h_i) + (β/C) Σ_i h_i, and then h_i ← Δ_i in S."""
+    beta, C, W = problem.parameters["beta"], len(problem.clients), problem.initial
+    h = [np.zeros_like(W) for _ in range(C)]
+    for S in problem.steps:
+        delta = {i: problem.train(i, W) - W for i in S}
+        W = W + total(delta[i] - beta * h[i] for i in S) / len(S) + beta / C * total(h)
+        for i in S:
+            h[i] = delta[i]
+        yield W
+
+
+def fedvarp(problem: Problem) -> Trajectory:
+    """v = ȳ + (1/|S|) Σ_S (Δ_i − y_i) with ȳ = (1/C) Σ_i y_i, W ← W + v, and then y_i ← Δ_i in S."""
+    C, W = len(problem.clients), problem.initial
+    y = np.zeros((C, len(W)))
+    for S in problem.steps:
+        delta = np.array([problem.train(i, W) - W for i in S])
+        W = W + y.mean(axis=0) + (delta - y[S]).mean(axis=0)
+        y[S] = delta
+        yield W
+
+
+def fedau(problem: Problem) -> Trajectory:
+    """W ← W + Σ_S p_i ω_i Δ_i; ω_i is the mean of the intervals that have ended before this round."""
+    K, W = problem.parameters["K"], problem.initial
+    C = len(problem.clients)
+    omega, M, length = [1.0] * C, [0] * C, [0] * C
+    for S in problem.steps:
+        W = W + total(problem.importance[i] * omega[i] * (problem.train(i, W) - W) for i in S)
+        for i in range(C):
+            length[i] += 1
+            if i in S or length[i] == K:
+                omega[i] = length[i] if M[i] == 0 else (M[i] * omega[i] + length[i]) / (M[i] + 1)
+                M[i], length[i] = M[i] + 1, 0
+        yield W
+
+
 def ditto(problem: Problem) -> Trajectory:
     """W as FedAvg's; v_i ← v_i − γ (g_i(v_i) + λ (v_i − W)) from client i's last v_i, at first W."""
     pull, W = problem.parameters["lambda"], problem.initial

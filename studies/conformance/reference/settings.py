@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import arrivals, rounds
-from .arrivals import schedule
+from .arrivals import in_two_phases, schedule
 
 # In five of the ten rounds a client takes part that wasn't in the round before; the third has all.
 PARTICIPANTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4], [0, 3], [1, 4], [0, 1, 2], [2, 3, 4], [1], [0, 4]]
@@ -316,5 +316,86 @@ SETTINGS: dict[str, Setting] = {
         PARTICIPANTS,
         "samples",
         ADAPTIVE,
+    ),
+    "fedvarp": Setting(
+        rounds.fedvarp,
+        "D. Jhunjhunwala et al., FedVARP: tackling the variance due to partial client participation in federated "
+        "learning, UAI 2022, algorithm 1",
+        [
+            LOCAL,
+            "server: v = (1/C) Σ_j y_j + (1/|S|) Σ_S (Δ_i − y_i), W ← W + v; then y_i ← Δ_i for i in S",
+        ],
+        "All y_i start at 0, η_g = 1. " + EQUAL,
+        PARTICIPANTS,
+    ),
+    "fedstale": Setting(
+        rounds.fedstale,
+        "A. Rodio & G. Neglia, FedStale: leveraging stale client updates in federated learning, ECAI 2024",
+        [
+            LOCAL,
+            "server: W ← W + (1/|S|) Σ_S (Δ_i − β h_i) + β (1/C) Σ_j h_j; then h_i ← Δ_i for i in S",
+        ],
+        "All h_i start at 0. The paper divides by a client's probability to take part, here |S|/C. " + EQUAL,
+        PARTICIPANTS,
+        parameters={"beta": 0.4},
+    ),
+    "fedau": Setting(
+        rounds.fedau,
+        "S. Wang & M. Ji, A lightweight method for tackling unknown participation statistics in federated averaging, "
+        "ICLR 2024, algorithms 1 and 2",
+        [
+            LOCAL,
+            "server: W ← W + Σ_S p_i ω_i Δ_i, ω_i the mean of the intervals of client i, in rounds, that ended "
+            "before this round, 1 before the first; an interval ends with a round of the client's, or after K rounds",
+        ],
+        "The first interval begins with the first round. p_i are by the number of rows.",
+        PARTICIPANTS,
+        "samples",
+        {"K": 3},
+    ),
+    "aced": Setting(
+        arrivals.aced,
+        "X. Chang et al., Mitigating participation imbalance bias in asynchronous federated learning, arXiv "
+        "2511.19066, 2025, the delay-aware variant of ACE",
+        [
+            LOCAL,
+            "server, at every arrival: h_i ← Δ_i, W ← W + η_g (1/|A|) Σ_A h_j, A the clients whose h_j arrived at "
+            "most τ models ago",
+        ],
+        "That A depends on the age since the arrival is a reading: of the paper the abstract was read. The first "
+        "model is made when all clients have answered once; until then they wait. " + STALENESS,
+        schedule(SECONDS, 24, first=len(SECONDS)),
+        parameters={"server_lr": 0.2, "tau": 3},
+    ),
+    "ringleader": Setting(
+        arrivals.ringleader,
+        "A. Maranjyan & P. Richtárik, Ringleader ASGD: the first asynchronous SGD with optimal time complexity under "
+        "data heterogeneity, arXiv 2509.22860, 2025, algorithm 1",
+        [
+            LOCAL,
+            "server, phase 1: G_i ← G_i + Δ_i, b_i ← b_i + 1; the client goes on with the model that it has; when "
+            "all b_i ≥ 1, the client that came last makes a step and is sent the new model, and phase 2 begins",
+            "phase 2: the same sums, a step and the new model for a client without a step in this round; of a client "
+            "with one G⁺_i ← G⁺_i + Δ_i, b⁺_i ← b⁺_i + 1, and it goes on; after C steps G, b ← G⁺, b⁺, G⁺, b⁺ ← 0, "
+            "and phase 1 begins",
+            "a step: W ← W + η_g (1/C) Σ_i G_i / b_i",
+        ],
+        "All sums start at 0. " + STALENESS,
+        in_two_phases(SECONDS, 20),
+        parameters={"server_lr": 0.2},
+    ),
+    "area": Setting(
+        arrivals.area,
+        "C. Iakovidou & K. Kim, Asynchronous federated stochastic optimization for heterogeneous objectives under "
+        "arbitrary delays, arXiv 2405.10123, 2024, algorithm 1",
+        [
+            LOCAL,
+            "client i sends w_i − y_i, and then y_i ← w_i",
+            "server, of m arrivals: W ← W + (1/C) Σ (w_i − y_i)",
+        ],
+        "All y_i start as the first W. A client whose work waits begins anew with the next model. "
+        + STALENESS,
+        schedule(SECONDS, 14, buffer=2),
+        parameters={"m": 2},
     ),
 }

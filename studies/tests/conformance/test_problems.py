@@ -107,6 +107,16 @@ ERRORS = [
         "beta * v + (1 - beta) * square",
         "it is Adam",
     ),
+    ("fedvarp", "+ y.mean(axis=0)", "+ y[S].mean(axis=0)", "who is absent isn't counted"),
+    ("fedstale", "beta / C * total(h)", "total(h) / C", "last updates count in full"),
+    ("fedstale", "delta[i] - beta * h[i]", "delta[i]", "the last update isn't taken off"),
+    ("fedau", "length[i] == K", "False", "an absence of K rounds isn't noticed"),
+    ("fedau", "(M[i] * omega[i] + length[i]) / (M[i] + 1)", "length[i]", "the last interval counts alone"),
+    ("aced", "<= tau", "< tau", "an update counts one model less"),
+    ("aced", "/ len(A)", "/ len(h)", "the mean is over all clients"),
+    ("ringleader", "G[i] / b[i]", "G[i]", "a client's updates are summed"),
+    ("ringleader", "if i in stepped:", "if False:", "updates of phase 2 count in the same round"),
+    ("area", "y[i] = local", "y[i] = models[-1 - staleness]", "y_i is the model before training"),
 ]
 
 
