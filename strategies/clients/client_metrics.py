@@ -118,9 +118,16 @@ def beside(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
 
 
 def told(records: Iterable[MetricRecord], key: str) -> Values:
-    """Return the reported metrics of a reply by name, without the weight ``key`` and fields of the protocol."""
+    """Return the reported metrics of a reply by name.
+
+    Without the weight ``key``, fields of the protocol, and names of metrics that the server reports itself.
+    """
     values = {name: value for record in records for name, value in messages.values_of(record).items()}
-    return {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}
+    return {
+        name: value
+        for name, value in values.items()
+        if name != key and name not in _NOT_TOLD and not messages.is_ours(name)
+    }
 
 
 def _added(

@@ -85,6 +85,9 @@ class Capabilities:
         Whether a client's last update counts in every round, whoever is in time.
     works_on : bool
         Without rounds: whether a client goes on working while its work waits for the next aggregation.
+    replies_beside : int
+        Bytes of the records that clients add to their replies on their own, beside the model: 1 MiB of records,
+        and as many bytes as clients were sent beside the model, are allowed anyway.
     weighing : str
         Without rounds: how contributions weigh where the config has no ``aggregation_weights``.
     """
@@ -115,6 +118,7 @@ class Capabilities:
     of_one_round: str = ""
     counts_again: bool = False
     works_on: bool = False
+    replies_beside: int = 0
     weighing: str = "time-based"
 
     @classmethod

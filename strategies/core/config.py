@@ -62,9 +62,11 @@ class StrategyConfig:
     examples_bound : int
         a client's number of examples counts as at most this; 0: no bound
     norm_ratio_bound : float
-        an update is shortened to so many times the median of the clients' last norms; 0: no update is
+        an update of the trained arrays is shortened to so many times the median of the clients' last norms; 0: no
+        update is
     update_norm_bound : float
-        an update with a larger norm is shortened to this norm, and no update moves the model further; 0: no bound
+        an update with a larger norm is shortened to this norm, and no update moves the model further; the change of
+        the running statistics is shortened to it as well; 0: no bound
     registered_nodes : str
         on devices, whose a node of the SuperLink is, and which partition it holds: NAME:NODE-ID:PARTITION, or
         NAME:NODE-ID for a device with data of its own, with commas between them; a device that says otherwise doesn't

@@ -12,7 +12,6 @@ from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
-from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Local, Tell, chain
 from strategies.updates.safeguards import Safeguards
 
@@ -28,6 +27,8 @@ class Receiver:
     ----------
     must_weigh : bool
         Whether a client without a number of examples is left out.
+    replies_beside : int
+        Bytes of the records that the method's clients add to their replies on their own.
     bound : float
         S: a longer update is shortened to it; 0: no bound.
     local_rule, received : callable
@@ -49,6 +50,7 @@ class Receiver:
         safeguards: Safeguards,
         *,
         must_weigh: bool,
+        replies_beside: int,
         bound: float,
         local_rule: Callable[[], dict[str, float]],
         received: Callable[[Client, Vector], None],
@@ -57,23 +59,31 @@ class Receiver:
         witness: Witness | None = None,
     ) -> None:
         self._run, self._safeguards = run, safeguards
-        self._must_weigh, self._bound = must_weigh, bound
+        self._must_weigh, self._bound, self._replies_beside = must_weigh, bound, replies_beside
         self._local_rule, self._received = local_rule, received
         self._compressed, self._clip = compressed, clip
         self.witness = witness
 
-    def check(self, apart: Untrained) -> Check:
-        """Return the check of replies, which puts the buffers (values that aren't trained) into ``apart``."""
-        compressed, layout = self._compressed, self._run.layout
+    def check(self) -> Check:
+        """Return the check of replies, which takes the buffers (values that aren't trained) out of the model."""
+        compressed, run = self._compressed, self._run
         return Check(
-            layout,
-            self._run.flower.arrayrecord_key,
-            self._run.flower.weighted_by_key,
+            run.layout,
+            run.flower.arrayrecord_key,
+            run.flower.weighted_by_key,
             must_weigh=self._must_weigh,
-            untrained=apart,
+            most_bytes=self.most_bytes,
+            buffers=run.buffers,
             more=None if self._safeguards.active else self._trained_on_more,
             **({} if compressed is None else _compressed_replies(compressed, self._run)),
         )
+
+    def most_bytes(self) -> int:
+        """Return the most bytes of a reply: a model, the most that was sent beside one, and 1 MiB, or as declared."""
+        run, compressed = self._run, self._compressed
+        reader = None if compressed is None else compressed.reader(run.layout)
+        model = max(run.layout.most_bytes, 0 if reader is None else reader.num_bytes)
+        return model + run.beside_bytes + self._replies_beside + messages.MOST_BESIDE
 
     def _trained_on_more(self, client: Client, said: float) -> None:
         """Warn once of a client that trains on more examples than it described; without safeguards it counts."""
@@ -89,7 +99,7 @@ class Receiver:
         """Return the chain of steps for a local model between the check and the sum."""
         safeguards, witness = self._safeguards, self.witness
         return chain(
-            Bound(self._bound) if self._bound else None,
+            Bound(self._bound, self._run.buffers) if self._bound else None,
             self._clip,
             safeguards.norms if safeguards.learns_norms else None,
             Tell(self._received),
@@ -113,6 +123,7 @@ class Receiver:
         made = Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
         if isinstance(reply, Message):
             self._check_applied(made, sent)
+            self._check_names(made)
         return made
 
     def beside(self, sent: Iterable[str]) -> list[str]:
@@ -133,6 +144,16 @@ class Receiver:
                 ", ".join(missing),
                 messages.APPLIED,
             )
+
+    def _check_names(self, contribution: Contribution) -> None:
+        """Warn once if clients report metrics under names of the server's own."""
+        for name in messages.values_of(contribution.metrics):
+            if messages.is_ours(name):
+                self._run.warn_once(
+                    "%s reports a metric %r, a name of the server's own: clients' metrics of such names don't count",
+                    contribution.client,
+                    name,
+                )
 
 
 def clipping(config: StrategyConfig) -> Clip | None:

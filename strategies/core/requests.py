@@ -68,13 +68,17 @@ class TrainingRequests:
     ) -> Message:
         """Return a client's request: the model's arrays, and vectors (D,) beside them by record name."""
         records = {name: self._run.layout.to_record(vector) for name, vector in beside.items()}
+        companions = {**self._outgoing(client), **records}
+        if companions:
+            size = sum(map(messages.record_bytes, companions.values()))
+            self._run.beside_bytes = max(self._run.beside_bytes, size)
         return messages.request(
             messages.TRAIN,
             client.node_id,
             fields,
             ttl=self._run.timeout,
             arrays=arrays,
-            companions={**self._outgoing(client), **records},
+            companions=companions,
             keys=self._run.flower.keys,
         )
 

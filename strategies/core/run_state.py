@@ -21,7 +21,7 @@ from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
 from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.timing.scheduler import Scheduler
-from strategies.updates.buffers import untrained_positions
+from strategies.updates.buffers import Buffers
 from strategies.updates.server_optimizer import ServerOptimizer
 
 _VALUES, _VECTORS = "memory:", "vectors:"  # prefixes of the memory's names in a state
@@ -91,8 +91,10 @@ class RunState:
         The model's arrays.
     model : array (D,)
         The global model that the next aggregation moves; nobody writes to it.
-    buffers_at : array (B,)
-        Where the values that aren't trained stand in the model.
+    buffers : Buffers
+        Where the values that aren't trained are in the model; ``buffers_at`` (B,) are their positions.
+    beside_bytes : int
+        The most bytes of records beside the model in a request of this run.
     result : Result
         Flower's: the model as arrays, and the metrics by aggregation.
     aggregations, evaluated : int
@@ -127,7 +129,7 @@ class RunState:
     layout: Layout
     model: Vector
     result: Result
-    buffers_at: NDArray[np.intp]
+    buffers: Buffers
 
     def __init__(
         self,
@@ -148,11 +150,17 @@ class RunState:
         self.timeout = 3600.0
         self.clients: list[Client] = []
         self.own_loop = False
+        self.beside_bytes = 0
         self.aggregations = self.evaluated = 0
         self.any_moved = self.any_missed = self.keeps_model = False
         self.last_reason = ""
         self._said: set[str] = set()
         self.reset()
+
+    @property
+    def buffers_at(self) -> NDArray[np.intp]:
+        """Positions (B,) of the values that aren't trained in the model."""
+        return self.buffers.positions
 
     @property
     def clock(self) -> Clock:
@@ -250,7 +258,7 @@ class RunState:
             self.layout = Layout.of(arrays)
         except ArraysMismatchError as error:
             raise ArraysMismatchError(f"the initial arrays are no model to train: {error}") from None
-        self.buffers_at = untrained_positions(self.layout, self.flower.untrained)
+        self.buffers = Buffers.of(self.layout, self.flower.untrained)
 
     def initial_model(self, arrays: ArrayRecord) -> Vector:
         """Return the initial model (D,); raise ArraysMismatchError if the arrays are no valid model."""

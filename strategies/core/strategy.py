@@ -186,6 +186,7 @@ class FederatedStrategy(Strategy):
             run,
             self.safeguards,
             must_weigh=config.client_weights == "samples",
+            replies_beside=self.capabilities.replies_beside,
             bound=config.update_norm_bound,
             local_rule=self.local_rule,
             received=self.received,

@@ -348,14 +348,14 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
-        run, ledger, grid = self.run, self.ledger, packing(grid)
+        run, ledger, grid = self.run, self.ledger, packing(grid, self.receiver.most_bytes)
         self._mail, self.total = Mail(grid, timeout, run.stopped), num_rounds
         self._train_config = ConfigRecord() if train_config is None else train_config
         self._evaluate_config = self._train_config if evaluate_config is None else evaluate_config
         self._evaluate_fn = evaluate_fn
         with self._running(grid, timeout):
             state = self._begin(initial_arrays)
-            self._check, self._lost_in_a_row = self.receiver.check(Untrained(run.buffers_at)), 0
+            self._check, self._lost_in_a_row = self.receiver.check(), 0
             self._evaluation = RealTimeEvaluation(
                 run, self.evaluator, self.pending, self._mail, self.aggregate_evaluate
             )
@@ -437,7 +437,7 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _arrive(self, task: Task, reply: Message | Work | None) -> None:
         """Handle a reply to a task, or its absence."""
-        ledger, pace, norms = self.ledger, self.run.pace, self.safeguards.norms
+        ledger, pace, guards = self.ledger, self.run.pace, self.safeguards
         member = ledger.close(task)
         self.timeline.arrived(member.client.index, pace.now())
         if task.gone:
@@ -461,12 +461,11 @@ class AsynchronousStrategy(FederatedStrategy):
         member.count_again(self.run.aggregations)
         now = pace.now()
         member.took(now - task.sent)
-        learning = self.safeguards.learns_norms and not norms.knows_enough(len(ledger.counting))
-        if learning and now < ledger.patient_until:
+        if guards.must_wait(len(ledger.counting), self.run.buffers) and now < ledger.patient_until:
             if not ledger.held:
                 ledger.patient_until = now + PATIENCE * (now - task.sent)
                 ledger.queue.push(ledger.patient_until, -FIRST, PatienceOver())
-            norms.see(local)
+            guards.see(local)
             ledger.held.append(Held(task, local, reply))
             ledger.wait(member, 1)
             self._release()
@@ -479,15 +478,14 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _release(self) -> None:
         """Aggregate the replies that were held back until the usual norm is known, or the wait is over."""
-        ledger, held, norms = self.ledger, self.ledger.held, self.safeguards.norms
+        ledger, held = self.ledger, self.ledger.held
         if not held:
             return
-        enough = norms.knows_enough(len(ledger.counting))
+        enough = not self.safeguards.must_wait(len(ledger.counting), self.run.buffers)
         if enough or self.run.pace.now() >= ledger.patient_until:
             if not enough:
                 log.warning(
-                    "only %d clients have answered: which updates are too long isn't known yet",
-                    len(norms.norms),
+                    "only %d clients have answered: which updates are too long isn't known yet", len(held)
                 )
             while held and self.run.aggregations < self.total:
                 first = held.popleft()
@@ -638,10 +636,12 @@ class AsynchronousStrategy(FederatedStrategy):
         owners = [ledger.members[contribution.client.index] for contribution in contributions]
         most = self.safeguards.heaviest
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
-        buffers = Untrained(run.buffers_at)
+        buffers = Untrained(run.buffers)
         for member, contribution, weight in zip(owners, contributions, weights, strict=True):
             ledger.count(member, weight)
-            buffers.add(weight, contribution.untrained)
+            buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
+        if self.safeguards.active:
+            buffers.bound(self.safeguards.buffers)
         moved = self.server_step.sound(self.aggregate(run.model, contributions, weights))
         buffers.put_into(moved, min(1.0, buffers.weight * self.untrained_lr()), run.model)
         run.result.arrays = run.layout.to_record(moved)

@@ -88,8 +88,10 @@ class Layout:
 
     @cached_property
     def most_bytes(self) -> int:
-        """Upper bound of the bytes of a record of this layout, with 8 bytes per value and headers."""
-        return sum(8 * size + _HEADER for size in self.sizes)
+        """Upper bound of the bytes of a record of this layout, with headers of any writer."""
+        return sum(
+            dtype.itemsize * size + _HEADER for size, dtype in zip(self.sizes, self.dtypes, strict=True)
+        )
 
     @property
     def narrow(self) -> np.dtype:
@@ -105,13 +107,13 @@ class Layout:
     def to_vector(self, record: ArrayRecord) -> Vector:
         """Flatten a record of this layout to float64, shape (D,).
 
-        The arrays of the record may have another order, and another dtype of real numbers.
+        The arrays of the record may have another order, and another byte order.
 
         Raises
         ------
         ArraysMismatchError
-            If the record has other names or shapes, or holds non-numbers, a value that isn't finite, or values such
-            as 1e30, whose squared norm overflows float32.
+            If the record has other names, shapes or dtypes, or holds a value that isn't finite, or values such as
+            1e30, whose squared norm overflows float32.
         """
         if tuple(record) != self.names and set(record) != set(self.names):
             raise ArraysMismatchError(
@@ -124,7 +126,7 @@ class Layout:
         vector = np.empty(self.size)
         for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
             values = _decode(name, record[name])
-            if values.shape != shape or (values.dtype != dtype and values.dtype.kind not in REAL):
+            if values.shape != shape or values.dtype.newbyteorder("=") != dtype.newbyteorder("="):
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )

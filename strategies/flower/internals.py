@@ -8,6 +8,8 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
@@ -23,6 +25,9 @@ with needed_for("strategies.simulate, compression, and a worker that stays on a 
     from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
     from flwr.proto.message_pb2 import Context as ContextProto
     from flwr.proto.message_pb2 import Message as MessageProto
+
+with needed_for("the bound on the bytes of a reply"):
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 with needed_for("a Grid in one process: strategies.simulate and MemoryGrid"):
     from flwr.supercore.run import Run
@@ -40,8 +45,10 @@ __all__ = [
     "NOBODY_ANSWERED",
     "SERVER",
     "UNKNOWN",
+    "BoundedPulls",
     "Run",
     "be_the_server",
+    "bounded_pulls",
     "check_and_log_replies",
     "construct_messages",
     "context_from_bytes",
@@ -132,6 +139,107 @@ def unavailable_reply(metadata: Metadata) -> Message:
         from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 
     return create_message_error_unavailable_res_message(metadata, "node_unavail")
+
+
+class BoundedPulls:
+    """The client of the SuperLink's API that a deployment's Grid has, with a bound on the bytes of each reply.
+
+    ``Grid.pull_messages`` reads replies whole, whatever their size; there is no public call that says how large a
+    reply is before it is read. Flower reads a reply object by object, of 5 MiB at most. Here the objects of a reply
+    beyond the bound count as lost, so that Flower stops reading it, and the SuperLink is told to drop the rest.
+
+    Parameters
+    ----------
+    client : object
+        Flower's own client, which does all the rest.
+    most_bytes : callable
+        Returns the most bytes of a reply.
+
+    Attributes
+    ----------
+    refused : dict of str to int
+        The bound by which replies were refused, by the id of the request.
+    """
+
+    def __init__(self, client: Any, most_bytes: Callable[[], float]) -> None:
+        self._client, self._most_bytes = client, most_bytes
+        self.refused: dict[str, int] = {}
+        self._lock = Lock()
+        self._waiting: list[_PulledReply] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        """Look which replies have arrived, and which objects they consist of."""
+        response = self._client.PullMessages(request)
+        most, replies = (
+            self._most_bytes(),
+            zip(response.messages_list, response.message_object_trees, strict=True),
+        )
+        self._waiting = [
+            _PulledReply(
+                message.metadata.message_id,
+                message.metadata.reply_to_message_id,
+                set(_object_ids(tree)),
+                most,
+            )
+            for message, tree in replies
+        ]
+        return response
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        """Read an object of a reply; beyond the bound there is none."""
+        response = self._client.PullObject(request)
+        with self._lock:
+            owners = [each for each in self._waiting if request.object_id in each.objects]
+            for each in owners:
+                if request.object_id not in each.read:
+                    each.read.add(request.object_id)
+                    each.left -= len(response.object_content)
+            if not owners or any(each.left >= 0 for each in owners):
+                return response
+            first = [each for each in owners if each.request_id not in self.refused]
+            self.refused |= {each.request_id: int(each.most) for each in first}
+        for each in first:
+            self._client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=request.node, run_id=request.run_id, message_object_id=each.message_id
+                )
+            )
+        return type(response)(object_found=False)
+
+
+@dataclass
+class _PulledReply:
+    """A reply whose objects are being read."""
+
+    message_id: str
+    request_id: str
+    objects: set[str]
+    most: float
+
+    def __post_init__(self) -> None:
+        self.left, self.read = self.most, set[str]()
+
+
+def _object_ids(tree: Any) -> Iterator[str]:
+    yield tree.object_id
+    for child in tree.children:
+        yield from _object_ids(child)
+
+
+def bounded_pulls(grid: "Grid", most_bytes: Callable[[], float]) -> BoundedPulls | None:
+    """Let a Grid read no reply with more bytes; return the bound, or None for a Grid that isn't Flower's own.
+
+    Flower's Grid of a deployment (1.38 and later) has its client of the SuperLink under this name.
+    """
+    client = getattr(grid, "_runtime_client", None)
+    if client is None:
+        return None
+    bound = BoundedPulls(client._client if isinstance(client, BoundedPulls) else client, most_bytes)
+    grid._client = bound  # type: ignore[attr-defined]
+    return bound
 
 
 def is_simulation(grid: "Grid") -> bool:

@@ -106,6 +106,15 @@ EVALUATED: Final = (
     "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
 )
 
+# Prefixes and names of what a strategy, its evaluations and the app report; a client's metric of such a name doesn't
+# count.
+OUR_PREFIXES: Final = ("client-", "federated-loss", "surrogate-loss", "staleness-", "dp-", "bytes-")
+OURS: Final = frozenset(
+    {PARTICIPANTS, FAILURES, CLIPPED, DISCARDED, LOST_TASKS, LATE_UPDATES, DROPPED_UPDATES, EARLIER_UPDATES}
+    | {DEVICE_SECONDS, WASTED_SECONDS, JOULES, "contributions", "weights-distance"}
+    | {"aggregation", "time", "clock", "clients", "evaluation", "losses"}
+)
+
 # Reason why a client without a timely reply is excluded, found by the strategy or by the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
@@ -123,6 +132,7 @@ LONGEST_NAME: Final = 64  # characters of a metric's name
 LONGEST_DEVICE: Final = 63  # characters of a device's name
 MOST_METRICS: Final = 100
 LONGEST_LIST: Final = 10_000  # numbers in a metric
+MOST_BESIDE: Final = 1 << 20  # bytes of a reply beside the model and as many records as its client was sent
 
 LARGEST: Final = 2**63 - 1  # largest integer of a message
 
@@ -244,6 +254,11 @@ def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]
     return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}
 
 
+def is_ours(name: str) -> bool:
+    """Return True if a metric of this name is one that the server reports itself."""
+    return name in OURS or name.startswith(OUR_PREFIXES)
+
+
 def num_bytes(arrays: ArrayRecord) -> int:
     """Return the size in bytes of the serialised arrays of a record."""
     return sum(len(array.data) for array in arrays.values())
@@ -252,3 +267,13 @@ def num_bytes(arrays: ArrayRecord) -> int:
 def total_bytes(message: Message) -> int:
     """Return the size in bytes of all serialised arrays of a message."""
     return sum(num_bytes(record) for record in message.content.values() if isinstance(record, ArrayRecord))
+
+
+def record_bytes(record: RecordType) -> int:
+    """Return the size in bytes of a record."""
+    return num_bytes(record) if isinstance(record, ArrayRecord) else record.count_bytes()
+
+
+def size_of(message: Message) -> int:
+    """Return the size in bytes of all records of a message, metrics and fields included."""
+    return sum(map(record_bytes, message.content.values()))

@@ -19,7 +19,7 @@ understand it takes ``reads_packed`` among its mods::
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.serverapp import Grid
 
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, npy_header
+from strategies.flower.arrays import ArraysMismatchError, npy_header
 from strategies.flower.grids import DEPLOYMENT, engine_of
-from strategies.flower.internals import Run, with_content, with_error
+from strategies.flower.internals import Run, bounded_pulls, with_content, with_error
 
 PACKED = "strategies.packed"  # serialisation type, and name, of an array that holds a whole record
 READS_PACKED = "reads-packed"  # in the config of a request for a description, and in the answer's metrics
 
 # Error code of a reply in place of one that can't be unpacked (Flower's own codes are below 100).
 NOT_PACKED = 102
+# Error code of a reply in place of one that has more bytes than was asked for.
+TOO_LARGE = 104
 
 MOST_HEAD = 1 << 20  # bytes: a model of some ten thousand arrays
 _LENGTH = 8  # bytes of the head's length
@@ -136,11 +138,14 @@ def _entry(name: object, dtype: object, shape: object) -> _Entry:
 # ---- The server's side -------------------------------------------------------------------------------------
 
 
-def packing(grid: Grid) -> Grid:
-    """Return a Grid that packs what goes to the devices behind this one; the same Grid in a simulation."""
+def packing(grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> Grid:
+    """Return a Grid that packs what goes to the devices behind this one; the same Grid in a simulation.
+
+    ``most_bytes`` returns the most bytes of a reply: on devices a larger reply isn't read to its end.
+    """
     if engine_of(grid) != DEPLOYMENT or isinstance(grid, PackingGrid):
         return grid
-    return PackingGrid(grid)
+    return PackingGrid(grid, most_bytes)
 
 
 class PackingGrid(Grid):
@@ -150,18 +155,20 @@ class PackingGrid(Grid):
     ----------
     grid : Grid
         The Grid that sends the messages to the nodes.
+    most_bytes : callable
+        Returns the most bytes of a reply.
     """
 
     engine = DEPLOYMENT
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> None:
+        self.grid, self._most_reply = grid, most_bytes
+        self._pulls = bounded_pulls(grid, most_bytes)
         self._readers: set[int] = set()  # ids of the nodes that support packed models
         # The node that is asked, by the id of the request for its description.
         self._asked: dict[str, int] = {}
-        # By a record's name: what was sent last, with the same packed, and the most bytes of one of its layout.
+        # By a record's name: what was sent last, and the same packed.
         self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
-        self._most_bytes: dict[str, int] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, packed where the node reads it; return the ids of those that could be stored."""
@@ -192,12 +199,11 @@ class PackingGrid(Grid):
         """Pack a record; many nodes are sent the same model, which is packed once."""
         if name not in self._last or self._last[name][0] is not record:
             self._last[name] = record, pack_record(record)
-            self._most_bytes[name] = max(self._most_bytes.get(name, 0), Layout.of(record).most_bytes)
         return self._last[name][1]
 
     def _incoming(self, reply: Message) -> Message:
         if not reply.has_content():
-            return reply
+            return self._refused(reply)
         asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
         if asked is not None and messages.metrics_of(reply).get(READS_PACKED) == 1:
             self._readers.add(asked)
@@ -207,16 +213,18 @@ class PackingGrid(Grid):
         except ArraysMismatchError as error:
             return with_error(reply, NOT_PACKED, str(error))
 
+    def _refused(self, reply: Message) -> Message:
+        """Return an error reply, with the reason why the reply wasn't read to its end, if it wasn't."""
+        request = reply.metadata.reply_to_message_id
+        most = None if self._pulls is None else self._pulls.refused.pop(request, None)
+        if most is None:
+            return reply
+        return with_error(reply, TOO_LARGE, f"its reply takes more than {most} bytes, and isn't read further")
+
     def _check_size(self, reply: Message) -> None:
-        """Refuse a record that is larger than any sent record of its name, before it is unpacked."""
-        for name, record in _array_records(reply):
-            if not is_packed(record) or (self._most_bytes and name not in self._most_bytes):
-                continue  # a strategy of one's own may ask for more than comes back
-            size, most = messages.num_bytes(record), self._most_bytes.get(name, 0) + MOST_HEAD
-            if size > most:
-                raise ArraysMismatchError(
-                    f"its packed arrays take {size} bytes, those of the model at most {most}"
-                )
+        """Refuse a reply that is larger than what was asked for, before it is unpacked."""
+        if (size := messages.size_of(reply)) > (most := self._most_reply()):
+            raise ArraysMismatchError(f"its reply takes {size} bytes; allowed are {most}")
 
     # ---- What goes through as it is ------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class RoundAggregation:
     def __init__(self, aggregator: Aggregator, current: Round) -> None:
         run, config, guards = aggregator.run, aggregator.config, aggregator.safeguards
         self._aggregator, self._current = aggregator, current
-        self.buffers = Untrained(run.buffers_at, robust=config.aggregation_rule != MEAN)
+        self.buffers = Untrained(run.buffers, robust=config.aggregation_rule != MEAN)
         self.total: WeightedSum = gathering(
             config.aggregation_rule,
             config.faulty_clients,
@@ -112,10 +112,10 @@ class RoundAggregation:
             bound=config.update_norm_bound,
             private=config.dp == "central",
         )
-        self._check, self._links = aggregator.receiver.check(self.buffers), aggregator.receiver.links()
+        self._check, self._links = aggregator.receiver.check(), aggregator.receiver.links()
         self._unweighed = False
         # Until enough norms are known, those of all replies are looked at before any reply counts.
-        self._looks_first = guards.learns_norms and not guards.norms.knows_enough(len(run.clients))
+        self._looks_first = guards.must_wait(len(run.clients), run.buffers)
         # An error that the SuperLink reports carries its own node id: replies go by the ids of their requests.
         self._positions = {request.message_id: place for place, request in enumerate(current.requests)}
         self._waiting: dict[int, Message] = {}  # by position
@@ -150,9 +150,11 @@ class RoundAggregation:
             for place, client in enumerate(current.clients):
                 with suppress(ArraysMismatchError):
                     local = self._check(client, self._waiting.get(place), current.base_of(client)[0])
-                    aggregator.safeguards.norms.see(local)
+                    aggregator.safeguards.see(local)
         while self._next < len(current.clients):
             self._aggregate_next()
+        if aggregator.safeguards.active:
+            self.buffers.bound(aggregator.safeguards.buffers)
         if self._unweighed and len(current.failures) == len(current.clients):
             raise RunError(f"no client counts: {next(iter(current.failures.values()))}")
         aggregator.check_mods(current)
@@ -183,7 +185,7 @@ class RoundAggregation:
             return
         assert reply is not None
         if aggregator.wrapper is not None:
-            aggregator.wrapper.look(local, self.buffers.positions, reply)
+            aggregator.wrapper.look(local, aggregator.run.buffers_at, reply)
         self._links(local)
         asked = [*current.companions, *aggregator.selection.asks(client)]
         contribution = aggregator.receiver.contribution(
@@ -193,5 +195,5 @@ class RoundAggregation:
             current.contributions.append(contribution)
         else:
             self.total.add(weight, aggregator.server_step.looked_at(aggregator.counted(contribution)))
-        self.buffers.add(weight, contribution.untrained)
+        self.buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
         current.take_in(contribution, weight, reply, bounded=local.bounded)

@@ -41,7 +41,6 @@ from strategies.rounds.late_work import LateTask, LateWork
 from strategies.rounds.objective import EarlyObjective
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import Selection
-from strategies.updates.buffers import Untrained
 from strategies.updates.server_optimizer import FEDEXP
 
 log = logging.getLogger("flwr.strategies")
@@ -372,7 +371,7 @@ class EarlyClosing:
 
     def _invalid(self, current: Round, clients: Iterable[int], replies: Iterable[Message]) -> set[int]:
         """Return the clients whose replies don't count, or that haven't replied."""
-        check, wrong = self._receiver.check(Untrained(self._run.buffers_at)), set[int]()
+        check, wrong = self._receiver.check(), set[int]()
         by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
         asked = {c.index: (c, m) for c, m in zip(current.clients, current.requests, strict=True)}
         for index in clients:

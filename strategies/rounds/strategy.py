@@ -177,7 +177,7 @@ class SynchronousStrategy(FederatedStrategy):
         Result
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
-        grid = packing(grid)
+        grid = packing(grid, self.receiver.most_bytes)
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
         with self._running(grid, timeout):
@@ -269,7 +269,7 @@ class SynchronousStrategy(FederatedStrategy):
             total = asked.work(grid, self.closing.cut_off)
             if self.closing.cut_off():
                 return None, None
-            return self._conclude(current, asked.request.tasks.weights, total, Untrained(self.run.buffers_at))
+            return self._conclude(current, asked.request.tasks.weights, total, Untrained(self.run.buffers))
         if current is None:  # a user-defined ``configure_train`` opens no round
             return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
         replies = self.closing.replies(current, grid, asked)

@@ -16,6 +16,7 @@ was sent; the sum or robust rule makes one update Δ of all replies. The links a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update
 from strategies.flower.grids import Work
-from strategies.updates.buffers import Untrained
+from strategies.updates.buffers import Buffers
 from strategies.updates.compression import Compression, is_compressed
 
 
@@ -39,6 +40,7 @@ class Local:
     base: NDArray[Any]
     bounded: bool = False  # whether the norm of its update exceeded the bound
     untrained: Vector | None = None  # buffers (B,); the model has those that were sent
+    counted_from: Vector | float = 0.0  # (B,): the counters as they were sent, 0 for other buffers
 
     def update(self) -> Vector:
         """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
@@ -76,7 +78,9 @@ class Check:
         Names of the record of arrays, and of the metric that holds a client's weight.
     must_weigh : bool
         Whether a reply without a weight is refused, unless the client has reported its weight before.
-    untrained : Untrained, optional
+    most_bytes : callable
+        Returns the most bytes that a reply may have.
+    buffers : Buffers, optional
         The buffers, which are separated from the model.
     compression : Compression, optional
         The compression that clients are asked to apply to their updates.
@@ -91,7 +95,8 @@ class Check:
     arrays_key: str = messages.ARRAYS
     weight_key: str = messages.NUM_EXAMPLES
     must_weigh: bool = False
-    untrained: Untrained | None = None
+    most_bytes: Callable[[], float] = lambda: inf
+    buffers: Buffers | None = None
     compression: Compression | None = None
     whole: Callable[[], None] = lambda: None
     more: Callable[[Client, float], None] | None = None
@@ -110,13 +115,22 @@ class Check:
             return _done(client, reply, base)
         if reply.has_error():
             raise ArraysMismatchError(messages.reason_of(reply))
+        self._check_bytes(reply)
         if (arrays := messages.model_of(reply, self.arrays_key)) is None:
             raise ArraysMismatchError(f"its reply has no record {self.arrays_key!r}")
         self._check_size(client, reply)
         local = Local(client, self._read(arrays, base), base)
-        if self.untrained is not None:
-            local.untrained = self.untrained.take_out(local.model, base)
+        if self.buffers is not None:
+            local.untrained = self.buffers.take_out(local.model, base)
+            local.counted_from = self.buffers.counted_from(base)
         return local
+
+    def _check_bytes(self, reply: Message) -> None:
+        """Refuse a reply that is larger than what was asked for, before any of it is read."""
+        if (size := messages.size_of(reply)) > (most := self.most_bytes()):
+            raise ArraysMismatchError(
+                f"its reply takes {size} bytes; allowed are {most}, for the model, what was sent beside it, and 1 MiB"
+            )
 
     def _read(self, arrays: ArrayRecord, base: NDArray[Any]) -> Vector:
         """Return the model (D,); this is the only place where a compressed update is decompressed."""
@@ -163,13 +177,19 @@ def _done(client: Client, work: Work, base: NDArray[Any]) -> Local:
 
 @dataclass(frozen=True)
 class Bound:
-    """Shortens an update to the norm S, and marks it as bounded."""
+    """Shortens an update to the norm S, and marks it as bounded; the change of the running statistics as well.
+
+    Trained arrays and running statistics are bounded each, so that a jump of the statistics doesn't shorten the rest.
+    """
 
     norm: float
+    buffers: Buffers | None = None
 
     def __call__(self, local: Local) -> None:
-        """Change the model in place."""
+        """Change the model and the buffers in place."""
         local.bounded = clip_update(local.model, local.base, self.norm)
+        if self.buffers is not None and local.untrained is not None:
+            local.bounded |= self.buffers.shorten(local.untrained, local.base, self.norm)
 
 
 @dataclass(frozen=True)
@@ -234,6 +254,8 @@ class Contribution:
         Size of all arrays of the reply.
     untrained : Vector, optional
         The buffers (B,) (strategies/updates/buffers.py); in ``update`` their values are 0.
+    counted_from : Vector, or 0
+        The counters among the buffers as they were sent, and 0 for the other buffers, (B,).
     """
 
     client: Client
@@ -245,6 +267,7 @@ class Contribution:
     records: Mapping[str, messages.RecordType]
     num_bytes: int
     untrained: Vector | None = None
+    counted_from: Vector | float = 0.0
 
     @property
     def model(self) -> Vector:
@@ -268,6 +291,7 @@ class Contribution:
             messages.beside_the_model(reply, key),
             messages.total_bytes(reply),
             local.untrained,
+            local.counted_from,
         )
 
     @property

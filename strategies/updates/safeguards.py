@@ -6,6 +6,7 @@ are trusted and task times are known: there a method is the one of its paper. Th
     sizes      n_i ≤ ``examples_bound``, and n_i ≤ ``size_ratio_bound`` times the median of the reported sizes
     weights    d_i of a contribution ≤ ``arrival_weight_bound``; a synchronous round's d_i sum to 1
     norms      ‖Δ_i‖ ≤ ``norm_ratio_bound`` times the median of the clients' last norms, where no bound is given
+    buffers    each value, by median and spread of recent clients' values (strategies/updates/buffers.py)
 
 and, in the similarity graph of clients, the similarity of two clients by that of the median pair
 (strategies/clients/client_graph.py). When a safeguard takes effect, the log says so once, and reports show the
@@ -25,6 +26,7 @@ import numpy as np
 from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.flower.arrays import Vector, clip_update
+from strategies.updates.buffers import Buffers, UsualBuffers
 from strategies.updates.chain import Local
 
 log = logging.getLogger("flwr.strategies")
@@ -93,10 +95,6 @@ class UsualNorm:
         """Record the norm of a client's update."""
         self.norms[local.client.index] = float(np.linalg.norm(local.model - local.base))
 
-    def knows_enough(self, num_clients: int) -> bool:
-        """Return True if enough norms are known that one faulty client can't determine their median."""
-        return len(self.norms) >= min(LEAST_NORMS, num_clients)
-
     def __call__(self, local: Local) -> None:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
         self.see(local)
@@ -126,6 +124,8 @@ class Safeguards:
     ----------
     norms : UsualNorm
         The link of the chain that bounds norms, used if ``learns_norms``.
+    buffers : UsualBuffers
+        The bound of what clients report of buffers.
     """
 
     def __init__(self, mode: str, bounds: Bounds, in_real_time: Callable[[], bool]) -> None:
@@ -138,6 +138,7 @@ class Safeguards:
     def reset(self) -> None:
         """Forget the norms of an earlier run's updates."""
         self.norms = UsualNorm(self.bounds.norm_ratio)
+        self.buffers = UsualBuffers(LEAST_NORMS)
         self._said: set[str] = set()
 
     @property
@@ -149,6 +150,22 @@ class Safeguards:
     def learns_norms(self) -> bool:
         """Whether updates are bounded by a multiple of the median norm."""
         return self.active and self.bounds.norm_ratio > 0
+
+    def see(self, local: Local) -> None:
+        """Record the norm of a client's update, and its buffers, before any update is bounded."""
+        if self.learns_norms:
+            self.norms.see(local)
+        if local.untrained is not None:
+            self.buffers.see(local.client.index, local.untrained - local.counted_from)
+
+    def must_wait(self, num_clients: int, buffers: Buffers) -> bool:
+        """Return True if updates must wait for each other, because too few are known to say what is usual."""
+        known = []
+        if self.learns_norms:
+            known.append(len(self.norms.norms))
+        if self.active and len(buffers):
+            known.append(len(self.buffers))
+        return bool(known) and min(known) < min(LEAST_NORMS, num_clients)
 
     @property
     def path_bound(self) -> float:
@@ -192,11 +209,12 @@ class Safeguards:
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
-        return self.norms.state()
+        return {**self.norms.state(), **self.buffers.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
         self.norms.restore(state)
+        self.buffers.restore(state)
 
 
 def moved_by(weight: float, update: Vector) -> float:

@@ -36,6 +36,9 @@ def train(message: Message, context: Context) -> Message:
         time.sleep(3600)
     if fault == "old-task":
         _answer_the_first(message, reply, context)
+    if fault == "large":
+        noise = np.random.default_rng(0).integers(256, size=48 << 20).astype(np.uint8)
+        reply.content["more"] = ArrayRecord({"noise": Array(noise)})
     spoil = {
         "nan": lambda values: values * np.nan,
         "wrong-shape": lambda values: values[:1],

@@ -22,6 +22,7 @@ LIES = {
     "wrong-shape": "is float32[1",
     "1e30": "whose square overflows float32",
     "always-fails": "this device is broken",
+    "large": "and isn't read further",
 }
 
 

@@ -319,15 +319,26 @@ def test_fractions_count_as_they_are() -> None:
 # ---- Replies that are meant well -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16])
-def test_another_dtype_and_another_record_name_are_converted(dtype: Any) -> None:
+def test_another_record_name_is_understood() -> None:
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
-        w = content.array_records["arrays"]["w"].numpy().astype(dtype)
-        return RecordDict({"weights": ArrayRecord({"w": Array(w)}), "metrics": content["metrics"]})
+        return RecordDict({"weights": content["arrays"], "metrics": content["metrics"]})
+
+    assert value(FedAvg().start(grid(spoil), model(), num_rounds=1)) == pytest.approx(0.625)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])
+def test_another_dtype_is_left_out_with_one_line(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
+        if context.node_config["partition-id"] == 0:
+            w = content.array_records["arrays"]["w"].numpy().astype(dtype)
+            content["arrays"] = ArrayRecord({"w": Array(w)})
+        return content
 
     result = FedAvg().start(grid(spoil), model(), num_rounds=1)
-    assert value(result) == pytest.approx(0.625)
     assert result.arrays["w"].dtype == "float32"
+    assert value(result) == pytest.approx(1 + (2 * 0.5 - 5 * 1) / 7)  # without client 0
+    (line,) = [r.getMessage() for r in caplog.records if "round 1: left out" in r.getMessage()]
+    assert line.endswith(f"array 'w' is {dtype}[2], the model's is float32[2]")
 
 
 def test_an_override_is_given_a_list_of_replies() -> None:

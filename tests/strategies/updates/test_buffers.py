@@ -1,6 +1,6 @@
 """Arrays that aren't trained, such as BatchNorm's statistics: averaged, whatever a method does with the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from strategies import (
 )
 from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
-from strategies.updates.buffers import Untrained, untrained_positions
+from strategies.updates.buffers import Buffers, Untrained, untrained_positions
 
 Make = Callable[..., Any]
 
@@ -90,6 +90,10 @@ def grid() -> MemoryGrid:
 def run(kind: Any, rounds: int = 1, **options: Any) -> ArrayRecord:
     strategy = kind(fraction_evaluate=0.0, **options)
     return strategy.start(grid(), record(), num_rounds=rounds, timeout=5.0).arrays
+
+
+def buffers(positions: np.ndarray, counters: Sequence[bool] = (False,)) -> Buffers:
+    return Buffers(positions, np.array(counters), np.zeros(len(positions), bool))
 
 
 def variance_of(arrays: ArrayRecord) -> float:
@@ -220,9 +224,9 @@ def test_the_spectral_method_averages_them_too() -> None:
 def test_an_average_lies_between_what_goes_into_it(
     said: list[tuple[float, float]], share: float, before: float
 ) -> None:
-    apart, model = Untrained(np.array([1])), np.array([7.0, before])
-    for weight, value in said:
-        apart.add(weight, np.array([value]))
+    apart, model = Untrained(buffers(np.array([1]))), np.array([7.0, before])
+    for index, (weight, value) in enumerate(said):
+        apart.add(index, weight, np.array([value]))
     apart.put_into(model, share)
     values = [before, *(value for weight, value in said if weight > 0)]
     assert model[0] == 7.0
