@@ -9,9 +9,9 @@ node reports when it is asked to describe itself. A ClientApp answers with a han
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
 A ClientApp without such a handler still works: its clients are ordered by node id, and weighted by the
-``num-examples`` of their training replies, as in Flower's own strategies. Where a method weights absent clients, a
-client that hasn't reported its number of examples counts with the mean of the other clients' numbers; all clients
-have equal weight while none has reported one.
+``num-examples`` of their training replies, as in Flower's own strategies. A simulation that knows its app doesn't ask
+them. Where a method weights absent clients, a client that hasn't reported its number of examples counts with the mean
+of the other clients' numbers; all clients have equal weight while none has reported one.
 
 A description is a claim. A simulation trusts the descriptions. On devices, the identity of a client is its
 registered node: a ``partition-id`` is valid only for a node that holds a part of common data, that is, beside
@@ -37,7 +37,7 @@ from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import exchange, never, wait_for_nodes, wait_while
-from strategies.flower.grids import DEPLOYMENT, DescribingGrid, Description, engine_of
+from strategies.flower.grids import DEPLOYMENT, DescribingGrid, Description, engine_of, nobody_handles
 from strategies.flower.internals import APP_RAISED, MOD_FAILED, UNKNOWN
 
 log = logging.getLogger("flwr.strategies")
@@ -210,6 +210,9 @@ class Roster:
         now = self._clock.now()
         asked = {node_id for node_id, _ in self._asked.values()}
         new = sorted(self._present - self._by_node.keys() - self._refused - asked)
+        if new and not self.devices and nobody_handles(grid, messages.DESCRIBE):
+            self._place_silent(dict.fromkeys(new, NO_HANDLER))
+            self._clients, new = None, []
         requests = [self._request(node_id, config) for node_id in new]
         pushed = set(grid.push_messages(requests)) if requests else set()
         for request in requests:
@@ -251,6 +254,10 @@ class Roster:
             self._clients = None
             if not (node_ids := [node_id for node_id in node_ids if node_id not in told]):
                 return
+        if not self.devices and nobody_handles(grid, messages.DESCRIBE):
+            self._place_silent(dict.fromkeys(node_ids, NO_HANDLER))
+            self._clients = None
+            return
         # In a simulation all nodes run the same app: if the first has no handler, the others aren't asked, because
         # each of them would log a traceback.
         asked = node_ids if self.devices or self._by_node else node_ids[:1]

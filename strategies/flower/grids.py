@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.flower.arrays import Layout, Vector
-from strategies.flower.internals import is_simulation
+from strategies.flower.internals import client_apps, is_simulation, lacks_handler
 
 
 class HandedTask(NamedTuple):
@@ -101,6 +101,17 @@ def engine_of(grid: Grid) -> str:
     """Return a Grid's engine: ``sequential``, ``vectorized``, ``ray``, ``deployment``, or ``memory`` in tests."""
     name = getattr(grid, "engine", None)
     return name if isinstance(name, str) else RAY if is_simulation(grid) else DEPLOYMENT
+
+
+def nobody_handles(grid: Grid, message_type: str) -> bool:
+    """Return True if the ClientApp of a simulation is known to have no handler of a type of message.
+
+    Asking would log an exception for every client that is asked. A Grid of processes knows its app; for Flower's
+    simulation all ClientApps in this process are looked at.
+    """
+    own = getattr(grid, "client_app", None)
+    apps = client_apps() if is_simulation(grid) else [own] if own is not None else []
+    return bool(apps) and all(lacks_handler(app, message_type) for app in apps)
 
 
 # The metrics of a client's answer in the handshake (strategies/clients/roster.py): its partition, its number of

@@ -50,6 +50,7 @@ __all__ = [
     "be_the_server",
     "bounded_pulls",
     "check_and_log_replies",
+    "client_apps",
     "construct_messages",
     "context_from_bytes",
     "context_to_bytes",
@@ -57,6 +58,7 @@ __all__ = [
     "flatten_dict",
     "give_id",
     "is_simulation",
+    "lacks_handler",
     "message_from_bytes",
     "message_to_bytes",
     "read_pairs",
@@ -255,6 +257,28 @@ def simulated_contexts(run_id: int) -> Callable[[], list[Context]]:
     kept = [each for each in gc.get_objects() if type(each).__name__ == "DeprecatedRunInfoStore"]
     nodes = [each for each in kept if run_id in each.run_infos]
     return lambda: [node.retrieve_context(run_id) for node in nodes]
+
+
+def client_apps() -> list["ClientApp"]:
+    """Return the ClientApps in this process: Flower's simulation has loaded its app before the ServerApp runs."""
+    from flwr.clientapp import ClientApp
+
+    return [each for each in gc.get_objects() if issubclass(type(each), ClientApp)]
+
+
+def lacks_handler(app: "ClientApp", message_type: str) -> bool:
+    """Return True if an app is known to have no handler of a type of message such as ``query.describe``.
+
+    It isn't known of a subclass that handles messages by itself, nor if a version of Flower keeps handlers elsewhere.
+    """
+    from flwr.clientapp import ClientApp
+
+    handlers = getattr(app, "_registered_funcs", None)
+    return (
+        type(app).__call__ is ClientApp.__call__
+        and isinstance(handlers, dict)
+        and message_type not in handlers
+    )
 
 
 def flatten_dict(nested: dict[str, Any]) -> dict[str, Any]:

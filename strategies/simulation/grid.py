@@ -99,7 +99,7 @@ class ProcessGrid(LocalGrid):
             if number < least:
                 raise ValueError(f"{name} = {number}: must be {least} or more")
         be_the_server()
-        self.num_clients = num_clients
+        self.client_app, self.num_clients = app, num_clients
         self._run_config, self._node_config, self._progress = dict(run_config or {}), node_config, progress
         self._pushed: dict[str, int] = {}  # by message id, until the reply is pulled: the place in the order
         self._count = self._done = self._asked = 0

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from flwr.serverapp import strategy as flower
 
 from strategies import FedAvg, FedBuff, RunError, simulate
 from strategies.flower import messages
-from strategies.flower.internals import CRASHED, MESSAGE_UNAVAILABLE, UNKNOWN
+from strategies.flower.internals import CRASHED, MESSAGE_UNAVAILABLE, UNKNOWN, client_apps, lacks_handler
 from strategies.simulation.grid import ProcessGrid, source_of
 from strategies.simulation.pool import tasks_of
 from strategies.testing import MemoryGrid
-from tests.strategies.simulation import counting
+from tests.strategies.simulation import counting, plain
 from tests.strategies.simulation.counting import model
 
 CLIENTS = 5
@@ -50,6 +51,79 @@ def test_the_bits_are_those_of_a_run_in_this_process(kind: Any) -> None:
     for ours, theirs in zip(values(result.arrays), values(expected.arrays), strict=True):
         assert ours.tobytes() == theirs.tobytes()
     assert result.evaluate_metrics_clientapp[4] == expected.evaluate_metrics_clientapp[4]
+
+
+class OwnApp(ClientApp):
+    """Handles messages by itself, so that nobody knows which."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return plain.app(message, context)
+
+
+NOBODY = (
+    "clients: no answer to query.describe (the app has no handler of it, which may be left out): ordered by"
+)
+
+
+def test_an_app_without_the_handler_is_not_asked_to_describe_its_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for app, lacks in ((plain.app, True), (counting.app, False), (OwnApp(), False)):
+        assert lacks_handler(app, messages.DESCRIBE) is lacks
+    made = ClientApp()
+    assert any(app is made for app in client_apps())
+    asked: list[str] = []
+    with ProcessGrid(plain.app, CLIENTS, workers=1) as grid:
+        push = grid.push_messages
+
+        def noted(sent: Iterable[Message]) -> Iterable[str]:
+            sent = list(sent)
+            asked.extend(each.metadata.message_type for each in sent)
+            return push(sent)
+
+        grid.push_messages = noted  # type: ignore[method-assign]
+        result = FedAvg(fraction_evaluate=0.0).start(grid, model(), 1)
+    assert asked == [messages.TRAIN] * CLIENTS
+    nodes: list[Any] = [{"partition-id": i} for i in range(CLIENTS)]
+    memory = MemoryGrid(plain.app, nodes, range(1, CLIENTS + 1))  # asks one client, in vain
+    expected = FedAvg(fraction_evaluate=0.0).start(memory, model(), 1)
+    assert len(memory.requests(messages.DESCRIBE)) == 1
+    for ours, theirs in zip(values(result.arrays), values(expected.arrays), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+    assert caplog.text.count(f"{CLIENTS} {NOBODY}") == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.ci
+@pytest.mark.timeout(600)
+def test_a_stock_app_on_ray_logs_no_exception() -> None:
+    code = (
+        "from flwr.app import Array, ArrayRecord\n"
+        "from flwr.serverapp import ServerApp\n"
+        "import numpy as np\n"
+        "from tests.strategies.simulation.plain import app\n"
+        "from strategies import FedAvg\n"
+        "from strategies.flower.internals import simulate\n"
+        "server = ServerApp()\n"
+        "@server.main()\n"
+        "def main(grid, context):\n"
+        "    strategy = FedAvg(min_available_nodes=3, fraction_evaluate=0.0)\n"
+        "    model = ArrayRecord({'w': Array(np.zeros(2, np.float32))})\n"
+        "    print('w =', strategy.start(grid, model, 1).arrays['w'].numpy()[0])\n"
+        "simulate(server, app, num_supernodes=3, backend_config={'client_resources': {'num_cpus': 1}})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert "w = 1.3333" in said, said[-3000:]  # (0 · 1 + 1 · 2 + 2 · 3) / 6
+    assert f"3 {NOBODY}" in said
+    assert "Traceback" not in said
+    assert "No query function registered" not in said
 
 
 def test_contexts_are_kept_and_configs_given() -> None:
