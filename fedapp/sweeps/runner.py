@@ -7,6 +7,7 @@ begins anew without one. One that another process makes is left to it.
 import contextlib
 import fcntl
 import fnmatch
+import gc
 import io
 import logging
 import math
@@ -163,6 +164,10 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
         except Exception as error:  # one run that can't be made doesn't keep the others from it
             text = in_keys(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
             return _diverged(folder_of(planned, folder)) or text
+        finally:
+            # A strategy and its parts refer to each other. Python looks for such objects only after many more have
+            # been made than a run makes, so that the models of dozens of runs would stay in memory.
+            gc.collect()
     return _unfinished(folder_of(planned, folder))
 
 

@@ -1,5 +1,6 @@
 """Runs of a sweep and other processes: one that makes a run itself, one that is killed."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from fedapp.cli import app
 from fedapp.config import RunConfig
 from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.runner import perform
-from strategies import RunError
+from strategies import FederatedStrategy, RunError
 
 TINY = {"model": "logistic", "batch-size": 0, "num-server-rounds": 2, "checkpoint-every": 1}
 
@@ -42,6 +43,25 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path, no_figur
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
         other.communicate()
     assert perform(planned, tmp_path, "sequential") == ""  # from its checkpoint
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path: Path, no_figures):
+    """Python's own collection, which comes only after dozens of runs, is off."""
+
+    def kept() -> int:
+        return sum(issubclass(type(each), FederatedStrategy) for each in gc.get_objects())
+
+    gc.collect()
+    before = kept()
+    gc.disable()
+    try:
+        for seed in range(3):
+            planned = PlannedRun.of({"seed": seed}, {**TINY, "seed": seed, "num-clients": 3})
+            assert perform(planned, tmp_path, engine) == ""
+            assert kept() == before
+    finally:
+        gc.enable()
 
 
 def test_a_worker_that_is_killed_is_one_line(tmp_path: Path, monkeypatch):
