@@ -134,7 +134,9 @@ def declared(parameter: Parameter, readers: Readers) -> tuple[Any, Any]:
 
     said = Key(parameter.meaning, readers, parameter.unit)
     described = Field(description=parameter.allowed)
-    return Annotated[parameter.kind, described, AfterValidator(check), said], parameter.default
+    text = parameter.range.or_text
+    kind: Any = parameter.kind | Literal[text] if text else parameter.kind
+    return Annotated[kind, described, AfterValidator(check), said], parameter.default
 
 
 def parameters_of_strategies() -> Mapping[str, Parameter]:
@@ -231,7 +233,7 @@ class StrategyKeys(Keys):
         buffer_size: int
         client_weights: str
         concurrency: int
-        fedfix_interval: float
+        fedfix_interval: float | Literal["auto"]
         fraction_train: float
         message_floor: float
         neighbours: int

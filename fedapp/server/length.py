@@ -58,11 +58,12 @@ def with_length(
 
 def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDArray[np.float64]) -> int:
     num_clients = len(times)
-    if strategy.interval is not None:
-        # What an interval is beside a round in real time, nobody knows either.
-        return ROUNDS if config.clock == "wall" else math.ceil(ROUNDS * times.max() / strategy.interval)
+    if strategy.interval is not None and config.clock == "wall":
+        return ROUNDS  # what an interval is beside a round in real time, nobody knows either
     if (foreseen := strategy.foreseen_aggregations(times, ROUNDS * float(times.max()))) is not None:
         return foreseen
+    if strategy.interval is not None:
+        return math.ceil(ROUNDS * float(times.max()) / strategy.interval)
     size, concurrency = getattr(strategy.config, "buffer_size", 1), strategy.config.concurrency
     able, waits = strategy.capabilities, isinstance(strategy, Buffered)
     if able.drops_stale and not waits:

@@ -13,9 +13,9 @@
         half_life: float = parameter(1.0, gt=0, unit="seconds")
         shape: Literal["exponential", "linear"] = "exponential"
 
-The field says the type, the default, the range and the unit; the section "Parameters" of the docstring says the
-meaning. The constructor refuses other values, such as ``HalfLife(half_life=-1)``. An app that makes keys out of
-them, as ``fedapp`` does, reads them with ``parameters_of``.
+The field says the type (``float | Literal["auto"]``: a number, or this text), the default, the range and the unit;
+the section "Parameters" of the docstring says the meaning. The constructor refuses other values, such as
+``HalfLife(half_life=-1)``. An app that makes keys out of them, as ``fedapp`` does, reads them with ``parameters_of``.
 """
 
 import inspect
@@ -23,7 +23,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from strategies.flower.messages import LARGEST
 
@@ -51,6 +52,8 @@ class Range:
         All that is allowed, if there are any.
     pattern, words : str
         A regular expression that a text matches, and the same in words.
+    or_text : str
+        A text that is allowed beside the numbers within the bounds; "" if there is none.
     """
 
     gt: float | None = None
@@ -61,6 +64,7 @@ class Range:
     choices: tuple[Value, ...] = ()
     pattern: str = ""
     words: str = ""
+    or_text: str = ""
 
     def __contains__(self, value: Any) -> bool:
         if self.choices:
@@ -140,10 +144,14 @@ class Parameter:
         """What it accepts, in words."""
         if self.range.choices or self.range.words:
             return str(self.range)
-        return f"{'0, or ' if self.range.or_zero else ''}{KINDS[self.kind]} {self.range}".strip()
+        zero = "0, or " if self.range.or_zero else ""
+        text = f", or {self.range.or_text}" if self.range.or_text else ""
+        return f"{zero}{KINDS[self.kind]} {self.range}".strip() + text
 
     def check(self, value: Any) -> None:
         """Raise ValueError if it accepts another value than this: of another type, out of range, or no number."""
+        if self.range.or_text and value == self.range.or_text:
+            return
         fits: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
         right = isinstance(value, fits) and (self.kind is bool or not isinstance(value, bool))
         if not right or (self.kind is float and math.isnan(value)) or value not in self.range:
@@ -234,11 +242,14 @@ def _read(config: type) -> dict[str, Parameter]:
     for item in fields(config):
         said = _declaration(config, item)
         declared = said or Declaration()
-        kind, choices = _kind_of(hints[item.name])
+        hint, text = _or_text(hints[item.name])
+        kind, choices = _kind_of(hint)
         if kind is None:
             continue
         if choices:
             declared = replace(declared, range=Range(choices=choices))
+        if text:
+            declared = replace(declared, range=replace(declared.range, or_text=text))
         meaning = declared.meaning or meanings.get(item.name, "")
         made = Parameter(
             item.name, kind, item.default, declared.range, meaning, declared.unit, declared.topic
@@ -266,6 +277,16 @@ def _declaration(config: type, item: Field[Any]) -> Declaration | None:
             declared: Declaration = found.metadata[_DECLARED]
             return declared
     return None
+
+
+def _or_text(hint: Any) -> tuple[Any, str]:
+    """Return a field's type without the text that it allows beside numbers, and that text; "" if there is none."""
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [each for each in get_args(hint) if each in (int, float)]
+        texts = [text for each in get_args(hint) if get_origin(each) is Literal for text in get_args(each)]
+        if len(kinds) == len(texts) == 1 and len(get_args(hint)) == 2 and isinstance(texts[0], str):
+            return kinds[0], texts[0]
+    return hint, ""
 
 
 def _kind_of(hint: Any) -> tuple[type | None, tuple[Value, ...]]:

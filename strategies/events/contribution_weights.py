@@ -78,7 +78,7 @@ class ContributionWeights:
         self._observes, self._discounts, self._interval = observes, discounts, interval
         self._method_periods, self._expected_periods = periods, expected_periods
         self._identical_weight = identical_weight
-        self._changes = -1  # of the ledger, at the last look
+        self._looked: tuple[int, float | None] = (-1, None)  # the ledger's changes and Δt, at the last look
         self._importance: dict[int, float] | None = None
         self._current: ClientWeights | None = None
 
@@ -87,9 +87,10 @@ class ContributionWeights:
         self._current = None
 
     def _look(self) -> None:
-        """Forget the weights, as the set of clients that count has changed."""
-        if self._changes != self._ledger.changes:
-            self._changes = self._ledger.changes
+        """Forget the weights if the set of clients that count, or the interval between aggregations, has changed."""
+        present = (self._ledger.changes, self._interval())
+        if self._looked != present:
+            self._looked = present
             self._importance = self._current = None
 
     def importance(self) -> dict[int, float]:

@@ -6,7 +6,7 @@ whose deadline has passed is given up.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from flwr.app import Message
@@ -47,13 +47,15 @@ class Look(NamedTuple):
 Event = Arrival | Retry | Turn | Wake | PatienceOver | Tick | Look
 
 
-def events(scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None) -> Iterator[Event]:
+def events(
+    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: Callable[[], float | None]
+) -> Iterator[Event]:
     """Yield events until the time budget is spent; each event must be handled before the next is requested.
 
     Parameters
     ----------
-    interval : float, optional
-        Seconds between two aggregations, where time says when there is one.
+    interval : callable
+        Returns the seconds between two aggregations, where time says when there is one; else None.
 
     Raises
     ------
@@ -65,11 +67,12 @@ def events(scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float
 
 
 def _in_virtual_time(
-    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None
+    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: Callable[[], float | None]
 ) -> Iterator[Event]:
     clock, queue = scheduler.clock, ledger.queue
     while True:
-        due, tick = queue.next_due(), scheduler.tick(interval)
+        length = interval()
+        due, tick = queue.next_due(), scheduler.tick(length)
         now = min(due, tick)
         if now == NEVER or (due == NEVER and not ledger.buffer):
             if not scheduler.comes_and_goes:
@@ -80,9 +83,9 @@ def _in_virtual_time(
             return
         if scheduler.over(now):
             return
-        if interval is not None and due > tick + RESOLUTION:
+        if length is not None and due > tick + RESOLUTION:
             clock.wait_until(tick)
-            scheduler.count_interval(interval)
+            scheduler.count_interval(length)
             yield Tick()
             continue
         due, item = queue.pop()
@@ -104,7 +107,7 @@ def _in_virtual_time(
 
 
 def _in_real_time(
-    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: float | None
+    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: Callable[[], float | None]
 ) -> Iterator[Event]:
     clock, queue, looked = scheduler.clock, ledger.queue, scheduler.now()
     while not scheduler.over(clock.now()):
@@ -124,8 +127,9 @@ def _in_real_time(
                 yield item
             elif (late := ledger.tasks.get(item)) is not None:
                 yield Arrival(late, None)
-        if interval is not None and scheduler.tick(interval) <= now:
-            scheduler.count_interval(interval)
+        length = interval()
+        if length is not None and scheduler.tick(length) <= now:
+            scheduler.count_interval(length)
             yield Tick()
         if clock.now() - looked > REFRESH_EVERY:
             looked = clock.now()
@@ -134,4 +138,4 @@ def _in_real_time(
             everybody = ledger.members.values()
             fastest = float(scheduler.times(everybody, everybody).min(initial=LONGEST_POLL / 0.05))
             pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
-            clock.wait_until(min(now + pause, scheduler.tick(interval), queue.next_due()))
+            clock.wait_until(min(now + pause, scheduler.tick(interval()), queue.next_due()))

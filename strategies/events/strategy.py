@@ -380,7 +380,7 @@ class AsynchronousStrategy(FederatedStrategy):
                     shares=dict,
                     losses=self.contribution_weights.losses,
                 )
-            happening = events(run.pace, ledger, self._mail, self.interval)
+            happening = events(run.pace, ledger, self._mail, partial(getattr, self, "interval"))
             while run.aggregations < num_rounds and not run.stopped():
                 self._check_waiting()
                 if (event := next(happening, None)) is None:

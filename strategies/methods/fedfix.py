@@ -10,16 +10,23 @@ FedAvg.
 
 If Δt is far shorter than all τ_i, each d_i is many times p_i, and contributions that arrive together move the model
 by many times their mean: the model then oscillates or diverges. The log warns of such an interval.
+
+With ``fedfix_interval = "auto"`` Δt is the median of the clients' task times, the upper one of an even number: half
+of the clients or more reply within one interval. It is chosen at the beginning of each interval, in virtual time by
+the time scenario, in real time by the observed task times. In real time a client without a reply counts as the mean
+of the others, and until the first reply an interval is 1 s.
 """
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from strategies.core.config import OBSERVED, AsynchronousConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
+from strategies.flower.arrays import Layout, Vector
 from strategies.timing.scheduler import Times
 
 FEW = 2.0  # warn if the fastest client's task takes more than this many intervals
@@ -31,11 +38,12 @@ class FedFixConfig(AsynchronousConfig):
 
     Parameters
     ----------
-    fedfix_interval : float
-        Δt, time between two aggregations; about as long as most tasks take, on devices, too
+    fedfix_interval : float or "auto"
+        Δt, time between two aggregations; about as long as most tasks take, on devices, too; auto: the median of the
+        clients' task times, on devices of the observed ones
     """
 
-    fedfix_interval: float = parameter(0.5, gt=0, unit="seconds")
+    fedfix_interval: float | Literal["auto"] = parameter(0.5, gt=0, unit="seconds")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +58,11 @@ def periods(times: Times, interval: float) -> Times:
     return np.maximum(np.ceil(times / interval * (1 - 1e-9)), 1.0)
 
 
+def interval_of(given: float | Literal["auto"], times: Times) -> float:
+    """Return Δt in seconds, as given, or by task times τ_i (n,) their median, the upper one if n is even."""
+    return float(np.quantile(times, 0.5, method="higher")) if isinstance(given, str) else given
+
+
 class FedFix(AsynchronousStrategy):
     """FedFix (Fraboni et al. 2023, eq. 40).
 
@@ -61,21 +74,43 @@ class FedFix(AsynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = FedFixConfig
     config: FedFixConfig
 
+    _chosen: tuple[object, float] = (
+        None,
+        1.0,
+    )  # Δt chosen by task times, and for which interval of which run
+
+    def begin(self, layout: Layout, model: Vector) -> None:
+        """Forget the interval of the run before."""
+        self._chosen = (None, 1.0)
+
     @property
     def interval(self) -> float:  # type: ignore[override]
-        """Δt, seconds between two aggregations."""
-        return self.config.fedfix_interval
+        """Δt, seconds between two aggregations; chosen anew for each interval, and when clients come or go."""
+        given, pace, ledger = self.config.fedfix_interval, self.run.pace, self.ledger
+        if not isinstance(given, str):
+            return given
+        present = (pace.origin, pace.ticks, ledger.changes)
+        if self._chosen[0] != present and ledger.counting:
+            times = pace.times(ledger.counting, ledger.members.values())
+            self._chosen = (present, interval_of(given, times))
+        return self._chosen[1]
+
+    def foreseen_aggregations(self, times: Times, seconds: float) -> int:
+        """Return how many intervals so many seconds have."""
+        return math.ceil(seconds / interval_of(self.config.fedfix_interval, times))
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
         if not self.pace.always:
-            return times / self.config.fedfix_interval
-        return periods(times, self.config.fedfix_interval)
+            return times / self.interval
+        return periods(times, self.interval)
 
     def _look_at_interval(self, times: Times) -> None:
         """Warn once if even the fastest client's task takes several intervals."""
         interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
+        if isinstance(interval, str):
+            return
         known = not self.pace.real_time or any(member.answers for member in self.ledger.counting)
         if known and FEW * interval < fastest < np.inf:
             self.run.warn_once(
@@ -90,7 +125,7 @@ class FedFix(AsynchronousStrategy):
 
     def expected_periods(self, times: Times) -> Times:
         """Return E⌈T_i / Δt⌉ (n,) in virtual time; eq. 40 assumes fixed task times, and is biased for random ones."""
-        interval = self.config.fedfix_interval
+        interval = self.interval
         if not self.pace.always:
             return self.periods(times)  # includes the random task times
         return self.pace.mean(

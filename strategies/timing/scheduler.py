@@ -83,6 +83,7 @@ class Scheduler(ABC):
         self.scenario, self.seed, self.budget = scenario, seed, budget
         self.began = self.origin = 0.0  # clock times of the first task, and of the first interval
         self.ticks = 0  # number of intervals that are over
+        self._interval: float | None = None  # length of these intervals
 
     def now(self) -> float:
         """Return the seconds of the run's clock."""
@@ -95,7 +96,7 @@ class Scheduler(ABC):
     def begin(self) -> None:
         """Start intervals and the time budget at the current time."""
         self.began = self.origin = self.clock.now()
-        self.ticks = 0
+        self.ticks, self._interval = 0, None
 
     def over(self, time: float) -> bool:
         """Return True if a clock time is beyond the time budget."""
@@ -103,23 +104,36 @@ class Scheduler(ABC):
 
     def tick(self, interval: float | None) -> float:
         """Return the clock time at which the next interval is over, (n+1) Δt after the origin."""
-        return NEVER if interval is None else self.origin + (self.ticks + 1) * interval
+        if interval is None:
+            return NEVER
+        origin, ticks = self._since(interval)
+        return origin + (ticks + 1) * interval
+
+    def _since(self, interval: float) -> tuple[float, int]:
+        """Return the origin of intervals of this length, and how many are over; another length begins anew."""
+        if self._interval is None or interval == self._interval:
+            return self.origin, self.ticks
+        return self.origin + self.ticks * self._interval, 0
 
     def count_interval(self, interval: float) -> None:
         """Count an interval that is over; several missed intervals count as one."""
-        now = self.now()
+        self.origin, self.ticks = self._since(interval)
+        self._interval, now = interval, self.now()
         if now > self.tick(interval) + interval:
             self.origin = now - (self.ticks + 1) * interval
         self.ticks += 1
 
     def state(self) -> dict[str, Any]:
         """Return the state for a resumed run."""
-        return {"time": self.clock.now(), "began": self.began, "origin": self.origin, "ticks": self.ticks}
+        return {"time": self.clock.now(), "began": self.began, "origin": self.origin, "ticks": self.ticks} | (
+            {} if self._interval is None else {"interval": self._interval}
+        )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore ``state``; the time since it was saved doesn't count."""
         self.clock.resume(state["time"])
         self.began, self.origin, self.ticks = state["began"], state["origin"], state["ticks"]
+        self._interval = state.get("interval")
 
     @abstractmethod
     def enrol(self, clients: Sequence[Client]) -> None:

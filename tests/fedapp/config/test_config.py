@@ -245,6 +245,9 @@ def takes(allowed: str, value: Any) -> bool:
         return value in allowed.removeprefix("one of ").split(", ")
     if allowed == "a text":
         return isinstance(value, str) and "\0" not in value
+    allowed, _, text = allowed.partition(", or ") if not allowed.startswith("0, or ") else (allowed, "", "")
+    if text and value == text:
+        return True
     if isinstance(value, bool) or not isinstance(value, int if "whole" in allowed else int | float):
         return False
     least, most, with_least, with_most = RANGES[allowed]
@@ -438,7 +441,7 @@ configs = st.fixed_dictionaries(
         "lr": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
         "l2": st.floats(min_value=0, allow_infinity=False),
         "momentum": st.floats(min_value=0, max_value=1, exclude_max=True),
-        "fedfix-interval": st.integers(1, 100),
+        "fedfix-interval": st.integers(1, 100) | st.just("auto"),
         "seed": st.integers(0, 2**63 - 1),
         "batch-size": st.integers(0, 10_000),
         "normalize": st.sampled_from([True, False, "symmetric", "standardize"]),

@@ -176,6 +176,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("async-fedavg", {"server_lr": 0.1, "time_budget": 1.1, "eval_every": 5}),
     ("fedfix", {}),
     ("fedfix", {"fedfix_interval": 0.25, "time_scenario": "exponential", "eval_every": 2}),
+    ("fedfix", {"fedfix_interval": "auto", "time_scenario": "half-normal", "eval_every": 2}),
     ("fedfix", {"server_optimizer": "momentum", "server_lr": 0.5}),
     ("fedbuff", {"buffer_size": 2}),
     ("fedbuff", {"buffer_size": 3, "time_scenario": "exponential", "eval_every": 4}),

@@ -509,7 +509,9 @@ def test_what_cant_be_is_refused_at_once(options: dict[str, Any], message: str) 
 
 def test_a_loop_around_the_strategy_in_which_no_time_passes_is_refused(federation: Make, model: Any) -> None:
     strategy = FedAvg(availability="diurnal:0.5", fraction_evaluate=0.0)
-    with pytest.raises(RunError, match=r"availability = 'diurnal:0\.5', task_failure = 0: time"):
+    with pytest.raises(
+        RunError, match=r"availability = 'diurnal:0\.5', task_failure = 0: virtual time doesn't pass"
+    ):
         strategy.configure_train(1, model(1.0), {}, federation())
 
 

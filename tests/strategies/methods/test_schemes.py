@@ -115,6 +115,62 @@ def test_fedfix_aggregates_by_the_clock_only() -> None:
     assert not any(strategy.ready(n) for n in (0, 1, 1000))
 
 
+def test_an_interval_by_itself_is_the_upper_median_of_the_task_times() -> None:
+    assert fedfix.interval_of("auto", np.array([3.0, 0.5, 1.0])) == 1.0
+    assert fedfix.interval_of("auto", np.array([2.0, 4.0, 1.0, 3.0])) == 3.0
+    assert fedfix.interval_of(0.25, np.array([2.0, 4.0])) == 0.25
+    assert (
+        FedFix(fedfix_interval="auto").foreseen_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 67
+    )  # ⌈40 / .6⌉
+    with pytest.raises(ValueError, match=r"^fedfix_interval = 'never': must be a number > 0, or auto$"):
+        FedFix(fedfix_interval="never")
+
+
+@pytest.mark.parametrize(("scenario", "interval"), [("F80", 0.6), ("F0", 1.0)])
+def test_the_run_with_an_interval_by_itself_is_the_one_with_that_number(
+    federation: Callable[..., Any], model: Callable[..., Any], scenario: str, interval: float
+) -> None:
+    seen: dict[float | str, list[Any]] = {}
+    for asked in ("auto", interval):
+        strategy = FedFix(
+            fedfix_interval=asked,
+            time_scenario=scenario,
+            eval_every=1,
+            observer=lambda p, asked=asked: seen.setdefault(asked, []).append(
+                (p.time, p.arrays["w"].numpy().tobytes())
+            ),
+        )
+        for _ in range(2):  # a second run begins anew
+            seen[asked] = []
+            strategy.start(federation(), model(1.0), num_rounds=7)
+        assert strategy.interval == pytest.approx(interval, rel=1e-15)
+    assert [bits for _, bits in seen["auto"]] == [bits for _, bits in seen[interval]]
+    assert [time for time, _ in seen["auto"]] == pytest.approx(
+        [time for time, _ in seen[interval]], rel=1e-15
+    )
+    assert len({bits for _, bits in seen["auto"]}) == 8
+
+
+def test_on_devices_the_interval_follows_the_observed_task_times(
+    federation: Callable[..., Any], model: Callable[..., Any]
+) -> None:
+    grid = federation()
+    for client, delay in enumerate((0.02, 0.05, 0.1)):
+        grid.node(client).delay = delay
+    strategy = FedFix(fedfix_interval="auto", clock=WallClock())
+    assert strategy.interval == 1.0  # until a client has answered
+    strategy.start(grid, model(1.0), num_rounds=6)
+    ledger = strategy.ledger
+    means = [m.seconds / m.answers for m in ledger.members.values() if m.answers]
+    assert len(means) == 3
+    assert min(means) < strategy.interval < 1.0  # a stand-in would be 1
+    times = strategy.pace.times(ledger.counting, ledger.members.values())
+    weights = strategy.contribution_weights.current
+    p = np.array(list(weights.importance.values()))
+    expected = p * fedfix.periods(times, strategy.interval)
+    assert list(weights.weight.values()) == pytest.approx(np.minimum(expected, 2.0).tolist())
+
+
 SHORT = "fedfix_interval = {} s is short: even the fastest client works for "
 
 
