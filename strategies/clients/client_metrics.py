@@ -20,26 +20,7 @@ MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
 Values = dict[str, float | list[float]]
 
-# Names of metrics of an aggregation, beside which a client's metric of the same name has a prefix.
-_OURS = frozenset(
-    (
-        messages.PARTICIPANTS,
-        messages.CONTRIBUTIONS,
-        messages.FAILURES,
-        messages.BYTES_DOWN,
-        messages.BYTES_UP,
-        messages.BYTES_KEPT,
-        messages.CLIPPED,
-        messages.DISCARDED,
-        messages.LOST_TASKS,
-        messages.LATE_UPDATES,
-        messages.DROPPED_UPDATES,
-        messages.EARLIER_UPDATES,
-        messages.DEVICE_SECONDS,
-        messages.WASTED_SECONDS,
-        messages.BYTES_WASTED,
-    )
-)
+# Prefix of a client's metric with a name of the server's own.
 OF_TRAINING = "train-"
 
 # Fields of the protocol between server and client, which are no metrics of training.
@@ -106,12 +87,12 @@ class MetricsMean:
 def beside(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
     """Return the metrics of an aggregation, and of its clients' training beside them.
 
-    A client's metric with the name of one of an aggregation's, such as ``participants``, is ``train-participants``.
+    A metric of a user's function with a name of the server's own has a prefix: ``train-participants``.
     """
     named: dict[str, Any] = {}
     for name, value in clients.items():
         free = name
-        while free in ours or free in _OURS or (free != name and (free in clients or free in named)):
+        while free in ours or messages.is_ours(free) or (free != name and (free in clients or free in named)):
             free = OF_TRAINING + free
         named[free] = value
     return MetricRecord({**ours, **named})

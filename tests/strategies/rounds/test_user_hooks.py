@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from strategies import AsyncFedAvg, FedAvg, FedNova, RunError
@@ -105,33 +105,14 @@ def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation: Make, model
 # ---- Metrics -----------------------------------------------------------------------------------------------------
 
 
-def counting(message: Message, context: Context, call_next: Any) -> Message:
-    """Report metrics with names of ours; a mod of the app."""
-    reply = call_next(message, context)
-    if reply.has_content() and "metrics" in reply.content and message.metadata.message_type == "train":
-        metrics = reply.content.metric_records["metrics"]
-        metrics["participants"], metrics["failures"] = 7, 2.5
-    return reply
-
-
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_a_clients_metric_with_the_name_of_ours_is_kept_beside_it(
-    federation: Make, model: Make, kind: Any
-) -> None:
-    result = kind().start(federation(mods=[counting]), model(1.0), num_rounds=3)
-    metrics = result.train_metrics_clientapp[3]
-    assert metrics["failures"] == 0
-    assert (metrics["train-participants"], metrics["train-failures"]) == (7, 2.5)
-    assert metrics["participants" if kind is FedAvg else "contributions"] == 3
-
-
-def test_a_function_of_metrics_may_use_names_of_ours(federation: Make, model: Make) -> None:
+def test_a_function_of_metrics_may_use_names_of_ours(federation: Make, model: Make, kind: Any) -> None:
     def function(contents: list[RecordDict], key: str) -> MetricRecord:
         return MetricRecord({"participants": 7, "train-participants": 8})
 
-    result = FedAvg(train_metrics_aggr_fn=function).start(
-        federation(), model(1.0), num_rounds=1, train_config=ConfigRecord()
+    result = kind(train_metrics_aggr_fn=function).start(
+        federation(), model(1.0), num_rounds=3, train_config=ConfigRecord()
     )
-    metrics = result.train_metrics_clientapp[1]
-    assert metrics["participants"] == 3
+    metrics = result.train_metrics_clientapp[3]
+    assert metrics["participants" if kind is FedAvg else "contributions"] == 3
     assert (metrics["train-train-participants"], metrics["train-participants"]) == (7, 8)
