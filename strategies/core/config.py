@@ -93,7 +93,7 @@ class StrategyConfig:
     safeguards: Literal["auto", "on", "off"] = parameter("auto", topic="protection")
     size_ratio_bound: float = parameter(5.0, ge=0, topic="protection")
     examples_bound: int = parameter(0, ge=0, topic="protection")
-    norm_ratio_bound: float = parameter(5.0, ge=0, topic="protection")
+    norm_ratio_bound: float = parameter(2.0, ge=0, topic="protection")
     update_norm_bound: float = parameter(0.0, ge=0, topic="protection")
     registered_nodes: str = parameter(
         "", pattern=registered.PATTERN, words=registered.ALLOWED, topic="protection"

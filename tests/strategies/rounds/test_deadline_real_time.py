@@ -51,7 +51,8 @@ def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Any]:
             reports.append(progress)
             after(progress.aggregation, post)
 
-        own = {"fraction_evaluate": 0.0, "client_weights": "uniform", **options}
+        # The expected values are those of whole updates.
+        own = {"fraction_evaluate": 0.0, "client_weights": "uniform", "norm_ratio_bound": 0.0, **options}
         strategy = FedAvg(clock=WallClock(), observer=observe, **own)
         strategy.post = post
         try:
