@@ -26,6 +26,7 @@ RULES = {
     "feddyn": {messages.APPLIED: {messages.ALPHA: 0.01, messages.RECORDS: [messages.CONSTANT]}},
     "ditto": {messages.APPLIED: {messages.PERSONAL: 0.1}},
     "fedamp": {messages.APPLIED: {messages.ALPHA: 0.1}},
+    "fedcompass": {messages.APPLIED: {messages.STEPS: 20}},  # max-local-steps: all begin with it
 }
 DEVICES, ROWS, WIDTH = 3, 40, 6
 SECRET = "patients-of-dr-smith"  # in every device's path
