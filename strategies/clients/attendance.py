@@ -31,6 +31,8 @@ def in_vain(roster: Roster, accounts: Accounts) -> Iterator[tuple[str, str]]:
             asked = f"{account.tasks} task{'s' * (account.tasks > 1)}"
             yield f"client {client.located}", f"{asked}, {', '.join(known) or 'none done'}"
     for node_id, reason in sorted(roster.refused.items()):
+        if account_of.get(roster.former.get(node_id, -1), Account()).accepted:
+            continue  # it counted until it was refused, which the log says where it happened
         yield _named(roster, node_id), reason
     enrolled = {client.node_id for client in roster.enrolled}
     for node_id in sorted(roster.record.nodes.keys() - enrolled - roster.refused.keys()):

@@ -105,6 +105,8 @@ class Roster:
     ----------
     refused : dict of int to str
         The reason why a node can't take part, by node id, of all nodes that have been refused and not accepted since.
+    former : dict of int to int
+        Index, by node id, of the nodes that were clients before they were refused.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Roster:
         self._told: dict[int, float] = {}  # sizes by node id, of nodes that report them in replies only
         self._rivals: dict[int, set[int]] = {}  # nodes that claim the same partition, by partition
         self.refused: dict[int, str] = {}
+        self.former: dict[int, int] = {}
         self._partitions = 0  # the number of partitions that most devices report
         self._owners: dict[str, int] = {}  # index of the first client that reported a name
         self.devices = False  # whether nodes are devices, whose claims are checked
@@ -383,6 +386,9 @@ class Roster:
                 )
                 refused.add(node_id)
         if refused:
+            self.former |= {
+                node_id: self._by_node[node_id].index for node_id in refused & self._by_node.keys()
+            }
             self._by_node = {node_id: c for node_id, c in self._by_node.items() if node_id not in refused}
             self._refused |= refused
             self._clients = None

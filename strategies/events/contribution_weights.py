@@ -194,13 +194,17 @@ class ContributionWeights:
     def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
         """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
         current, known, q, worth = self.current, self._ledger.members, self.expected_share(), self.worth()
-        indices = list(range(max(known) + 1))
+        parted = self._ledger.parted
+        indices = list(range(max([*known, *parted]) + 1))
         members = [known.get(index) for index in indices]
         everybody = known.values()
         times = dict(zip(known, self._run.pace.times(everybody, everybody).tolist(), strict=True))
         given = sum(member.weight for member in known.values())
         return {
-            "participation": [float(m.contributions) if m else 0.0 for m in members],
+            "participation": [
+                float((m.contributions if m else 0) + parted.get(index, 0))
+                for index, m in zip(indices, members, strict=True)
+            ],
             "weight": [worth.get(index, 0.0) for index in indices],
             "task-time": [times.get(index, 0.0) for index in indices],
             "importance": [current.importance.get(index, 0.0) for index in indices],

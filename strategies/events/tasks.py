@@ -107,6 +107,8 @@ class TaskLedger:
         What happened since the last evaluation.
     dispatched : int
         Tasks that were dispatched so far, to all members.
+    parted : dict of int to int
+        Number of contributions, by index, of clients that were forgotten.
     changes : int
         How often it has changed who counts, or how much p_i a client counts.
     """
@@ -126,6 +128,7 @@ class TaskLedger:
         self.patient_until = NEVER
         self.since = Tally()
         self.dispatched = 0
+        self.parted: dict[int, int] = {}
         self.changes += 1
         self._counting: list[Member] | None = None
         self._free: list[int] | None = None
@@ -221,8 +224,9 @@ class TaskLedger:
 
     def forget(self, member: Member) -> None:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
-        node_id = member.client.node_id
-        del self.members[member.client.index]
+        node_id, index = member.client.node_id, member.client.index
+        del self.members[index]
+        self.parted[index] = self.parted.get(index, 0) + member.contributions
         self.tasks.pop(member.task, None)
         self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
         self.held = deque(each for each in self.held if each.task.member is not member)
@@ -277,6 +281,7 @@ class TaskLedger:
             "answers": [member.answers for member in members],
             "there-since": [member.since for member in members],
             "gone": [member.gone for member in members],
+            "parted": list(self.parted.items()),
             "since": self.since.state(),
             # Clock seconds, and who is asked again then.
             "retries": [
@@ -310,6 +315,7 @@ class TaskLedger:
         state, self._resumed = self._resumed, {}
         self.since = Tally.restored(state["since"])
         self.dispatched = sum(state["tasks"])
+        self.parted = {int(index): int(number) for index, number in state.get("parted", ())}
         until = state.get("patient-until")  # an earlier version has none
         self.patient_until = NEVER if until is None else until
         for place, index in enumerate(state["clients"]):

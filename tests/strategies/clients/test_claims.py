@@ -290,7 +290,7 @@ def test_registered_devices_that_were_never_connected_are_named(
 
 
 def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_have_a_rival(
-    devices: Make, add_node: Make, model: Make, train_config: Make
+    devices: Make, add_node: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Nodes 20 and 99 say the same partition; 99 comes when 20 has counted, and from then on neither counts.
     grid, counted = devices(node_ids=[10, 20, 30], num_partitions=3), list[int]()
@@ -307,6 +307,12 @@ def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_hav
     strategy.start(grid, model(1.0), num_rounds=30, timeout=5.0, train_config=train_config(1, 0.1))
     assert counted[6] == counted[-1] > 0
     assert sorted(strategy.ledger.members) == [0, 2]
+    # What it did until then is in the model, and stays in the numbers, also in a run that goes on.
+    assert sum(strategy.contribution_weights.of_clients(strategy.reporter)["participation"]) == 30
+    assert dict(strategy.ledger.state()["parted"]) == {1: counted[-1]}
+    assert [line for line in warned(caplog) if "never counted" in line] == [
+        "node 99 never counted in this run: " + rival(20).removeprefix("can't take part: ")
+    ]
 
 
 def test_a_device_with_data_of_its_own_is_its_node_whatever_it_claims(devices: Make) -> None:
