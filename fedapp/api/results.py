@@ -188,10 +188,10 @@ class ComparedRuns:
         rows = []
         for cell in self._comparison.cells:
             for key in self._comparison.metrics:
-                row: dict[str, Any] = {"run": cell.name, "metric": key, "seeds": len(cell.runs)}
+                row: dict[str, Any] = {"run": cell.name, "metric": key, "seeds": len(cell.seeds)}
                 row["end"], row["end-std"] = mean_and_spread(cell.finals(key))
                 for axis, place in self._comparison.axes.items():
-                    values = [run.at(axis, place, key) for run in cell.runs]
+                    values = cell.values_at(axis, place, key)
                     row[f"equal-{axis}"], row[f"equal-{axis}-std"] = mean_and_spread(values)
                 rows.append(row)
         return pd.DataFrame(rows)

@@ -1,9 +1,15 @@
-"""Runs that differ in their seed alone, as one: mean ± standard deviation, beside others at the same point."""
+"""Runs that differ in their seed alone, as one: mean ± standard deviation, beside others at the same point.
+
+Several runs of one seed, such as a run and its repetition, are one draw: they count as their mean, and the spread is
+that over distinct seeds.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +18,8 @@ from fedapp.report.files import RUNNING
 from fedapp.report.recorded import AXES, RecordedRun
 from fedapp.report.series import Array, on_one_grid, spread_text
 from strategies.flower.higher_is_better import less_is_better
+
+T = TypeVar("T", float, Array)
 
 # Whose numbers are a setting's: of runs that came to their end, or are on their way. One that was ended before isn't.
 SHOWN = ("finished", RUNNING, "?")
@@ -38,16 +46,27 @@ class Cell:
     lacking: Sequence[str] = ()
     labels: Mapping[str, object] = field(default_factory=dict)
 
+    @cached_property
+    def seeds(self) -> list[Hashable]:
+        """The distinct seeds of the runs, in their order."""
+        return list(dict.fromkeys(map(seed_of, self.runs)))
+
     @property
     def seeds_text(self) -> str:
-        """How many runs there are, and what became of the others."""
+        """How many seeds there are, how many runs if there are more of these, and what became of the other runs."""
         ends = ", ".join(f"{number} {status}" for status, number in Counter(self.lacking).items())
-        total = len(self.runs) + len(self.lacking)
-        return f"{len(self.runs)} of {total}: {ends}" if ends else str(total)
+        runs, seeds = len(self.runs), len(self.seeds)
+        if ends:
+            return f"{runs} of {runs + len(self.lacking)}: {ends}"
+        return str(runs) if runs == seeds else f"{runs} runs of {seeds} seed{'s' * (seeds > 1)}"
 
     def finals(self, key: str) -> list[float]:
-        """Return the final value of a metric, one per run."""
-        return [run.final(key) for run in self.runs]
+        """Return the final value of a metric, one per seed."""
+        return self._by_seed([run.final(key) for run in self.runs])
+
+    def values_at(self, axis: str, place: float, key: str) -> list[float]:
+        """Return a metric at a place on one of `AXES`, one value per seed."""
+        return self._by_seed([run.at(axis, place, key) for run in self.runs])
 
     def text(self, key: str, digits: int = 4) -> str:
         """Write the final value of a metric, mean ± standard deviation."""
@@ -55,18 +74,31 @@ class Cell:
 
     def text_at(self, axis: str, place: float, key: str, digits: int = 4) -> str:
         """Write a metric at a place on one of `AXES`, mean ± standard deviation."""
-        return spread_text([run.at(axis, place, key) for run in self.runs], digits)
+        return spread_text(self.values_at(axis, place, key), digits)
 
     def band(self, key: str, axis: str) -> tuple[Array, Array, Array]:
-        """Return where, and mean and standard deviation over runs of a metric there, each (points,)."""
+        """Return where, and mean and standard deviation over seeds of a metric there, each (points,)."""
         grid, values = on_one_grid(
             [run.along(axis) for run in self.runs], [run.column(key) for run in self.runs]
         )
+        values = np.array(self._by_seed(values))
         return (
             grid,
             values.mean(axis=0),
             values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(grid),
         )
+
+    def _by_seed(self, values: Iterable[T]) -> list[T]:
+        """Return the mean of the values of each seed's runs; a seed's only run counts as it is."""
+        groups: dict[Hashable, list[T]] = {seed: [] for seed in self.seeds}
+        for run, value in zip(self.runs, values, strict=True):
+            groups[seed_of(run)].append(value)
+        return [each[0] if len(each) == 1 else np.mean(each, axis=0) for each in groups.values()]
+
+
+def seed_of(run: RecordedRun) -> Hashable:
+    """Return the seed of a run; its path where its config names none."""
+    return run.config["seed"] if "seed" in run.config else run.path
 
 
 def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:

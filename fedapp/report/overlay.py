@@ -78,7 +78,7 @@ def _draw_band(axes: Axes, cell: Cell, key: str, axis: str, color: str) -> tuple
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = cell.band(key, axis)
     axes.plot(grid, middle, color=color, lw=1.4)
-    if len(cell.runs) > 1:
+    if len(cell.seeds) > 1:
         axes.fill_between(grid, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
     return grid, middle
 

@@ -215,7 +215,7 @@ def test_what_is_known_by_its_name_is_the_same_wherever_it_is(tmp_path: Path) ->
         )
     ]
     assert rows_of(*runs) == {
-        "mnist": ["2", "0.900 ± 0"],
+        "mnist": ["2 runs of 1 seed", "0.900"],
         "own.data:rows data-path=here": ["1", "0.900"],
         "own.data:rows data-path=there": ["1", "0.900"],
     }
@@ -231,8 +231,23 @@ def test_settings_are_told_apart_by_their_values_and_not_by_how_these_are_rounde
         "lr=0.1": "1",
         "lr=0.1000001": "1",
         "lr=0.25": "1",
-        "lr=1": "2",
+        "lr=1": "2 runs of 1 seed",
     }
+
+
+def test_runs_of_one_seed_are_one_draw(tmp_path: Path) -> None:
+    """Accuracy 0.4 and 0.6 of seed 0 count as 0.5; with 0.9 of seed 1 the deviation is 0.4 / √2."""
+    runs = [
+        write_run(tmp_path / str(number), [0, 1], [0.1, accuracy], seed=seed)
+        for number, (accuracy, seed) in enumerate([(0.4, 0), (0.6, 0), (0.9, 1)])
+    ]
+    alone, both = (Comparison([RecordedRun(path) for path in some]) for some in (runs[:2], runs))
+    assert alone.rows("accuracy")[0][1:] == ["2 runs of 1 seed", *["0.500"] * 4]
+    assert both.rows("accuracy")[0][1:] == ["3 runs of 2 seeds", *["0.700 ± 0.28"] * 4]
+    _, middle, spread = both.cells[0].band("accuracy", "time")
+    assert middle == pytest.approx([0.1, 0.7])
+    assert spread == pytest.approx([0, 0.4 / 2**0.5])
+    assert (alone.cells[0].band("accuracy", "time")[2] == 0).all()
 
 
 def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one_setting(tmp_path: Path) -> None:
