@@ -132,7 +132,10 @@ class SweepResult:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """A row for each setting: its labels, ``runs`` that finished and ``lacking``, final metrics, ``-std``."""
+        """A row for each setting: its labels, ``runs`` that finished and ``lacking``, metrics and their ``-std``.
+
+        The metrics are those at `equal_time`.
+        """
         import pandas as pd
 
         rows = []
@@ -143,9 +146,14 @@ class SweepResult:
                 "lacking": len(cell.lacking),
             }
             for key in self._outcome.metrics:
-                row[key], row[f"{key}-std"] = mean_and_spread(cell.finals(key))
+                row[key], row[f"{key}-std"] = mean_and_spread(cell.scores(key, self.equal_time))
             rows.append(row)
         return pd.DataFrame(rows)
+
+    @property
+    def equal_time(self) -> float | None:
+        """The time that every run has reached, if a method without rounds is compared; None: each run's end."""
+        return self._outcome.time
 
     @property
     def tuning(self) -> "pd.DataFrame | None":

@@ -64,13 +64,17 @@ class Cell:
         """Return the final value of a metric, one per seed."""
         return self._by_seed([run.final(key) for run in self.runs])
 
+    def scores(self, key: str, time: float | None = None) -> list[float]:
+        """Return a metric at a time, or its final value where that is None; one value per seed."""
+        return self.finals(key) if time is None else self.values_at("time", time, key)
+
     def values_at(self, axis: str, place: float, key: str) -> list[float]:
         """Return a metric at a place on one of `AXES`, one value per seed."""
         return self._by_seed([run.at(axis, place, key) for run in self.runs])
 
-    def text(self, key: str, digits: int = 4) -> str:
-        """Write the final value of a metric, mean ± standard deviation."""
-        return spread_text(self.finals(key), digits)
+    def text(self, key: str, digits: int = 4, time: float | None = None) -> str:
+        """Write a metric at a time, or its final value, mean ± standard deviation."""
+        return spread_text(self.scores(key, time), digits)
 
     def text_at(self, axis: str, place: float, key: str, digits: int = 4) -> str:
         """Write a metric at a place on one of `AXES`, mean ± standard deviation."""
@@ -98,7 +102,8 @@ class Cell:
 
 def seed_of(run: RecordedRun) -> Hashable:
     """Return the seed of a run; its path where its config names none."""
-    return run.config["seed"] if "seed" in run.config else run.path
+    seed: Hashable = run.config.get("seed", run.path)
+    return seed
 
 
 def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:
@@ -142,11 +147,26 @@ def axes_of(cells: Sequence[Cell]) -> dict[str, float]:
     return {axis: end for axis, end in ends.items() if math.isfinite(end)}
 
 
-def best_of(cells: Sequence[Cell], key: str) -> Cell | None:
-    """Return the cell with the best mean of a metric at the end; None if none has one."""
+def equal_time(cells: Sequence[Cell]) -> float | None:
+    """Return the time up to which all runs came, if that is where runs are compared; None if it is their ends.
+
+    Runs are compared at equal time if a method without rounds is among them and their ends differ by more than a
+    hundredth: as many aggregations take such a method less time than rounds.
+    """
+    runs = [run for cell in cells for run in cell.runs]
+    end = axes_of(cells).get("time")
+    if end is None or not any("contributions" in run.columns for run in runs):
+        return None
+    return end if max(run.end("time") for run in runs) > 1.01 * end else None
+
+
+def best_of(cells: Sequence[Cell], key: str, time: float | None = None) -> Cell | None:
+    """Return the cell with the best mean of a metric at a time, or at the end; None if none has one."""
     sign = 1.0 if less_is_better(key) else -1.0
     scored = [
-        (sign * float(np.mean(cell.finals(key))), number) for number, cell in enumerate(cells) if cell.runs
+        (sign * float(np.mean(cell.scores(key, time))), number)
+        for number, cell in enumerate(cells)
+        if cell.runs
     ]
     scored = [pair for pair in scored if math.isfinite(pair[0])]
     return cells[min(scored)[1]] if scored else None

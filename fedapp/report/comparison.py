@@ -8,7 +8,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from fedapp.report.cells import Cell, axes_of, best_of, cells_of
+from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time
 from fedapp.report.differences import described, differing
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.table import add_values
@@ -81,12 +81,17 @@ class Comparison:
         ]
         return notes + ends
 
+    @cached_property
+    def time(self) -> float | None:
+        """The time at which the best is sought; None for the end of each run."""
+        return equal_time(self.cells)
+
     def tables(self) -> list[Table]:
-        """Return a table for each metric for the terminal; the best at the end is bold."""
+        """Return a table for each metric for the terminal; the best is bold, at equal time if `time` is one."""
         return [self._table(key) for key in self.metrics]
 
     def _table(self, key: str) -> Table:
-        best = best_of(self.cells, key)
+        best = best_of(self.cells, key, self.time)
         table = Table(title=f"{self.title}: {key}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         rows = self.rows(key)
         table.add_column(self.header[0], overflow="fold", min_width=13)

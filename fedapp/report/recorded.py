@@ -101,8 +101,8 @@ class RecordedRun:
         return float(column[-1]) if len(column) else float("nan")
 
     def at(self, axis: str, place: float, key: str) -> float:
-        """Return a metric of the last evaluation that is not beyond a place on one of `AXES`."""
-        return float(steps(np.array([place]), self.along(axis), self.column(key))[0])
+        """Return a metric of the last evaluation that is not beyond a place on one of `AXES`, but for rounding."""
+        return float(steps(np.array([place * (1 + 1e-9)]), self.along(axis), self.column(key))[0])
 
     def end(self, axis: str) -> float:
         """Return where on one of `AXES` the run ends; NaN where it has no evaluation with that."""

@@ -108,12 +108,12 @@ def header(outcome: Outcome) -> list[str]:
 
 
 def lines(outcome: Outcome) -> list[tuple[Cell, list[str]]]:
-    """Return the cells, and their row of the table: final metrics as mean ± standard deviation over seeds."""
+    """Return the cells, and their row of the table: metrics as mean ± standard deviation over seeds."""
     axes = [*outcome.plan.cell_axes, *outcome.plan.tune]
     found = []
     for cell in outcome.cells:
         labels = [_label(cell.labels.get(axis, "")) for axis in axes]
-        values = [cell.text(key, 3) for key in outcome.metrics]
+        values = [cell.text(key, 3, outcome.time) for key in outcome.metrics]
         ends = [[run.end(axis) for run in cell.runs] for axis in ("time", "bytes")]
         costs = [_label(mean_and_spread(each)[0]) if each else "-" for each in ends]
         found.append((cell, [*labels, cell.seeds_text, *values, *costs]))
@@ -124,9 +124,9 @@ def table(outcome: Outcome) -> Table:
     """Return the table of all cells for the terminal; the best is bold."""
     seeds = outcome.plan.seeds
     over = f"over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    best = best_of(outcome.cells, outcome.by)
+    best = best_of(outcome.cells, outcome.by, outcome.time)
     found = Table(
-        title=f"at the end, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
+        title=f"{place_text(outcome)}, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
@@ -142,16 +142,24 @@ def table(outcome: Outcome) -> Table:
     return found
 
 
+def place_text(outcome: Outcome) -> str:
+    """Say where the runs are compared; the columns time and MB are those of the end of each run."""
+    if outcome.time is None:
+        return "at the end of each run"
+    return f"at equal time, {outcome.time:.4g}, which every run has reached"
+
+
 def report(outcome: Outcome, has_figure: bool) -> str:
     """Return the report: table, figure, what was picked, what is to be known, the plan."""
     head = header(outcome)
-    best = best_of(outcome.cells, outcome.by)
+    best = best_of(outcome.cells, outcome.by, outcome.time)
     text = [f"# {_title(outcome)}", "", _row(head), "|" + "---|" * len(head)]
     for cell, row in lines(outcome):
         is_best = best is not None and cell.name == best.name
         text.append(_row([f"**{each}**" if is_best else each for each in row]))
     bold = f" Bold: the best by {outcome.by}." * (outcome.by in outcome.metrics)
-    text += ["", f"At the end of each run: mean ± standard deviation over the seeds.{bold}"]
+    place = place_text(outcome)
+    text += ["", f"{place[0].upper()}{place[1:]}: mean ± standard deviation over the seeds.{bold}"]
     text += ["", f"![curves]({FIGURE})"] if has_figure else []
     if outcome.picks:
         text += ["", "## Picked", "", *_picks(outcome)]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders
-from fedapp.report.cells import Cell
+from fedapp.report.cells import Cell, equal_time
 from fedapp.report.differences import DATA_PATH, described, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
@@ -76,6 +76,11 @@ class Outcome:
         for each in self.planned:
             groups.setdefault(setting_of(each, self.plan.cell_axes + self.plan.tune), []).append(each)
         return [self._cell(members) for members in groups.values()] + self._unpicked()
+
+    @cached_property
+    def time(self) -> float | None:
+        """The time at which settings are compared; None for the end of each run."""
+        return equal_time(self.cells)
 
     @cached_property
     def columns(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.config import Value
+from fedapp.report.cells import Cell, equal_time
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.plan import SweepPlan
 from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
@@ -41,15 +42,24 @@ class Pick:
 def pick(plan: SweepPlan, planned: Sequence[PlannedRun], runs: Path, by: str) -> dict[Setting, Pick]:
     """Pick the best values of the tuned axes for each cell, from its runs on the tuning seeds.
 
-    A value with a run that failed or diverged is none to pick.
+    The values of a method without rounds are compared at equal time, as `equal_time` says. A value with a run that
+    failed or diverged is none to pick.
     """
-    values: dict[Setting, dict[Setting, list[float]]] = {}
+    tried: dict[Setting, dict[Setting, list[RecordedRun]]] = {}
     for each in planned:
         cell, tuned = setting_of(each, plan.cell_axes), setting_of(each, plan.tune)
-        run = RecordedRun(folder_of(each, runs))
-        final = run.final(by) if run.status == FINISHED else math.nan
-        values.setdefault(cell, {}).setdefault(tuned, []).append(final)
-    return {cell: _best(plan, cell, found, by) for cell, found in values.items()}
+        tried.setdefault(cell, {}).setdefault(tuned, []).append(RecordedRun(folder_of(each, runs)))
+    return {cell: _best(plan, cell, _scores(found, by), by) for cell, found in tried.items()}
+
+
+def _scores(tried: Mapping[Setting, Sequence[RecordedRun]], by: str) -> dict[Setting, float]:
+    """Return the mean of a metric over the runs of each value; NaN where a run didn't finish."""
+    cells = [Cell("", [run for run in each if run.status == FINISHED]) for each in tried.values()]
+    time = equal_time(cells)
+    return {
+        value: float(np.mean(cell.scores(by, time))) if len(cell.runs) == len(each) else math.nan
+        for (value, each), cell in zip(tried.items(), cells, strict=True)
+    }
 
 
 def setting_of(planned: PlannedRun, axes: Sequence[str]) -> Setting:
@@ -57,8 +67,7 @@ def setting_of(planned: PlannedRun, axes: Sequence[str]) -> Setting:
     return tuple(planned.labels[axis] for axis in axes)
 
 
-def _best(plan: SweepPlan, cell: Setting, found: Mapping[Setting, Sequence[float]], by: str) -> Pick:
-    scores = {tuned: float(np.mean(values)) for tuned, values in found.items()}
+def _best(plan: SweepPlan, cell: Setting, scores: Mapping[Setting, float], by: str) -> Pick:
     finite = {tuned: score for tuned, score in scores.items() if math.isfinite(score)}
     if not finite:
         return Pick(cell, None, scores)
