@@ -85,6 +85,22 @@ class Activity:
         away = place[there], np.maximum(began[there], since), np.minimum(ended[there], until)
         return replace(self, **parts, away=away, start=max(since, self.start), end=min(until, self.end))
 
+    def bins(self, most: int) -> Array:
+        """Return the edges of up to ``most`` bins of time, (bins + 1,).
+
+        Where several clients begin at one time, as in rounds, a bin is a whole number of rounds, or a round is a
+        whole number of bins. Bins cut regardless of the rounds would show how the two fall on each other.
+        """
+        end = self.end if self.end > self.start else self.start + 1.0
+        begins = np.unique(self.began[(self.began > self.start) & (self.began < end)])
+        if 2 * len(begins) > len(self.place):
+            return np.linspace(self.start, end, most + 1)
+        rounds = np.array([self.start, *begins])
+        kept = np.append(rounds[:: -(-len(rounds) // most)], end)
+        parts = max(1, most // (len(kept) - 1))
+        places = np.arange(parts * (len(kept) - 1) + 1) / parts
+        return np.asarray(np.interp(places, np.arange(len(kept)), kept))
+
     def shares(self, line: Array, edges: Array) -> dict[str, Array]:
         """Return the share of time (lines, bins) that the clients of a line are in each state.
 

@@ -169,10 +169,11 @@ def _draw_picture(axes: Axes, activity: Activity, order: Array) -> None:
     number = len(order)
     line = np.empty(number, np.int64)
     line[order] = np.arange(number) * min(number, _LINES) // number
-    shares = activity.shares(line, _edges(activity))
+    edges = _edges(activity)
+    shares = activity.shares(line, edges)
     mixed = sum(shares[state][..., None] * np.array(to_rgb(COLORS[state])) for state in STATES)
-    extent = (activity.start, activity.end, number, 0)
-    axes.imshow(np.clip(mixed, 0, 1), extent=extent, aspect="auto", interpolation="nearest")
+    axes.pcolorfast(edges, np.linspace(0, number, line.max() + 2), np.clip(mixed, 0, 1))
+    axes.set_ylim(number, 0)
     style_axes(axes)
     axes.grid(False)
     axes.set_ylabel("clients, by mean task time, the fastest above")
@@ -223,9 +224,8 @@ def _draw_fleet(axes: Axes, activity: Activity) -> dict[str, Array]:
 
 def _edges(activity: Activity) -> Array:
     """Return bins of time in each of which a task is well to be seen, or in which many are."""
-    end = activity.end if activity.end > activity.start else activity.start + 1.0
-    fine = np.median(activity.ended - activity.began) * _BINS >= 2 * (end - activity.start)
-    return np.linspace(activity.start, end, (_BINS if fine else _COARSE) + 1)
+    fine = np.median(activity.ended - activity.began) * _BINS >= 2 * (activity.end - activity.start)
+    return activity.bins(_BINS if fine else _COARSE)
 
 
 def _label_time(axes: Axes, activity: Activity, more: str) -> None:

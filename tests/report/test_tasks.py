@@ -221,7 +221,20 @@ def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> Non
     virtual, wall = (np.array(shares[clock]["working"]) for clock in ("time", "wall-seconds"))
     assert virtual[:50].mean() == pytest.approx(0.1, abs=0.01)
     assert virtual[50:] == pytest.approx(1.0)
-    assert wall.mean() == pytest.approx(10 / 19, abs=0.01)
+    assert np.average(wall, axis=1, weights=np.diff(shares["wall-seconds"]["edges"])) == pytest.approx(10 / 19)
     fleet = run["tasks"]["fleet"]["time"]
-    assert sorted(fleet) == ["at", "waiting", "working"]
+    assert sorted(fleet) == ["edges", "waiting", "working"]
     assert np.mean(fleet["working"]) == pytest.approx(0.55, abs=0.01)
+
+
+@pytest.mark.parametrize("rounds", [40, 70])
+def test_equal_rounds_look_alike(tmp_path: Path, rounds: int) -> None:
+    """Ten clients work 0.1, 0.2, … 1 seconds of rounds of a second: 55 % of the time, in whichever bin of time."""
+    file = TasksFile(tmp_path)
+    every = [(client, begun) for begun in range(rounds) for client in range(10)]
+    file.add([TaskSpan(c, b, b + (c + 1) / 10, 2 * b, 2 * b + 1, "accepted") for c, b in every])
+    file.publish(last=True)
+    (run,) = page_content([tmp_path])["runs"]
+    fleet = run["tasks"]["fleet"]["time"]
+    assert fleet["working"] == pytest.approx([0.55] * (len(fleet["edges"]) - 1))
+    assert (fleet["edges"][0], fleet["edges"][-1]) == (0, rounds)

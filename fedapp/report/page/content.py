@@ -61,8 +61,13 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
     shown = list(runs)[:RUNS]
     names = ends_of([str(run.resolve()) for run in shown])
     # The metric that each run is judged by, and the loss.
-    firsts = [metrics[:1] for metrics in (metrics_of([RecordedRun(path)]) for path in shown)]
+    recorded = [RecordedRun(path) for path in shown]
+    firsts = [metrics_of([run])[:1] for run in recorded]
+    by_time = len(shown) > 1 and len({run.clock for run in recorded}) == 1
+    by_time = by_time and any("contributions" in run.columns for run in recorded)
     return {
+        # As many aggregations take a method without rounds less time than rounds.
+        "axis": "time" if by_time else "aggregation",
         "runs": [_run(path, name, len(shown)) for path, name in zip(shown, names, strict=True)],
         "scores": list(dict.fromkeys([LOSS, *(name for first in firsts for name in first)])),
         "left_out": left_out,

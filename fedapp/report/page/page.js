@@ -13,8 +13,8 @@
   const STATES = { working: COLORS[0], receiving: COLORS[5], sending: "#44AA99", waiting: "rgba(128,128,128,0.15)",
     away: "#8C8C8C" };
   const hidden = new Set();
-  const chosen = { axis: "aggregation", metric: null, run: null, state: null };
   let content = JSON.parse(document.getElementById("content").textContent);
+  const chosen = { axis: content.axis, metric: null, run: null, state: null };
 
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -206,40 +206,46 @@
           css("--ink") : css("--ground") } } });
     const step = Math.ceil(at.size / 25);
     const rows = run.tasks.clients.filter((_, row) => row % step === 0);
-    form.yaxis = { tickvals: rows.map((index) => at.get(index)), ticktext: rows.map(name), autorange: "reversed",
-      showgrid: false, zeroline: false };
+    const cut = (text) => plain(text.length > 14 ? `${text.slice(0, 13)}…` : text);
+    form.yaxis = { tickvals: rows.map((index) => at.get(index)), ticktext: rows.map((index) => cut(name(index))),
+      autorange: "reversed", showgrid: false, zeroline: false, automargin: false };
     return traces;
   }
 
   // Of many clients the share of time in the state that is chosen; waiting is what is left.
   function shares(run, wall, state, scale, bar) {
     const { clients, mean, ...clocks } = run.tasks.shares;
-    const { at, ...known } = clocks[wall ? "wall-seconds" : "time"] || Object.values(clocks)[0];
+    const { edges, ...known } = clocks[wall ? "wall-seconds" : "time"] || Object.values(clocks)[0];
     const all = Object.entries(known), work = all.filter(([key]) => key !== "away");
     const added = (kinds) => known.working.map((row, line) => row.map((_, bin) =>
       kinds.reduce((sum, [, rows]) => sum + rows[line][bin], 0)));
     const z = state === "at work" ? added(work) : state === "waiting" ?
       added(all).map((row) => row.map((value) => Math.max(0, 1 - value))) : known[state];
     const text = z.map((row, line) => row.map(() => `${clients[line]} clients, mean task ${number(mean[line])}`));
-    return [{ type: "heatmap", x: at, z, text, zmin: 0, zmax: 1, colorscale: scale, colorbar: bar,
+    return [{ type: "heatmap", x: edges, z, text, zmin: 0, zmax: 1, colorscale: scale, colorbar: bar,
       hovertemplate: `%{text}<br>%{x:.5~g}: ${state} %{z:.0%}<extra></extra>` }];
   }
 
-  function fleet(charts, run, wall, time) {
-    const { at, ...known } = run.tasks.fleet[wall ? "wall-seconds" : "time"], names = called(run, wall);
-    if (!at) return;
+  // The share in each bin of time, as steps: each begins at its bin's left edge, and the last one ends at its right.
+  function fleet(charts, run, wall, time, alike) {
+    const { edges, ...known } = run.tasks.fleet[wall ? "wall-seconds" : "time"], names = called(run, wall);
+    if (!edges) return;
     const traces = Object.keys(STATES).filter((state) => known[state]).map((state) => ({ name: names[state], type: "scatter",
-      mode: "lines", stackgroup: "all", x: at, y: known[state], line: { width: 0, shape: "hvh", color: STATES[state] },
+      mode: "lines", stackgroup: "all", x: edges, y: [...known[state], known[state].at(-1)],
+      line: { width: 0, shape: "hv", color: STATES[state] },
       fillcolor: STATES[state], hovertemplate: "%{y:.1%}" }));
     chart(charts, "fleet", "share of the clients in each state", traces, layout(time, "clients", { hovermode: "x unified",
-      showlegend: true, legend: { orientation: "h", y: 1.12, traceorder: "normal" },
-      yaxis: { tickformat: ".0%", range: [0, 1] } }), "chart broad");
+      showlegend: true, legend: { orientation: "h", y: 1.12, traceorder: "normal" }, ...alike,
+      yaxis: { tickformat: ".0%", range: [0, 1], automargin: false } }), "chart broad");
   }
 
   function tasks(charts, run, scale, bar) {
     const wall = chosen.axis === "wall-seconds" || run.curves.clock === "wall";
     const many = Boolean(run.tasks.shares), form = {}, time = wall ? AXES["wall-seconds"] : "virtual time, seconds";
-    fleet(charts, run, wall, time);
+    // One above the other: the same stretch of time, as wide and as far from the left.
+    const { edges } = run.tasks.fleet[wall ? "wall-seconds" : "time"];
+    const alike = edges ? { margin: { l: 110, r: 110, t: 12, b: 45 }, xaxis: { range: [edges[0], edges.at(-1)] } } : {};
+    fleet(charts, run, wall, time, alike);
     const clock = many ? run.tasks.shares[wall ? "wall-seconds" : "time"] || {} : {};
     const kinds = ["at work", ...Object.keys(STATES).filter((state) => state === "waiting" || clock[state])];
     if (!kinds.includes(chosen.state)) chosen.state = kinds[0];
@@ -248,8 +254,8 @@
     const traces = many ? shares(run, wall, chosen.state, scale, bar) : bars(run, wall, form);
     chart(charts, "tasks", many ? `share of time ${chosen.state}, fastest clients first` : "what each client did, and how " +
       `its tasks ended; gaps: ${called(run, wall).waiting}`, traces, layout(time, many ? "clients, by speed" : "client", many ?
-        { yaxis: { autorange: "reversed", showticklabels: false } } :
-        { ...form, hovermode: "closest", showlegend: true, legend: { orientation: "h", y: 1.08 } }), "chart broad");
+        { ...alike, yaxis: { autorange: "reversed", showticklabels: false, automargin: false } } :
+        { ...alike, ...form, hovermode: "closest", showlegend: true, legend: { orientation: "h", y: 1.08 } }), "chart broad");
   }
 
   function details() {
@@ -279,7 +285,8 @@
     if (run.tasks.spans || run.tasks.shares) tasks(charts, run, scale, bar);
     if (partition.counts) chart(charts, "partition", "examples by client and class", [{ type: "heatmap",
       z: partition.counts, x: partition.index, colorscale: scale, colorbar: bar,
-      hovertemplate: "client %{x}, class %{y}: %{z}<extra></extra>" }], layout("client", "class"));
+      hovertemplate: "client %{x}, class %{y}: %{z}<extra></extra>" }], layout("client", "class", {
+        yaxis: { tick0: 0, dtick: Math.ceil(partition.counts.length / 20) } }));
     else if (partition.sizes) chart(charts, "partition", "examples of each client", [{ type: "bar", x: partition.index,
       y: partition.sizes, marker: { color: COLORS[0] } }], layout("client", "examples"));
     if (graph.index) {

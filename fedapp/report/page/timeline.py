@@ -11,6 +11,7 @@ from fedapp.report.client_tables import MOST_TASKS
 
 # Up to so many clients have a line each; more are put together, from the fastest to the slowest.
 LINES, GROUPS = 60, 100
+BINS = 60  # of time, in the chart of all clients: rounds are seen, and not what happens within each
 BARS, FEWEST_BARS = 4000, 200
 
 Array = NDArray[Any]
@@ -72,13 +73,13 @@ def _bars(by_clock: dict[str, Activity], kept: slice) -> dict[str, Any]:
 
 
 def _fleet(activity: Activity, side: int) -> dict[str, Any]:
-    """Return the share of all clients in each state over time; {} if there is no time."""
+    """Return the share of all clients in each state in bins of time, and their edges; {} if there is no time."""
     if not activity.end > activity.start:
         return {}
-    edges = np.linspace(activity.start, activity.end, side + 1)
+    edges = activity.bins(min(side, BINS))
     shares = activity.shares(np.zeros(len(activity.clients), np.int64), edges)
     return {
-        "at": _short((edges[1:] + edges[:-1]) / 2),
+        "edges": _short(edges),
         **{s: _short(shares[s][0], 3) for s in _told(activity)},
     }
 
@@ -102,10 +103,10 @@ def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
     for clock, each in by_clock.items():
         if not each.end > each.start:
             continue
-        edges = np.linspace(each.start, each.end, side + 1)
+        edges = each.bins(side)
         found = each.shares(line_of, edges)
         told = {state: [_short(row, 2) for row in found[state]] for state in _told(each) if state != WAITING}
-        shares[clock] = {"at": _short((edges[1:] + edges[:-1]) / 2), **told}
+        shares[clock] = {"edges": _short(edges), **told}
     return shares
 
 
