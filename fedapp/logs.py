@@ -81,17 +81,20 @@ def logging_as(log_format: object) -> Iterator[JsonLines | None]:
 
 
 @contextmanager
-def logged_from(level: int) -> Iterator[None]:
-    """Log nothing below a level, Flower's own lines neither."""
-    loggers = [logging.getLogger(name) for name in ALL]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
+def shown_from(level: int) -> Iterator[None]:
+    """Show nothing below a level, of Flower's own lines neither; the ``log.txt`` of runs has all lines."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.levelno >= level or record.name.partition(".")[0] != "flwr"
+
+    handlers = {handler for name in (*ALL, None) for handler in logging.getLogger(name).handlers}
+    for handler in handlers:
+        handler.addFilter(is_shown)
     try:
         yield
     finally:
-        for logger, former in zip(loggers, before, strict=True):
-            logger.setLevel(former)
+        for handler in handlers:
+            handler.removeFilter(is_shown)
 
 
 class _Copy(logging.FileHandler):

@@ -5,6 +5,7 @@ that over distinct seeds.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from fedapp.report.series import Array, on_one_grid, spread_text
 from strategies.flower.higher_is_better import less_is_better
 
 T = TypeVar("T", float, Array)
+
+_NUMBER = re.compile(r"\d[\d.e+-]*")
 
 # Whose numbers are a setting's: of runs that came to their end, or are on their way. One that was ended before isn't.
 SHOWN = ("finished", RUNNING, "?")
@@ -53,12 +56,14 @@ class Cell:
 
     @property
     def seeds_text(self) -> str:
-        """How many seeds there are, how many runs if there are more of these, and what became of the other runs."""
-        ends = ", ".join(f"{number} {status}" for status, number in Counter(self.lacking).items())
+        """How many seeds there are, how many runs if more, what became of the other runs, and how many warn."""
         runs, seeds = len(self.runs), len(self.seeds)
-        if ends:
-            return f"{runs} of {runs + len(self.lacking)}: {ends}"
-        return str(runs) if runs == seeds else f"{runs} runs of {seeds} seed{'s' * (seeds > 1)}"
+        text = str(runs) if runs == seeds else f"{runs} runs of {seeds} seed{'s' * (seeds > 1)}"
+        if self.lacking:
+            ends = (f"{number} {status}" for status, number in Counter(self.lacking).items())
+            text = f"{runs} of {runs + len(self.lacking)}: {', '.join(ends)}"
+        warned = sum(bool(run.warnings) for run in self.runs)
+        return f"{text}, {'!' if warned == runs else f'{warned} !'}" if warned else text
 
     def finals(self, key: str) -> list[float]:
         """Return the final value of a metric, one per seed."""
@@ -98,6 +103,26 @@ class Cell:
         for run, value in zip(self.runs, values, strict=True):
             groups[seed_of(run)].append(value)
         return [each[0] if len(each) == 1 else np.mean(each, axis=0) for each in groups.values()]
+
+
+def warnings_of(cell: Cell, most: int = 5) -> list[str]:
+    """Return a line for each warning of a cell's runs and how many of them have it, the most frequent first.
+
+    Warnings that differ in numbers alone are one.
+    """
+    texts: dict[str, str] = {}
+    number: Counter[str] = Counter()
+    for run in cell.runs:
+        kinds = {_NUMBER.sub("#", text): text for text in run.warnings}
+        texts = kinds | texts
+        number.update(kinds.keys())
+    runs = len(cell.runs)
+    lines = [
+        f"{cell.name}{f', {count} of {runs} runs' if count < runs else ''}: warning: {texts[kind]}"
+        for kind, count in number.most_common(most)
+    ]
+    more = len(number) - most
+    return [*lines, f"{cell.name}: {more} more warnings in log.txt of its runs"] if more > 0 else lines
 
 
 def seed_of(run: RecordedRun) -> Hashable:

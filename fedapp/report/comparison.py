@@ -8,7 +8,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time
+from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time, warnings_of
 from fedapp.report.differences import described, differing
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.table import add_values
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What can't be compared, and why."""
+        """What can't be compared, and why; how runs ended; what they warn of."""
         notes = []
         shown = [run for cell in self.cells for run in cell.runs]
         if not shown:
@@ -79,7 +79,7 @@ class Comparison:
         ends = [
             f"{run.path.name}: {run.standing}" for run in self.runs if run.standing not in ("finished", "?")
         ]
-        return notes + ends
+        return notes + ends + [line for cell in self.cells for line in warnings_of(cell)]
 
     @cached_property
     def time(self) -> float | None:

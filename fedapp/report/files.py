@@ -78,6 +78,10 @@ def this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "boot": boot}
 
 
+# A line of log.txt: day, time, level, message.
+_WARNING = re.compile(r"^\S+ \S+ WARNING (.*)$", re.MULTILINE)
+
+
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the content of a run's summary.json; {} if there is none that can be read.
 
@@ -92,6 +96,18 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return _judged(run_dir, summary)
+
+
+def read_warnings(run_dir: Path) -> list[str]:
+    """Return the distinct warnings in a run's log.txt, in order; [] where there is none that can be read.
+
+    Keys that nothing reads aren't among them: summary.json names these.
+    """
+    try:
+        log = (run_dir / "log.txt").read_bytes().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [text for text in dict.fromkeys(_WARNING.findall(log)) if not text.startswith("not read by ")]
 
 
 def write_summary(run_dir: Path, content: Mapping[str, Any]) -> None:

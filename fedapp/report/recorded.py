@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.files import metrics_among, read_summary
+from fedapp.report.files import metrics_among, read_summary, read_warnings
 from fedapp.report.series import Array, steps
 
 # Horizontal axes of a curve: what they are called, and of which columns they are the sum.
@@ -50,6 +50,11 @@ class RecordedRun:
     def reason(self) -> str:
         """Why it failed or diverged, or can't be read; empty if nothing is the matter."""
         return str(self.summary.get("reason", "")) or self._read[1]
+
+    @cached_property
+    def warnings(self) -> Sequence[str]:
+        """The distinct warnings of its log."""
+        return read_warnings(self.path)
 
     @property
     def standing(self) -> str:

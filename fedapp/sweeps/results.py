@@ -9,7 +9,7 @@ import tomli_w
 from rich import box
 from rich.table import Table
 
-from fedapp.report.cells import Cell, axes_of, best_of
+from fedapp.report.cells import Cell, axes_of, best_of, warnings_of
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.report.table import add_values
@@ -170,7 +170,7 @@ def report(outcome: Outcome, has_figure: bool) -> str:
 
 
 def remarks(outcome: Outcome) -> list[str]:
-    """Say which runs came to no good end, which axes nothing read, and which picks may not be the best."""
+    """Say which runs failed or warn of something, which axes nothing read, and which picks may not be the best."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for each in outcome.planned:
         if reason := outcome.status_of(each)[1]:
@@ -182,11 +182,16 @@ def remarks(outcome: Outcome) -> list[str]:
         f"tuning, {name}: {reason}" for name, reason in outcome.failures.items() if name not in reported
     ]
     for cell in outcome.cells:
+        notes += warnings_of(cell)
         unread = {key for run in cell.runs for key in run.summary.get("unread-keys", ())} & cell.labels.keys()
         if unread:
             notes.append(
                 f"{cell.name}: {', '.join(sorted(unread))} isn't read, so its values give the same run"
             )
+    if runs := [run for cell in outcome.cells for run in cell.runs]:
+        unread_by_all = set.intersection(*(set(run.summary.get("unread-keys", ())) for run in runs))
+        if keys := sorted(unread_by_all - set(outcome.plan.grid)):
+            notes.append(f"no run reads {', '.join(keys)}")
     if outcome.metrics and outcome.by not in outcome.metrics:
         there = ", ".join(outcome.metrics)
         notes.append(f"by {outcome.by}: no run has that, so none is the best; there are {there}")
@@ -194,6 +199,8 @@ def remarks(outcome: Outcome) -> list[str]:
         where = name_of(dict(zip(outcome.plan.cell_axes, chosen.cell, strict=True)))
         if chosen.value is None:
             notes.append(f"{where}: nothing was picked, as no value has runs that all came to their end")
+        if chosen.time is not None:
+            notes.append(f"{where}: the tuned values are compared at equal time, {chosen.time:.4g}")
         notes += [
             f"{where}: {axis} is best at the end of what was tried; go on beyond it"
             for axis in chosen.at_edge

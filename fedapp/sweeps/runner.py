@@ -37,7 +37,7 @@ from rich.progress import (
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.config.options import SimulationConfig
 from fedapp.engine.run import check_engine, run_on, torch_as_it_was
-from fedapp.logs import ALL, logged_from
+from fedapp.logs import shown_from
 from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.files import read_summary
@@ -216,8 +216,8 @@ def _made_here(
 
 @contextlib.contextmanager
 def silent(level: int) -> Iterator[None]:
-    """Let a run in this process print and show nothing, in a notebook either, and log nothing below a level."""
-    with logged_from(level), contextlib.redirect_stdout(io.StringIO()), _nothing_displayed():
+    """Let a run in this process print nothing, show nothing in a notebook, and no line of its log below a level."""
+    with shown_from(level), contextlib.redirect_stdout(io.StringIO()), _nothing_displayed():
         yield
 
 
@@ -267,10 +267,12 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
 
 
+_WORKER = contextlib.ExitStack()  # what holds as long as the worker process
+
+
 def _begin_worker() -> None:
     torch.set_num_threads(1)
-    for name in ALL:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    _WORKER.enter_context(shown_from(logging.ERROR))
     signal.signal(signal.SIGINT, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -31,12 +31,15 @@ class Pick:
         Mean over tuning seeds of what was tuned by; NaN where a run failed or diverged.
     at_edge : list of str
         Tuned axes of numbers whose lowest or highest value it is: a better one may be beyond.
+    time : float, optional
+        The time at which the values were compared; None for the end of their runs.
     """
 
     cell: Setting
     value: Setting | None
     scores: Mapping[Setting, float]
     at_edge: Sequence[str] = ()
+    time: float | None = None
 
 
 def pick(plan: SweepPlan, planned: Sequence[PlannedRun], runs: Path, by: str) -> dict[Setting, Pick]:
@@ -49,17 +52,20 @@ def pick(plan: SweepPlan, planned: Sequence[PlannedRun], runs: Path, by: str) ->
     for each in planned:
         cell, tuned = setting_of(each, plan.cell_axes), setting_of(each, plan.tune)
         tried.setdefault(cell, {}).setdefault(tuned, []).append(RecordedRun(folder_of(each, runs)))
-    return {cell: _best(plan, cell, _scores(found, by), by) for cell, found in tried.items()}
+    return {cell: _best(plan, cell, *_scores(found, by), by) for cell, found in tried.items()}
 
 
-def _scores(tried: Mapping[Setting, Sequence[RecordedRun]], by: str) -> dict[Setting, float]:
-    """Return the mean of a metric over the runs of each value; NaN where a run didn't finish."""
+def _scores(
+    tried: Mapping[Setting, Sequence[RecordedRun]], by: str
+) -> tuple[dict[Setting, float], float | None]:
+    """Return the mean of a metric over the runs of each value, NaN where a run didn't finish; and at which time."""
     cells = [Cell("", [run for run in each if run.status == FINISHED]) for each in tried.values()]
     time = equal_time(cells)
-    return {
+    scores = {
         value: float(np.mean(cell.scores(by, time))) if len(cell.runs) == len(each) else math.nan
         for (value, each), cell in zip(tried.items(), cells, strict=True)
     }
+    return scores, time
 
 
 def setting_of(planned: PlannedRun, axes: Sequence[str]) -> Setting:
@@ -67,7 +73,9 @@ def setting_of(planned: PlannedRun, axes: Sequence[str]) -> Setting:
     return tuple(planned.labels[axis] for axis in axes)
 
 
-def _best(plan: SweepPlan, cell: Setting, scores: Mapping[Setting, float], by: str) -> Pick:
+def _best(
+    plan: SweepPlan, cell: Setting, scores: Mapping[Setting, float], time: float | None, by: str
+) -> Pick:
     finite = {tuned: score for tuned, score in scores.items() if math.isfinite(score)}
     if not finite:
         return Pick(cell, None, scores)
@@ -80,4 +88,4 @@ def _best(plan: SweepPlan, cell: Setting, scores: Mapping[Setting, float], by: s
         and len(numbers) > 2
         and label in (min(numbers), max(numbers))
     ]
-    return Pick(cell, value, scores, edges)
+    return Pick(cell, value, scores, edges, time)

@@ -11,7 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedapp.config import in_keys
-from fedapp.logs import logged_from
+from fedapp.logs import shown_from
 from fedapp.server import USER_ERRORS
 from studies.theory.run_bounds import RunBounds, bounds_of_run
 
@@ -29,7 +29,7 @@ def bounds(
     console = Console()
     try:
         # The repeated run's own progress is shown here.
-        with logged_from(logging.WARNING), Progress(console=console, transient=True) as progress:
+        with shown_from(logging.WARNING), Progress(console=console, transient=True) as progress:
             task = progress.add_task("repeating the run", total=None)
             found = bounds_of_run(
                 run_dir, lambda done, total: progress.update(task, completed=done, total=total)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.config.run_config import OWN_DATA
+from fedapp.report.cells import best_of
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import has_own_data
 from fedapp.report.overlay import _apart
@@ -28,9 +29,10 @@ def write_run(
     accuracies: Sequence[float],
     *,
     status: str = "finished",
+    more: dict[str, float] | None = None,
     **config: object,
 ) -> Path:
-    """Write a run with one evaluation at each time, of 1 MB up and 1 MB down each."""
+    """Write a run with one evaluation at each time, of 1 MB up and 1 MB down each, and ``more`` metrics."""
     folder.mkdir(parents=True)
     content = {
         "strategy": "fedavg",
@@ -49,6 +51,7 @@ def write_run(
             "accuracy": accuracy,
             "bytes-up": 10**6 * at,
             "bytes-down": 10**6 * at,
+            **(more or {}),
         }
         for at, (time, accuracy) in enumerate(zip(times, accuracies, strict=True))
     ]
@@ -76,6 +79,44 @@ def test_settings_are_compared_where_all_have_come(runs: list[Path]) -> None:
         ["fedavg lr=0.1", "2", "0.850 ± 0.071", "0.600 ± 0.14", "0.850 ± 0.071", "0.850 ± 0.071"],
         ["fedfix lr=0.25", "1", "0.700", "0.700", "0.600", "0.600"],
     ]
+
+
+def test_with_a_method_without_rounds_the_best_is_sought_at_equal_time(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    """At its end FedAvg has .85, at time 20; at time 12 it has .6, and FedFix .7."""
+    fedavg, fedfix = (
+        Comparison([RecordedRun(path) for path in some])
+        for some in (
+            runs,
+            [*runs[:2], write_run(tmp_path / "f", [0, 12], [0.1, 0.7], more={"contributions": 3})],
+        )
+    )
+    assert (fedavg.time, fedfix.time) == (None, 12.0)
+    best = [best_of(each.cells, "accuracy", each.time) for each in (fedavg, fedfix)]
+    assert best == [fedavg.cells[0], fedfix.cells[1]]
+    axes = [
+        page_content([path for run in each.runs if (path := run.path)])["axis"] for each in (fedavg, fedfix)
+    ]
+    assert axes == ["aggregation", "time"]
+
+
+def test_warnings_are_named_once_for_each_setting(runs: list[Path]) -> None:
+    lines = [
+        "10:00 INFO    a round",
+        "10:00 WARNING not read by fedavg: dp-delta",
+        "10:01 WARNING lr = {} is large",
+    ]
+    for number, run in enumerate(runs[:2]):
+        (run / "log.txt").write_text("\n".join("2026-01-01 " + line.format(number) for line in lines))
+    (runs[0] / "log.txt").open("a").write("\n2026-01-01 10:02 WARNING one more\n")
+    comparison = Comparison([RecordedRun(path) for path in runs])
+    assert [row[1] for row in comparison.rows("accuracy")] == ["2, !", "1"]
+    assert comparison.remarks == [
+        "fedavg lr=0.1: warning: lr = 0 is large",
+        "fedavg lr=0.1, 1 of 2 runs: warning: one more",
+    ]
+    assert page_content(runs)["runs"][0]["summary"]["warnings"] == "2: lr = 0 is large"
 
 
 def test_the_command_prints_and_draws(runs: list[Path], tmp_path: Path) -> None:

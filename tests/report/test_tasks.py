@@ -221,7 +221,9 @@ def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> Non
     virtual, wall = (np.array(shares[clock]["working"]) for clock in ("time", "wall-seconds"))
     assert virtual[:50].mean() == pytest.approx(0.1, abs=0.01)
     assert virtual[50:] == pytest.approx(1.0)
-    assert np.average(wall, axis=1, weights=np.diff(shares["wall-seconds"]["edges"])) == pytest.approx(10 / 19)
+    assert np.average(wall, axis=1, weights=np.diff(shares["wall-seconds"]["edges"])) == pytest.approx(
+        10 / 19
+    )
     fleet = run["tasks"]["fleet"]["time"]
     assert sorted(fleet) == ["edges", "waiting", "working"]
     assert np.mean(fleet["working"]) == pytest.approx(0.55, abs=0.01)

@@ -84,6 +84,10 @@ def test_the_table_has_mean_and_deviation_over_seeds(swept):
     assert f"{mean:.3f} ± {spread:.2g}" in done.output
     assert "0 of 2: 2 " in report
     assert "seed 0, 1: " in report
+    logs = [path.read_text() for path in out.glob("runs/*/log.txt")]
+    assert len(logs) == 4
+    assert all("round 0 of 2: loss" in log for log in logs)
+    assert "round 0" not in done.output
     assert Image.open(out / "curves.png").width == 1200
     assert tomllib.loads((out / "plan.toml").read_text())["grid"] == {"lr": [0.5, 1e30], "seed": [0, 1]}
 

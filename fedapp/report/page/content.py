@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import WALL, column, read_clients
 from fedapp.report.differences import ends_of
-from fedapp.report.files import LOSS, read_summary
+from fedapp.report.files import LOSS, read_summary, read_warnings
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import RecordedRun, metrics_of
 from strategies.flower.higher_is_better import less_is_better
@@ -77,6 +77,8 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
 def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
     left_out: list[str] = []
     summary = read_summary(path)
+    if warnings := read_warnings(path):
+        summary["warnings"] = f"{len(warnings)}: {warnings[0]}"
     table = read_clients(path)
     return {
         "name": name,

@@ -336,7 +336,7 @@
   function tables() {
     const runs = shown();
     const ends = block("ends", "How the runs stand");
-    const keys = ["status", "reason", "strategy", "engine", "aggregations",
+    const keys = ["status", "reason", "warnings", "strategy", "engine", "aggregations",
       ...content.scores.filter((key) => key !== "loss").flatMap((key) => [key, `client-${key}-worst-tenth`]),
       "loss", "wall-seconds", "bytes-up", "bytes-down", "failures"].filter((key) => runs.some((run) => key in run.summary));
     ends.append(table(["run", ...keys], runs.map((run) => [run.name, ...keys.map((key) => number(run.summary[key]))])));
