@@ -1,0 +1,1 @@
+"""Attacks by hostile clients on every method that averages, with and without safeguards: ``fedapp attacks``."""

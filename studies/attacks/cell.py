@@ -1,0 +1,146 @@
+"""One run of the study: a method, with or without safeguards, under an attack; and what comes of it."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+
+from fedapp import federation, server
+from fedapp.api.values import load_config
+from fedapp.logs import shown_from
+from fedapp.server.evaluation import Evaluation
+from strategies import RunError
+from studies.attacks.hostile import ATTACKS, HONEST, HostileGrid
+from studies.attacks.problem import divided, keys_of, normalised, pictures, plain
+
+ROUNDS = 20
+FOREVER = 1e9  # seconds: clients in this process always answer
+
+# What all runs share. Task times are those of F80: the slowest client takes about five times as long as the fastest.
+BASE: Mapping[str, object] = {
+    "lr": 0.3,
+    "batch_size": 16,
+    "local_epochs": 0,
+    "local_steps": 10,
+    "client_records": "never",
+    "server_device": "cpu",
+    "client_device": "cpu",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A strategy, and the keys of the run config that it is run with, by the number of clients C.
+
+    Attributes
+    ----------
+    aggregations : callable
+        Returns the number of rounds or aggregations, given C: about ``ROUNDS`` x C contributions of clients.
+    """
+
+    strategy: str
+    keys: Callable[[int], Mapping[str, object]] = lambda _: {}
+    aggregations: Callable[[int], int] = lambda _: ROUNDS
+
+
+def buffer_size(num_clients: int) -> int:
+    """Return m of FedBuff: 2 of 5 clients, 3 of 10."""
+    return max(2, 3 * num_clients // 10)
+
+
+METHODS: Mapping[str, Method] = {
+    "fedavg": Method("fedavg"),
+    "fedavg, momentum": Method("fedavg", lambda _: {"server_optimizer": "momentum", "server_lr": 0.3}),
+    "fedavg, adam": Method("fedavg", lambda _: {"server_optimizer": "adam", "server_lr": 0.03}),
+    "fedprox": Method("fedprox", lambda _: {"proximal_mu": 0.1}),
+    "fednova": Method("fednova"),
+    "scaffold": Method("scaffold"),
+    "feddyn": Method("feddyn", lambda _: {"feddyn_alpha": 0.1}),
+    "async-fedavg": Method("async-fedavg", lambda c: {"server_lr": 1 / c}, lambda c: ROUNDS * c),
+    "fedfix": Method(
+        "fedfix", lambda c: {"fedfix_interval": 0.5, "server_lr": 0.6}, lambda c: round(1.4 * ROUNDS)
+    ),
+    "fedbuff": Method(
+        "fedbuff",
+        lambda c: {"buffer_size": buffer_size(c), "server_lr": buffer_size(c) / c},
+        lambda c: round(ROUNDS * c / buffer_size(c)),
+    ),
+}
+
+
+# With which protection a method runs. The robust rule is for clients that count alike, in rounds.
+OFF, ON, RULE = "off", "on", "trimmed-mean"
+MODES = (OFF, ON, RULE)
+TAKES_RULE = ("fedavg", "fedavg, momentum", "fedavg, adam", "fedprox")
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """A cell of the table, of one seed; without an attack all clients are honest.
+
+    Attributes
+    ----------
+    division : str
+        How the rows are divided over clients (studies/attacks/problem.py).
+    clients, hostile : int
+        C, and how many of them are hostile. They are the fastest.
+    method, mode, attack : str
+        One of ``METHODS``, of ``MODES`` and of ``ATTACKS``; no attack is ``HONEST``.
+    statistics : bool
+        Whether the model has running statistics.
+    """
+
+    division: str
+    clients: int
+    hostile: int
+    method: str
+    mode: str
+    attack: str
+    statistics: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """All of it, in one line."""
+        return "/".join(map(str, astuple(self)))
+
+    def keys(self) -> dict[str, object]:
+        """Return the run's keys, all but those of the data."""
+        method = METHODS[self.method]
+        rule = {"aggregation_rule": RULE, "faulty_clients": self.hostile, "client_weights": "uniform"}
+        return {
+            **BASE,
+            **keys_of(self.division),
+            **method.keys(self.clients),
+            **(rule if self.mode == RULE else {}),
+            "model": normalised if self.statistics else plain,
+            "strategy": method.strategy,
+            "safeguards": OFF if self.mode == OFF else ON,
+            "num_server_rounds": method.aggregations(self.clients),
+            "eval_every": 10**6,
+            "seed": self.seed,
+        }
+
+
+def accuracy(cell: Cell, data_path: str) -> float:
+    """Return the final accuracy on the test rows; 0 if the run has failed, or its model isn't finite."""
+    dataset = divided(pictures(data_path), cell.division, cell.clients)
+    with shown_from(logging.CRITICAL):
+        federation.renew()
+        config = load_config({**cell.keys(), "dataset": dataset})
+        experiment = server.prepare(config, cell.clients)
+        hostile = () if cell.attack == HONEST else range(cell.hostile)
+        grid = HostileGrid(cell.clients, ATTACKS.get(cell.attack), hostile, cell.seed)
+        try:
+            result = experiment.strategy.start(
+                grid,
+                federation.initial_arrays(experiment.model),
+                num_rounds=config.num_server_rounds,
+                timeout=FOREVER,
+                train_config=server.task_config(experiment),
+            )
+        except RunError:
+            return 0.0
+        finally:
+            grid.trainer.close()
+        found = Evaluation(experiment, by_client="never")(config.num_server_rounds, result.arrays)
+    return float(found["accuracy"])  # type: ignore[arg-type]

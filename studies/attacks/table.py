@@ -1,0 +1,154 @@
+"""The table: a row for each method, attack and federation, with what honest clients reach first."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from studies.attacks.cell import METHODS, MODES, OFF, ON, Cell
+from studies.attacks.hostile import HONEST
+from studies.attacks.plan import FEDERATIONS, MOST_BY_ATTACK, MOST_BY_SAFEGUARDS
+from studies.attacks.problem import IID, NON_IID, WORDS
+
+FILE = "table.csv"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Final accuracies, means over the seeds, in percent, by mode.
+
+    Attributes
+    ----------
+    honest, attacked : mapping of str to float
+        With honest clients only, and under the attack; for ``HONEST`` the same.
+    lowest : mapping of str to float
+        Under the attack, of the worst seed.
+    seeds : int
+        How many there are.
+    """
+
+    division: str
+    clients: int
+    hostile: int
+    method: str
+    attack: str
+    statistics: bool
+    honest: Mapping[str, float]
+    attacked: Mapping[str, float]
+    lowest: Mapping[str, float]
+    seeds: int
+
+    def lost(self, mode: str) -> float:
+        """Return the points that are lost against honest clients without safeguards."""
+        return self.honest[OFF] - self.attacked[mode]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the row is within the bounds of the plan; an attack on data that aren't IID has none."""
+        if self.attack == HONEST:
+            return self.lost(ON) <= MOST_BY_SAFEGUARDS
+        return self.division != IID or self.lost(ON) <= MOST_BY_ATTACK
+
+
+def rows_of(runs: Mapping[Cell, float]) -> list[Row]:
+    """Return the rows of all runs, in their order; an attack without its honest runs has none."""
+    values: dict[tuple[object, ...], list[float]] = {}
+    for cell, accuracy in runs.items():
+        key = (
+            cell.division,
+            cell.clients,
+            cell.hostile,
+            cell.method,
+            cell.attack,
+            cell.statistics,
+            cell.mode,
+        )
+        values.setdefault(key, []).append(100 * accuracy)
+    rows = []
+    for start in dict.fromkeys(key[:-1] for key in values):
+        division, clients, hostile, method, attack, statistics = start
+        there = [mode for mode in MODES if (*start, mode) in values]
+        honest = {
+            mode: fmean(found)
+            for mode in MODES
+            if (found := values.get((*start[:-2], HONEST, statistics, mode)))
+        }
+        if OFF not in honest or ON not in there:
+            continue
+        attacked = {mode: values[(*start, mode)] for mode in there}
+        rows.append(
+            Row(
+                str(division),
+                int(str(clients)),
+                int(str(hostile)),
+                str(method),
+                str(attack),
+                bool(statistics),
+                honest,
+                {mode: fmean(found) for mode, found in attacked.items()},
+                {mode: min(found) for mode, found in attacked.items()},
+                len(attacked[ON]),
+            )
+        )
+    return rows
+
+
+def in_words(rows: list[Row]) -> str:
+    """Return docs/protection.md's table: what honest clients reach, and what is left after the worst attack."""
+    titles = ["data", "strategy"]
+    for clients, hostile in FEDERATIONS:
+        titles += [f"honest, C = {clients}", "safeguards on"]
+        titles += [f"{hostile} of {clients} hostile", "safeguards on", "and trimmed mean"]
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    for division in (IID, NON_IID):
+        for method in METHODS:
+            cells = [WORDS[division], f"`{method}`"]
+            for clients, _ in FEDERATIONS:
+                own = [r for r in rows if (r.division, r.clients, r.method) == (division, clients, method)]
+                honest = next((row for row in own if row.attack == HONEST and not row.statistics), None)
+                attacked = [row for row in own if row.attack != HONEST]
+                cells += (
+                    ["–", "–"] if honest is None else [f"{honest.honest[mode]:.0f}" for mode in (OFF, ON)]
+                )
+                cells += [_worst(attacked, mode) for mode in MODES]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _worst(rows: list[Row], mode: str) -> str:
+    """Return the least accuracy under any attack, and by which; of several that lose as much, the first."""
+    there = [row for row in rows if mode in row.attacked]
+    if not there:
+        return "–"
+    worst = max(there, key=lambda row: row.lost(mode))
+    return f"{worst.attacked[mode]:.0f} ({worst.attack})"
+
+
+def write_table(path: Path, rows: list[Row]) -> None:
+    """Write the table: what it is of, what honest clients reach, and what is reached under the attack."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(
+            ["division", "clients", "hostile", "method", "attack", "statistics", "seeds"]
+            + [f"honest {mode}" for mode in MODES]
+            + [f"attacked {mode}" for mode in MODES]
+            + [f"lowest {mode}" for mode in MODES]
+            + ["holds"]
+        )
+        for row in rows:
+            numbers = [
+                f"{values[mode]:.1f}" if mode in values else ""
+                for values in (row.honest, row.attacked, row.lowest)
+                for mode in MODES
+            ]
+            what = [
+                row.division,
+                row.clients,
+                row.hostile,
+                row.method,
+                row.attack,
+                int(row.statistics),
+                row.seeds,
+            ]
+            table.writerow([*what, *numbers, "yes" if row.holds else "no"])

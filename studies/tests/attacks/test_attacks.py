@@ -1,0 +1,83 @@
+"""What hostile clients send, and what the study writes."""
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedapp import federation, server
+from fedapp.api.values import load_config
+from strategies import FedAvg
+from studies.attacks import runs, table
+from studies.attacks.cell import OFF, Cell
+from studies.attacks.command import attacks_command
+from studies.attacks.hostile import ATTACKS, CONSTANT, DRIFT, FALSE_SIZE, FALSE_STATISTICS, HostileGrid
+from studies.attacks.problem import IID, pictures
+
+app = typer.Typer()
+app.command()(attacks_command)
+
+
+def updates(attack: str, *, statistics: bool = False) -> tuple[dict[int, np.ndarray], FedAvg, np.ndarray]:
+    """Return each client's update in one round, client 0 hostile, the strategy, and the model after the round."""
+    keys = Cell(IID, 3, 1, "fedavg", OFF, attack, statistics, 0).keys()
+    config = load_config({**keys, "dataset": pictures(""), "num_server_rounds": 1})
+    experiment = server.prepare(config, 3)
+    arrays = federation.initial_arrays(experiment.model)
+    found: dict[int, np.ndarray] = {}
+    strategy = experiment.strategy
+    assert isinstance(strategy, FedAvg)
+    strategy.receiver.witness = lambda client, model: found.update({client: model - strategy.model})
+    grid = HostileGrid(3, ATTACKS.get(attack), [0], 0)
+    result = strategy.start(grid, arrays, 1, 1e9, server.task_config(experiment))
+    grid.trainer.close()
+    return found, strategy, strategy.run.layout.to_vector(result.arrays)
+
+
+@pytest.fixture(scope="module")
+def honest() -> dict[int, np.ndarray]:
+    return updates("honest")[0]
+
+
+@pytest.mark.parametrize("attack", [name for name, each in ATTACKS.items() if not each.statistics])
+def test_a_hostile_client_sends_what_its_attack_says_and_the_others_their_updates(attack, honest):
+    found, strategy, _ = updates(attack)
+    for client in (1, 2):
+        assert np.array_equal(found[client], honest[client])
+    own, true = found.get(0), honest[0]
+    if attack == "silent":
+        assert own is None
+        return
+    factor = {"reversed-1": -1, "reversed-5": -5, "reversed-10": -10, "sizes": -10, "drift": -DRIFT}
+    if attack in factor:
+        assert own == pytest.approx(factor[attack] * true, rel=1e-4, abs=1e-5)
+    elif attack == "constant":
+        assert own + strategy.model == pytest.approx(np.full(len(true), CONSTANT), abs=1e-6)
+    elif attack == "random":
+        assert 0.9 < own.std() < 1.1
+    else:
+        assert 0 < np.linalg.norm(own - true) < 3 * np.linalg.norm(true)
+    size = strategy.clients[0].num_examples
+    assert (size == FALSE_SIZE) == (attack == "sizes")
+
+
+def test_false_statistics_are_in_the_buffers_alone():
+    _, strategy, false = updates("statistics", statistics=True)
+    true = updates("honest", statistics=True)[2]
+    at = strategy.run.buffers.positions[~strategy.run.buffers.counters]
+    rest = np.setdiff1d(np.arange(len(true)), at)
+    assert np.array_equal(false[rest], true[rest])
+    # A third of the mean is false.
+    assert false[at] == pytest.approx(np.full(len(at), FALSE_STATISTICS / 3), rel=1e-2)
+
+
+def test_the_command_runs_what_is_missing_and_writes_table_and_figure(tmp_path):
+    pattern = "iid/5/1/fedavg/o*/[hr]*e[sd]*/0"  # honest, and reversed
+    arguments = ["--out", str(tmp_path), "--jobs", "1", "--only", pattern]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (tmp_path / "attacks.png").stat().st_size > 0
+    written = (tmp_path / runs.FILE).read_text()
+    rows = {row.attack: row for row in table.rows_of(runs.read(tmp_path / runs.FILE)) if not row.statistics}
+    assert rows["reversed-10"].lost("off") > 60 > 15 > rows["reversed-10"].lost("on")
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (tmp_path / runs.FILE).read_text() == written
