@@ -246,12 +246,12 @@ class SynchronousStrategy(FederatedStrategy):
                 self.server_step,
                 self.pending,
                 self.timeline,
-                self.selection,
                 current,
                 arrays,
                 config,
                 self.local_rule(),
                 self.config.update_norm_bound,
+                self.selection.stragglers,
             )
             if grid.can_sum(summed.request):
                 return summed

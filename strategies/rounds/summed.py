@@ -11,7 +11,7 @@ from strategies.core.run_state import RunState
 from strategies.core.server_step import ServerStep
 from strategies.flower import messages
 from strategies.rounds.round import Round
-from strategies.rounds.selection import Selection
+from strategies.rounds.stragglers import Stragglers
 from strategies.updates.aggregation import WeightedSum
 from strategies.updates.sums import SummingGrid, SumRequest, SumTasks
 
@@ -29,6 +29,8 @@ class SummedRound:
         The method's local rule.
     bound : float
         S: a longer update is shortened to it; 0: no bound.
+    stragglers : Stragglers, optional
+        Which participants get only a part of their work done.
 
     Attributes
     ----------
@@ -42,17 +44,17 @@ class SummedRound:
         server_step: ServerStep,
         pending: PendingReplies,
         timeline: Timeline,
-        selection: Selection,
         current: Round,
         arrays: ArrayRecord,
         config: ConfigRecord,
         rule: dict[str, float],
         bound: float,
+        stragglers: Stragglers | None = None,
     ) -> None:
         self._run, self._server_step, self._pending, self._timeline = run, server_step, pending, timeline
         self._current = current
         assert current.weights is not None
-        size, stragglers = messages.num_bytes(arrays), selection.stragglers
+        size = messages.num_bytes(arrays)
         nodes = [client.node_id for client in current.clients]
         clients = [client.index for client in current.clients]
         parts = [1.0 if stragglers is None else stragglers.part(client) for client in clients]

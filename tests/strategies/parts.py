@@ -1,15 +1,25 @@
 """What parts of a strategy are built with when they are tested alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from flwr.app import MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies import messages
-from strategies.clients.roster import Client
-from strategies.updates.chain import Contribution
+from strategies.clients.roster import Client, Roster
+from strategies.clock import Clock, VirtualClock
+from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
+from strategies.core.population import Population
+from strategies.core.receiver import Receiver
+from strategies.core.requests import TrainingRequests
+from strategies.core.run_state import RunState
+from strategies.flower.internals import give_id
+from strategies.timing.scheduler import Scheduler
+from strategies.timing.virtual_scheduler import VirtualScheduler
+from strategies.updates.chain import Clip, Contribution
+from strategies.updates.safeguards import Bounds, Safeguards
 
 
 def client(index: int, size: int | None = 1) -> Client:
@@ -29,6 +39,69 @@ def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
         "model": np.zeros(2),
     }
     return SimpleNamespace(**known | values)
+
+
+def model_of(*values: float) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.array(values or (0.0, 0.0)))})
+
+
+def begun(
+    clients: Iterable[Client] = (), config: StrategyConfig | None = None, *values: float, **flower: Any
+) -> RunState:
+    """Return the state of a run in virtual time that has just begun, from the model w = ``values``."""
+    config = config or SynchronousConfig()
+
+    def scheduler(clock: Clock) -> Scheduler:
+        times = config.time_scenario, config.seed, config.time_budget
+        return VirtualScheduler(clock, *times, None, config.availability, config.task_failure)
+
+    run = RunState("FedAvg", config, FlowerOptions(**flower), scheduler, VirtualClock())
+    run.begin(model_of(*values))
+    run.clients = list(clients)
+    run.pace.enrol(run.clients)
+    return run
+
+
+def safeguards(mode: str = "off", **bounds: float) -> Safeguards:
+    return Safeguards(mode, Bounds(**bounds), lambda: False)  # type: ignore[arg-type]
+
+
+def population(run: RunState, kind: str = "samples") -> Population:
+    return Population(run, Roster(), safeguards(), kind)
+
+
+def training_requests(run: RunState, **hooks: Any) -> TrainingRequests:
+    nothing = {"local_rule": dict, "task_fields": dict, "outgoing": lambda client: {}}
+    return TrainingRequests(run, run.pace.loads, **(nothing | hooks))
+
+
+def receiver(
+    run: RunState, guards: Safeguards | None = None, bound: float = 0.0, clip: Clip | None = None, **more: Any
+) -> Receiver:
+    known: dict[str, Any] = {
+        "must_weigh": True,
+        "replies_beside": 0,
+        "local_rule": dict,
+        "received": lambda client, model: None,
+    }
+    return Receiver(run, guards or safeguards(), bound=bound, clip=clip, **(known | more))
+
+
+def reply(
+    to: Message | None = None, values: Sequence[float] | None = None, records: Any = None, **metrics: Any
+) -> Message:
+    """Return a reply with the model w = ``values`` and metrics, where ``_`` stands for ``-``."""
+    content = RecordDict({} if values is None else {messages.ARRAYS: model_of(*values)})
+    content["metrics"] = MetricRecord({name.replace("_", "-"): value for name, value in metrics.items()})
+    for name, record in (records or {}).items():
+        content[name] = record
+    return Message(content, reply_to=to or request(0))
+
+
+def request(node_id: int, message_type: str = messages.TRAIN, **fields: Any) -> Message:
+    made = messages.request(message_type, node_id, ConfigRecord(fields), ttl=60.0)
+    give_id(made, f"request-{node_id}")
+    return made
 
 
 def contribution(index: int, update: Sequence[float] = (1.0, 0.0), **values: Any) -> Contribution:

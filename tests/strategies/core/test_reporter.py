@@ -1,0 +1,94 @@
+"""The reporter alone: what an observer is given and what is logged, with per-client statistics by hand."""
+
+import logging
+from typing import Any
+
+import pytest
+from flwr.app import MetricRecord
+
+from strategies import messages
+from strategies.clients.accounts import ACCEPTED, Accounts
+from strategies.clients.roster import Roster
+from strategies.core.config import SynchronousConfig
+from strategies.core.reporter import Progress, Reporter
+from tests.strategies.parts import begun, client
+
+OF_CLIENTS = {"weight": [0.25, 0.75]}
+
+
+def reporter(observer: Any, unit: str = "round", config: Any = None, kept: int = 0) -> Reporter:
+    accounts = Accounts()
+    accounts.took(0, 2.0, ACCEPTED)
+    accounts.took(1, 3.0, messages.LATE)
+    accounts[1].bytes, accounts[1].lost = 40, 2
+    run = begun([client(0), client(1)], config)
+    run.clock.wait_until(7.0)
+    return Reporter(run, accounts, Roster(), unit, lambda: kept, observer)
+
+
+def seen_of(part: Any, **options: Any) -> Progress:
+    seen: list[Progress] = []
+    made = reporter(seen.append, **part)
+    made.report(3, made._run.result, {"failures": 1, "text": "no number"}, **options)
+    return seen[0]
+
+
+def test_an_observer_gets_the_numbers_the_costs_and_the_time() -> None:
+    seen = seen_of({"kept": 16})
+    assert (seen.aggregation, seen.time, seen.evaluated, dict(seen.clients)) == (3, 7.0, False, {})
+    assert seen.metrics == {
+        "failures": 1,
+        messages.DEVICE_SECONDS: 5.0,
+        messages.WASTED_SECONDS: 3.0,
+        messages.BYTES_KEPT: 16,
+    }
+
+
+def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_shares() -> None:
+    part, seen = reporter(None), []
+    part.observer = seen.append
+    part.by_client = {"acc": {1: 0.5}}
+    told = MetricRecord({"loss": 0.5, messages.CLIENT_LOSSES: [1.0, 3.0]})
+    part.report(
+        3,
+        part._run.result,
+        {},
+        evaluate_fn=lambda number, arrays: told,
+        shares=lambda: OF_CLIENTS,
+        losses=lambda losses: {"federated-loss": sum(losses)},
+    )
+    metrics = seen[0].metrics
+    assert (part._run.evaluated, part._run.result.evaluate_metrics_serverapp[3]) == (3, told)
+    assert (metrics["loss"], metrics["federated-loss"], metrics["client-loss-mean"]) == (0.5, 4.0, 2.0)
+    assert (metrics["client-loss-std"], metrics["client-acc-best"]) == (1.0, 0.5)
+    clients = seen[0].clients
+    assert (clients["weight"], clients["loss"]) == ([0.25, 0.75], [1.0, 3.0])
+    assert clients["acc"] == pytest.approx([float("nan"), 0.5], nan_ok=True)
+    assert part.by_client == {}  # told once
+
+
+def test_lost_tasks_of_each_client_are_told_where_clients_come_and_go_and_joules_are_summed() -> None:
+    config = SynchronousConfig(task_failure=0.5)
+    shares = {"weight": [0.5, 0.5], messages.JOULES: [2.0, 5.0]}
+    seen = seen_of({"config": config}, shares=lambda: shares)
+    assert (seen.clients[messages.LOST], seen.metrics[messages.JOULES]) == ([0.0, 2.0], 7.0)
+
+
+def test_costs_of_each_client() -> None:
+    costs = reporter(None).costs_of_clients(3)
+    assert costs == {
+        "bytes": [0.0, 40.0, 0.0],
+        messages.DEVICE_SECONDS: [2.0, 3.0, 0.0],
+        messages.WASTED_SECONDS: [0.0, 3.0, 0.0],
+    }
+
+
+@pytest.mark.parametrize(("unit", "lines"), [("round", 3), ("aggregation", 1)])
+def test_without_an_observer_every_round_is_logged_and_an_aggregation_once_a_second(
+    unit: str, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = reporter(None, unit)
+    with caplog.at_level(logging.INFO, "flwr"):
+        for number in range(3):
+            part.report(number, part._run.result, {"loss": 0.25, "bytes-up": 8})
+    assert [r.getMessage() for r in caplog.records] == [f"{unit} {n}: loss 0.25" for n in range(lines)]

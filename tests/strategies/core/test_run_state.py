@@ -1,0 +1,123 @@
+"""The state of a run alone: how it begins, what a checkpoint holds, and how it ends without any client's work."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies import DivergedError, RunError, VirtualClock, WallClock
+from strategies.core.config import FlowerOptions, SynchronousConfig
+from strategies.core.run_state import RunState
+from strategies.flower.arrays import ArraysMismatchError
+from strategies.timing.virtual_scheduler import make_scheduler
+from strategies.updates.server_optimizer import make_optimizer
+from tests.strategies.parts import begun, model_of
+
+
+def moved_on() -> Any:
+    run = begun((), None, 1.0, 2.0)
+    run.result.arrays, run.aggregations, run.evaluated = model_of(3.0, 5.0), 4, 3
+    run.memory["c"] = np.array([7.0])
+    run.clock.wait_until(9.0)
+    return run
+
+
+def test_a_run_begins_from_its_arrays_and_has_done_nothing() -> None:
+    run = begun((), None, 1.0, 2.0)
+    assert (run.model.tolist(), run.layout.size, run.aggregations, run.evaluated) == ([1.0, 2.0], 2, 0, 0)
+    assert (run.any_moved, run.any_missed, run.keeps_model, dict(run.memory)) == (False, False, False, {})
+
+
+def test_a_state_gives_model_counts_memory_and_time_back_once() -> None:
+    state = moved_on().state()
+    again = _resumed(state)
+    assert (again.model.tolist(), again.aggregations, again.evaluated) == ([3.0, 5.0], 4, 3)
+    assert (again.memory["c"].tolist(), again.pace.now(), again.run_id) == ([7.0], 9.0, state["run-id"])
+    assert again.resumed() is None
+    again.reset()
+    assert dict(again.memory) == {}
+    assert again.run_id != state["run-id"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategy": "FedProx"}, "the state is that of FedProx, this is FedAvg"),
+        ({"model": np.array([1.0, np.nan])}, "the model of its state isn't finite"),
+        ({"model": np.zeros(3)}, "a model of 3 values, this one has 2"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(change: Any, said: str) -> None:
+    state = {**moved_on().state(), **change}
+    with pytest.raises(ValueError, match=said):
+        _resumed(state)
+
+
+def _resumed(state: Any) -> Any:
+    run = begun()
+    run.restore(state)
+    run.begin(model_of(), run.resumed())
+    return run
+
+
+def test_initial_arrays_that_cannot_be_trained_are_refused_by_name() -> None:
+    with pytest.raises(ArraysMismatchError, match="are no model to train: array 'w' holds values that"):
+        begun((), None, 1.0, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("engine", "clock", "kind"),
+    [
+        ("memory", None, VirtualClock),
+        ("deployment", None, WallClock),
+        ("deployment", VirtualClock(), VirtualClock),
+    ],
+)
+def test_the_clock_follows_from_the_grid_unless_one_is_given(
+    federation: Any, engine: str, clock: Any, kind: type
+) -> None:
+    grid = federation()
+    grid.engine = engine
+    times = partial(make_scheduler, scenario="F0", seed=0, budget=0.0)
+    run = RunState("FedAvg", SynchronousConfig(), FlowerOptions(), times, clock)
+    run.enter(grid)
+    assert isinstance(run.clock, kind)
+    assert run.in_real_time() == (kind is WallClock)
+
+
+def test_fedexp_tells_the_mean_of_the_last_two_models() -> None:
+    run, optimizer = moved_on(), make_optimizer("fedexp", 1.0)
+    assert run.told(make_optimizer("sgd", 1.0)) is run.result
+    optimizer.step(np.array([1.0, 1.0]), np.array([2.0, 4.0]))
+    assert run.told(optimizer).arrays["w"].numpy().tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        ("", "the log names the reasons"),
+        ("out of memory", "the last reason was 'out of memory'$"),
+        ("its arrays hold values that aren't finite (NaN or infinity)", "the clients' steps are too large"),
+    ],
+)
+def test_a_run_whose_clients_never_worked_ends_with_the_last_reason(reason: str, error: str) -> None:
+    run = begun()
+    run.check_worked(run.result.arrays)  # nothing was tried
+    run.aggregations = 2
+    if reason:
+        run.missed(reason)
+    with pytest.raises(RunError, match=error) as raised:
+        run.check_worked(run.result.arrays)
+    assert isinstance(raised.value, DivergedError) == ("finite" in reason)
+    run.check_worked(model_of())  # a new model
+
+
+def test_a_warning_is_logged_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    run = begun()
+    for number in range(2):
+        run.warn_once("number %d", number)
+    assert [record.getMessage() for record in caplog.records] == ["number 0"]
+    run.begin(model_of())
+    run.warn_once("number %d", 5)
+    assert caplog.records[-1].getMessage() == "number 5"
