@@ -21,6 +21,7 @@ from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.internals import RUN_ID, be_the_server, give_id, unavailable_reply
 from strategies.flower.local_grid import LocalGrid
+from strategies.flower.messages import answer_to
 
 
 @dataclass
@@ -183,7 +184,7 @@ class MemoryGrid(LocalGrid):
         if how == "unavailable":
             return [unavailable_reply(message.metadata)]
         try:
-            reply = self.app(deepcopy(message), node.context)
+            reply = answer_to(message, self.app(deepcopy(message), node.context))
         except Exception as error:  # as flwr/server/superlink/fleet/vce/vce_api.py does
             reply = Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
         return [deepcopy(reply) for _ in range(2 if how == "twice" else 1)]

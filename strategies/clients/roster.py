@@ -37,8 +37,15 @@ from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import exchange, never, wait_for_nodes, wait_while
-from strategies.flower.grids import DEPLOYMENT, DescribingGrid, Description, engine_of, nobody_handles
-from strategies.flower.internals import APP_RAISED, MOD_FAILED, UNKNOWN
+from strategies.flower.grids import (
+    DEPLOYMENT,
+    DescribingGrid,
+    Description,
+    engine_of,
+    mod_without_evaluation,
+    nobody_handles,
+)
+from strategies.flower.internals import APP_RAISED, FINDS_NO_ARRAYS, MOD_FAILED, UNKNOWN
 
 log = logging.getLogger("flwr.strategies")
 
@@ -105,6 +112,8 @@ class Roster:
     ----------
     refused : dict of int to str
         The reason why a node can't take part, by node id, of all nodes that have been refused and not accepted since.
+    without_evaluation : dict of int to str
+        The reason why a node can't evaluate the model: a mod of its app refuses replies without arrays, by node id.
     former : dict of int to int
         Index, by node id, of the nodes that were clients before they were refused.
     """
@@ -133,6 +142,7 @@ class Roster:
         self._told: dict[int, float] = {}  # sizes by node id, of nodes that report them in replies only
         self._rivals: dict[int, set[int]] = {}  # nodes that claim the same partition, by partition
         self.refused: dict[int, str] = {}
+        self.without_evaluation: dict[int, str] = {}
         self.former: dict[int, int] = {}
         self._partitions = 0  # the number of partitions that most devices report
         self._owners: dict[str, int] = {}  # index of the first client that reported a name
@@ -214,7 +224,7 @@ class Roster:
         asked = {node_id for node_id, _ in self._asked.values()}
         new = sorted(self._present - self._by_node.keys() - self._refused - asked)
         if new and not self.devices and nobody_handles(grid, messages.DESCRIBE):
-            self._place_silent(dict.fromkeys(new, NO_HANDLER))
+            self._place_unasked(grid, new)
             self._clients, new = None, []
         requests = [self._request(node_id, config) for node_id in new]
         pushed = set(grid.push_messages(requests)) if requests else set()
@@ -258,7 +268,7 @@ class Roster:
             if not (node_ids := [node_id for node_id in node_ids if node_id not in told]):
                 return
         if not self.devices and nobody_handles(grid, messages.DESCRIBE):
-            self._place_silent(dict.fromkeys(node_ids, NO_HANDLER))
+            self._place_unasked(grid, node_ids)
             self._clients = None
             return
         # In a simulation all nodes run the same app: if the first has no handler, the others aren't asked, because
@@ -293,6 +303,8 @@ class Roster:
                 continue
             if reply.has_error():
                 silent[node_id] = NO_HANDLER if _has_no_handler(reply) else messages.reason_of(reply)
+                if FINDS_NO_ARRAYS in silent[node_id]:
+                    self.without_evaluation[node_id] = silent[node_id].rstrip(".")
                 continue
             metrics = messages.metrics_of(reply)
             try:
@@ -305,6 +317,12 @@ class Roster:
     def _described(self, node_id: int, metrics: Description, name: str) -> _Described:
         num_examples = messages.weight_of(metrics, self.weight_key)
         return self._partition_of(metrics), node_id, num_examples, metrics, name
+
+    def _place_unasked(self, grid: Grid, node_ids: Sequence[int]) -> None:
+        """Make clients of the nodes of a simulation whose app has no handler of the request."""
+        if mod := mod_without_evaluation(grid):
+            self.without_evaluation |= dict.fromkeys(node_ids, f"{mod} expects arrays in every message")
+        self._place_silent(dict.fromkeys(node_ids, NO_HANDLER))
 
     def _place_silent(self, reasons: Mapping[int, str]) -> None:
         """Make clients of nodes without a description: their indices follow the others', by node id."""

@@ -21,6 +21,10 @@ log = logging.getLogger("flwr.strategies")
 
 _LEFT_OUT = "evaluation %d: left out of the means client %s: %s"
 _LATE = "evaluation of aggregation %d: %d of %d haven't answered in time, it is without %s"
+_LOST = (
+    ": a mod for clipping or local differential privacy of the whole app loses such answers, one for training alone, "
+    "@app.train(mods=[…]), doesn't"
+)
 
 
 class Evaluator:
@@ -50,15 +54,30 @@ class Evaluator:
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, clients: Sequence[Client]
     ) -> list[Message]:
         """Return evaluation requests to ``fraction_evaluate`` of the clients, ``min_evaluate_nodes`` at least."""
-        fraction, number = self._run.flower.fraction_evaluate, len(clients)
+        fraction = self._run.flower.fraction_evaluate
         if not fraction:
             return []
+        if without := self._population.roster.without_evaluation:
+            clients = self._answering(clients, without)
+        number = len(clients)
         size = min(max(int(fraction * number), self._run.flower.min_evaluate_nodes, 1), number)
         chosen: Iterable[int] = range(number)
         if size < number:
             rng = streams.generator(self._seed, "evaluators", server_round)
             chosen = sorted(rng.choice(number, size, replace=False).tolist())
         return [self._request(clients[place], server_round, arrays, config) for place in chosen]
+
+    def _answering(self, clients: Sequence[Client], without: Mapping[int, str]) -> list[Client]:
+        """Return the clients that can answer an evaluation; log once why the others aren't asked."""
+        answering = [client for client in clients if client.node_id not in without]
+        if len(answering) < len(clients):
+            self._run.warn_once(
+                "%s to evaluate the model: %s, and an answer to an evaluation has none, so that it would be lost "
+                "(mods for training alone are @app.train(mods=[…]); fraction_evaluate = 0 asks none)",
+                "some clients aren't asked" if answering else "no client is asked",
+                next(without[client.node_id] for client in clients if client.node_id in without),
+            )
+        return answering
 
     def _request(
         self, client: Client, server_round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -117,6 +136,8 @@ class Evaluator:
                 request.metadata for request in requests if request.metadata.message_id not in answered
             ]
             self.name_missing(aggregation, {each.dst_node_id for each in unanswered}, len(requests))
+            if len(unanswered) == len(requests):
+                self._run.warn_once("nobody has answered the evaluation%s", _LOST)
         averages = aggregate(aggregation, replies)
         return averages, {} if averages is None else self.by_client(replies)
 
@@ -138,8 +159,11 @@ class Evaluator:
             client = located.get(reply.metadata.src_node_id, "that is gone")
             failed.setdefault(messages.reason_of(reply), []).append(client)
         if failed and everybody:
+            reason = next(iter(failed))
             self._run.warn_once(
-                "no client evaluates the model: %s (fraction_evaluate = 0 asks none)", next(iter(failed))
+                "no client evaluates the model: %s%s (fraction_evaluate = 0 asks none)",
+                reason,
+                _LOST if reason == messages.NO_REPLY else "",
             )
             return
         for reason, clients in failed.items():

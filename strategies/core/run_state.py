@@ -19,7 +19,7 @@ from strategies.core.config import FlowerOptions, StrategyConfig
 from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
-from strategies.flower.grids import DEPLOYMENT, engine_of
+from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import Buffers
 from strategies.updates.server_optimizer import ServerOptimizer
@@ -174,6 +174,7 @@ class RunState:
 
     def enter(self, grid: Grid) -> None:
         """Note the grid of a run, and begin with a clock that suits the grid, unless a clock was given."""
+        check_mods(grid)
         self.grid = grid
         if self._clock_follows:
             on_devices = engine_of(grid) == DEPLOYMENT

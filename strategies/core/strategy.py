@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -33,6 +33,7 @@ from strategies.core.run_state import Memory, RunState, State
 from strategies.core.server_step import ServerStep, check_extrapolation
 from strategies.flower import internals, messages
 from strategies.flower.arrays import Layout, Vector
+from strategies.flower.errors import RunError
 from strategies.flower.exchange import never
 from strategies.timing.availability import ALWAYS, check_presence
 from strategies.timing.load import Loads
@@ -382,6 +383,13 @@ class FederatedStrategy(Strategy):
         values = {item.name: getattr(self.config, item.name) for item in fields(self.config)}
         unusual = [f"{key} = {value!r}" for key, value in values.items() if value != getattr(usual, key)]
         log.info("%s: %s", type(self).__name__, ", ".join(unusual) or "default settings")
+
+    def initialize_parameters(self, client_manager: Any) -> NoReturn:
+        """Refuse to be a strategy of Flower's older API, which calls this first."""
+        raise RunError(
+            f"{self.run.name} sends messages: LegacyContext and the workflows of flwr.server, such as "
+            "SecAggPlusWorkflow, take strategies of flwr.server alone"
+        )
 
     # ---- Evaluation: Flower's hooks ----------------------------------------------------------------------------
 

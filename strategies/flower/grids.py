@@ -7,16 +7,27 @@ records of its own into a request (``Capabilities.writes_requests``), and in run
 a model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.flower.arrays import Layout, Vector
-from strategies.flower.internals import client_apps, is_simulation, lacks_handler
+from strategies.flower.errors import RunError
+from strategies.flower.internals import (
+    client_apps,
+    is_simulation,
+    lacks_handler,
+    mod_for_secure_aggregation,
+    mod_that_wants_arrays,
+)
+from strategies.flower.messages import MASKS
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
 
 
 class HandedTask(NamedTuple):
@@ -109,9 +120,34 @@ def nobody_handles(grid: Grid, message_type: str) -> bool:
     Asking would log an exception for every client that is asked. A Grid of processes knows its app; for Flower's
     simulation all ClientApps in this process are looked at.
     """
-    own = getattr(grid, "client_app", None)
-    apps = client_apps() if is_simulation(grid) else [own] if own is not None else []
+    apps = _apps(grid)
     return bool(apps) and all(lacks_handler(app, message_type) for app in apps)
+
+
+def mod_without_evaluation(grid: Grid) -> str:
+    """Return the mod for which clients of a simulation can't evaluate a model; "" if none is known.
+
+    It refuses replies without arrays, and Flower's engines drop its answer.
+    """
+    return _mod_of_all(grid, mod_that_wants_arrays)
+
+
+def check_mods(grid: Grid) -> None:
+    """Raise RunError if the ClientApp of a simulation is known to have a mod with which no client can train."""
+    if mod := _mod_of_all(grid, mod_for_secure_aggregation):
+        raise RunError(f"{mod}: {MASKS}; take the mod out of the app")
+
+
+def _mod_of_all(grid: Grid, find: Callable[["ClientApp"], str]) -> str:
+    """Return the mod that is found in all apps of a simulation; "" if one lacks it: it may be the one that runs."""
+    found = [find(app) for app in _apps(grid)]
+    return found[0] if found and all(found) else ""
+
+
+def _apps(grid: Grid) -> list["ClientApp"]:
+    """Return the ClientApps of a simulation; none for devices."""
+    own = getattr(grid, "client_app", None)
+    return client_apps() if is_simulation(grid) else [own] if own is not None else []
 
 
 # The metrics of a client's answer in the handshake (strategies/clients/roster.py): its partition, its number of

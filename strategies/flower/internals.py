@@ -40,9 +40,12 @@ if TYPE_CHECKING:
 __all__ = [
     "APP_RAISED",
     "CRASHED",
+    "FINDS_NO_ARRAYS",
     "MESSAGE_UNAVAILABLE",
     "MOD_FAILED",
     "NOBODY_ANSWERED",
+    "OLDER_API",
+    "SECURE_AGGREGATION",
     "SERVER",
     "UNKNOWN",
     "BoundedPulls",
@@ -61,6 +64,8 @@ __all__ = [
     "lacks_handler",
     "message_from_bytes",
     "message_to_bytes",
+    "mod_for_secure_aggregation",
+    "mod_that_wants_arrays",
     "read_pairs",
     "simulate",
     "simulated_contexts",
@@ -84,6 +89,13 @@ with needed_for("a subclass that fills in configure_train or aggregate_train"):
     #: any strategy that has Flower's attributes.
     construct_messages = FedAvg._construct_messages
     check_and_log_replies = FedAvg._check_and_log_replies
+
+#: What Flower's mods for differential privacy say of a message, and of a reply, without arrays.
+FINDS_NO_ARRAYS = "expects exactly one ArrayRecord, but found 0"
+#: The record that Flower's mods for secure aggregation miss in a training message of any strategy, and the records
+#: that an app or a mod of Flower's older API misses.
+SECURE_AGGREGATION = "secaggplus_configs"
+OLDER_API = ("fitins.parameters", "evaluateins.parameters")
 
 RUN_ID = 1
 #: The server's own node id.
@@ -279,6 +291,34 @@ def lacks_handler(app: "ClientApp", message_type: str) -> bool:
         and isinstance(handlers, dict)
         and message_type not in handlers
     )
+
+
+def mod_that_wants_arrays(app: "ClientApp") -> str:
+    """Return the name of a mod of an app that refuses messages and replies without arrays; "" if none is known.
+
+    These are Flower's mods for differential privacy. Mods of one handler alone aren't looked at.
+    """
+    from flwr.clientapp import mod
+
+    known = (mod.fixedclipping_mod, mod.adaptiveclipping_mod)
+    return next(
+        (_name(each) for each in _mods(app) if each in known or isinstance(each, mod.LocalDpMod)),
+        "",
+    )
+
+
+def mod_for_secure_aggregation(app: "ClientApp") -> str:
+    """Return the name of a mod of an app that is one of Flower's for secure aggregation; "" if none is known."""
+    named = [_name(each) for each in _mods(app) if str(getattr(each, "__module__", "")).startswith("flwr.")]
+    return next((name for name in named if name in ("secagg_mod", "secaggplus_mod")), "")
+
+
+def _mods(app: "ClientApp") -> list[Any]:
+    return list(getattr(app, "_mods", None) or [])
+
+
+def _name(mod: Any) -> str:
+    return str(getattr(mod, "__name__", type(mod).__name__))
 
 
 def flatten_dict(nested: dict[str, Any]) -> dict[str, Any]:

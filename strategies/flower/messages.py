@@ -12,10 +12,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
 from strategies.flower import higher_is_better as direction
-from strategies.flower.internals import MESSAGE_UNAVAILABLE, NOBODY_ANSWERED
+from strategies.flower.internals import (
+    MESSAGE_UNAVAILABLE,
+    MOD_FAILED,
+    NOBODY_ANSWERED,
+    OLDER_API,
+    SECURE_AGGREGATION,
+    UNKNOWN,
+)
 
 # Records of a message.
 ARRAYS: Final = "arrays"
@@ -118,6 +125,15 @@ OURS: Final = frozenset(
 # Reason why a client without a timely reply is excluded, found by the strategy or by the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
+# Reasons why a client doesn't train whose app has a mod for secure aggregation, or is written for another API.
+OLDER: Final = (
+    "its app, or a mod of it, is of Flower's older API: handlers are @app.train and @app.evaluate, and mods those of "
+    "flwr.clientapp.mod"
+)
+MASKS: Final = (
+    "a mod for secure aggregation waits for SecAggPlusWorkflow, which takes strategies of flwr.server alone"
+)
+
 # Outcomes of tasks that don't count: the reply came late or never, the client reported a failure, the server refused
 # the reply, the method discarded the update as too stale, or the client left while it worked.
 LATE: Final = "late"
@@ -178,6 +194,10 @@ def reason_of(reply: Message) -> str:
     """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
     if reply.error.code == MESSAGE_UNAVAILABLE:  # the message's time to live is over
         return NO_REPLY
+    if _misses_masks(reply):
+        return MASKS
+    if any(name in (reply.error.reason or "") for name in OLDER_API):
+        return OLDER
     return last_line(reply.error.reason or "") or f"error code {reply.error.code}"
 
 
@@ -185,6 +205,27 @@ def last_line(reason: str) -> str:
     """Return the last line of a reason, cleaned for the log."""
     lines = reason.strip().splitlines()
     return clean(lines[-1]) if lines else ""
+
+
+def refused_by_mod(reply: Message) -> bool:
+    """Return True if a mod of the client's app refused a message."""
+    return reply.has_error() and (reply.error.code == MOD_FAILED or _misses_masks(reply))
+
+
+def _misses_masks(reply: Message) -> bool:
+    return SECURE_AGGREGATION in (reply.error.reason or "")
+
+
+def answer_to(message: Message, reply: Message) -> Message:
+    """Return an app's reply to a message; an error that answers the app's own reply becomes an answer to the message.
+
+    Flower's mods for differential privacy answer a reply that they refuse in place of the message. Flower's engines
+    drop such an answer, and the server waits for one until its timeout.
+    """
+    if reply.metadata.reply_to_message_id == message.metadata.message_id:
+        return reply
+    error = reply.error if reply.has_error() else Error(UNKNOWN, "its reply answers another message")
+    return Message(error, reply_to=message)
 
 
 def fault_of(reply: Message | None) -> str:

@@ -15,7 +15,6 @@ from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.internals import MOD_FAILED
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.chain import Contribution
 
@@ -160,7 +159,7 @@ class Round:
         lost = client.index in self.lost
         self.failures[client.index] = GONE if lost else reason
         self.outcomes[client.index] = messages.LOST if lost else outcome or messages.fault_of(reply)
-        if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
+        if reply is not None and messages.refused_by_mod(reply):
             self.by_mods.add(client.index)
 
     def told(self, *, clipped: bool) -> MetricRecord:

@@ -27,6 +27,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDi
 
 from strategies.flower.errors import RunError
 from strategies.flower.internals import CRASHED, MESSAGE_UNAVAILABLE, UNKNOWN, with_content
+from strategies.flower.messages import answer_to
 from strategies.simulation import worker as worker_script
 
 log = logging.getLogger("flwr.strategies")
@@ -287,7 +288,7 @@ class Pool:
         self._busy.discard(task.node_id)
         if isinstance(answer, Message):
             self._contexts[task.node_id] = more
-            return answer
+            return answer_to(task.message, answer)
         last = more.strip().splitlines()[-1]
         # A traceback is in no reply. A query is one that an app needn't have a handler of.
         if last not in self._logged and not task.message.metadata.message_type.startswith(MessageType.QUERY):

@@ -19,32 +19,23 @@ from tests.selection import covering, methods
 OWN: dict[str, dict[str, Any]] = {"fedfix": {"fedfix_interval": 0.05}}
 ROUNDS = methods("has_rounds")
 NO_DIRECTION = "no client sent a direction to place it in the graph"
-NO_DIRECTION_BY_A_MOD = (
-    rf"{NO_DIRECTION}; a mod of the app doesn't let the request for it pass \(\w+ expects exactly one ArrayRecord, "
-    r"but found 0 ArrayRecord\(s\)\.\); mods for one handler alone are @app\.train\(mods=\[…\]\)"
-)
-SECOND_RECORD = (
-    r"a mod of the app lets no client train \(\w+ expects exactly one ArrayRecord, but found 2 ArrayRecord\(s\)\.\): "
-    "beside the model each is sent neighbours; allowed are mods that let it pass, or perturbation_beta = 1"
-)
 NEIGHBOURS = "each client is sent a mean of its neighbours' models"
 CORRECTED = [name for name, kind in REGISTRY.items() if kind.capabilities.past_the_sum]
 PAST_THE_SUM = "which a wrapper around the strategy, such as one for privacy, knows nothing of"
-SECOND_CONSTANT = (
-    r"a mod of the app lets no client train \(\w+ expects exactly one ArrayRecord, but found 2 ArrayRecord\(s\)\.\): "
-    "beside the model each is sent constant; allowed are mods that let it pass"
-)
 NO_ROUNDS = "has no rounds: call its own start"
 
 
-def strategy_of(name: str) -> Any:
+def strategy_of(name: str, fraction_evaluate: float = 0.0) -> Any:
     kind = REGISTRY[name]
     buffered = {"buffer_size": 2} if hasattr(kind.Config(), "buffer_size") else {}  # there are three clients
-    return kind(fraction_evaluate=0.0, **buffered, **OWN.get(name, {}))
+    return kind(fraction_evaluate=fraction_evaluate, **buffered, **OWN.get(name, {}))
 
 
 def numpy_app(*given: Any, train_mods: Any = None) -> ClientApp:
-    """Return an app that moves the model half the way to the client's own number, with the graph's handler."""
+    """Return an app that moves the model half the way to the client's own number, with the graph's handler.
+
+    An update is clipped by hand to the norm ``by-hand`` of the config, if there is one.
+    """
     app = ClientApp(mods=list(given))
 
     @app.query("direction")
@@ -55,11 +46,20 @@ def numpy_app(*given: Any, train_mods: Any = None) -> ClientApp:
     @app.train(mods=train_mods)
     def train(message: Message, context: Context) -> Message:
         w = message.content.array_records["arrays"]["w"].numpy()
-        w = w + 0.5 * (context.node_config["partition-id"] + 2 - w)
-        arrays = ArrayRecord({"w": Array(w.astype(np.float32))})
+        step = 0.5 * (context.node_config["partition-id"] + 2 - w)
+        step *= min(1.0, message.content["config"].get("by-hand", np.inf) / np.linalg.norm(step))
+        arrays = ArrayRecord({"w": Array((w + step).astype(np.float32))})
         return Message(
             RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message
         )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        w = float(message.content.array_records["arrays"]["w"].numpy()[0])
+        metrics = MetricRecord(
+            {"num-examples": 2, "loss": (context.node_config["partition-id"] + 2 - w) ** 2}
+        )
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
 
@@ -68,10 +68,13 @@ def start(strategy: Any, *given: Any, **config: Any) -> float:
     return run(strategy, MemoryGrid(numpy_app(*given), [{"partition-id": i} for i in range(3)]), **config)
 
 
+def model() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+
+
 def run(strategy: Any, grid: MemoryGrid, num_rounds: int = 2, **config: Any) -> float:
-    model = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     result = strategy.start(
-        grid, model, num_rounds=num_rounds, timeout=60.0, train_config=ConfigRecord(config)
+        grid, model(), num_rounds=num_rounds, timeout=60.0, train_config=ConfigRecord(config)
     )
     return float(result.arrays["w"].numpy()[0])
 
@@ -100,16 +103,16 @@ def test_app_and_strategy(name: str, strategy: str, devices: bool) -> None:
     grid = apps.grid_of(name, clients=3)
     if devices:
         grid.engine = DEPLOYMENT
-    model, config = initial(name), ConfigRecord({"lr": 0.1})
+    before, config = initial(name), ConfigRecord({"lr": 0.1})
     made = strategy_of(strategy)
     if strategy == "spectral" and name != "numpy_spectral":
         with pytest.raises(RunError, match=NO_DIRECTION):
-            made.start(grid, model, num_rounds=2, train_config=config)
+            made.start(grid, before, num_rounds=2, train_config=config)
         return
-    result = made.start(grid, model, num_rounds=2, train_config=config)
-    before, after = ([array.numpy() for array in record.values()] for record in (model, result.arrays))
-    assert all(np.isfinite(array).all() for array in after)
-    assert any((old != new).any() for old, new in zip(before, after, strict=True))
+    result = made.start(grid, before, num_rounds=2, train_config=config)
+    old, new = ([array.numpy() for array in record.values()] for record in (before, result.arrays))
+    assert all(np.isfinite(array).all() for array in new)
+    assert any((a != b).any() for a, b in zip(old, new, strict=True))
 
 
 # ---- Strategy × wrapper --------------------------------------------------------------------------------------------
@@ -138,62 +141,6 @@ def test_strategy_and_wrapper(strategy: str, wrapper: str) -> None:
     why = NEIGHBOURS if strategy == "spectral" else PAST_THE_SUM if strategy in CORRECTED else NO_ROUNDS
     with pytest.raises(RunError, match=why):
         start(wrapped, *given)
-
-
-# ---- Strategy × mod of the app -------------------------------------------------------------------------------------
-
-MODS: dict[str, Callable[[], Any]] = {
-    "LocalDpMod": lambda: mods.LocalDpMod(1.0, 0.1, 1e9, 0.1),
-    "fixedclipping": lambda: mods.fixedclipping_mod,
-    "adaptiveclipping": lambda: mods.adaptiveclipping_mod,
-}
-
-
-@pytest.mark.parametrize(("strategy", "mod"), covering(REGISTRY, MODS, together=1))
-def test_strategy_and_mod(strategy: str, mod: str) -> None:
-    if strategy == "spectral":
-        with pytest.raises(RunError, match=NO_DIRECTION_BY_A_MOD):
-            start(strategy_of(strategy), MODS[mod](), clipping_norm=1e9)
-        return
-    if strategy in methods("sends_beside_model", personal=False):
-        with pytest.raises(RunError, match=SECOND_CONSTANT):
-            start(strategy_of(strategy), MODS[mod](), clipping_norm=1e9)
-        return
-    assert start(strategy_of(strategy), MODS[mod](), clipping_norm=1e9) != 0.0
-
-
-@pytest.mark.parametrize(
-    ("strategy", "mod"),
-    covering(
-        [name for name in REGISTRY if name != "spectral"], ["fixedclipping", "adaptiveclipping"], together=1
-    ),
-)
-def test_a_clipping_mod_that_is_told_no_norm(strategy: str, mod: str) -> None:
-    said = "a mod of the app lets no client train" if strategy in ROUNDS else "no client is left"
-    with pytest.raises(RunError, match=said):
-        start(strategy_of(strategy), MODS[mod]())
-
-
-@pytest.mark.parametrize("mod", MODS)
-def test_a_mod_of_training_alone_and_the_second_record_of_the_spectral_method(mod: str) -> None:
-    grid = MemoryGrid(numpy_app(train_mods=[MODS[mod]()]), [{"partition-id": i} for i in range(3)])
-    with pytest.raises(RunError, match=SECOND_RECORD):
-        run(strategy_of("spectral"), grid, clipping_norm=1e9)
-    assert len(grid.requests()) == 3  # of one round
-    one = REGISTRY["spectral"](fraction_evaluate=0.0, perturbation_beta=1.0)
-    assert run(one, grid, clipping_norm=1e9) != 0.0
-
-
-def test_one_client_whose_mod_refuses_is_left_out_alone(caplog: pytest.LogCaptureFixture) -> None:
-    plain, modded = numpy_app(), numpy_app(train_mods=[MODS["LocalDpMod"]()])
-    grid = MemoryGrid(plain, [{"partition-id": i} for i in range(3)], node_ids=[10, 20, 30])
-    grid.app = lambda m, c: (modded if c.node_id == 10 else plain)(m, c)  # type: ignore[assignment, return-value]
-    assert run(strategy_of("spectral"), grid) != 0.0
-    assert caplog.text.count("left out client 0 (node 10): LocalDpMod expects exactly one ArrayRecord") == 2
-    # A round of that client alone is no reason to end the run.
-    alone = REGISTRY["spectral"](fraction_evaluate=0.0, participation="fixed:0")
-    with pytest.raises(RunError, match="no client's work was accepted in 2 aggregations"):
-        run(alone, grid)
 
 
 # ---- What only the log can say of a wrapper ---------------------------------------------------------------------
@@ -252,14 +199,14 @@ def test_without_a_wrapper_and_with_one_that_clips_itself_nothing_is_said(
 
 
 @pytest.mark.parametrize("wrapper", ["server-fixed", "server-adaptive"])
-@pytest.mark.parametrize("mod", ["fixedclipping", "adaptiveclipping"])
+@pytest.mark.parametrize("mod", [mods.fixedclipping_mod, mods.adaptiveclipping_mod])
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_wrapper_that_clips_and_a_mod_that_is_told_no_norm(
-    wrapper: str, mod: str, ours: bool, caplog: pytest.LogCaptureFixture
+    wrapper: str, mod: Any, ours: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = strategy_of("fedavg") if ours else flower.FedAvg(fraction_evaluate=0.0)
     with pytest.raises(KeyError, match="w"):  # Flower's: a result without arrays
-        start(WRAPPERS[wrapper][0](inner), MODS[mod]())
+        start(WRAPPERS[wrapper][0](inner), mod)
     said = [r.getMessage() for r in caplog.records if "the wrapper around" in r.getMessage()]
     assert said == ours * [
         f"round {number}: the wrapper around FedAvg passed no replies on, and the model stays as it is: Flower's "
@@ -283,7 +230,3 @@ def test_a_round_that_a_wrapper_leaves_out_is_named(caplog: pytest.LogCaptureFix
     assert len(said) == 1
     assert said[0].startswith("round 2: ")
     assert said[0].endswith("lines above name")
-
-
-def test_flower_has_no_secure_aggregation_for_such_apps() -> None:
-    assert not hasattr(mods, "secaggplus_mod")  # as docs/flower.md says

@@ -14,8 +14,8 @@ from strategies.core.config import FLOWERS_ORDER
 ROOT = Path(strategies.__file__).parent
 MOST_CLASSES = 4  # of ours, with the method itself
 MOST_ATTRIBUTES = 80  # of ours
-# Of Flower's FedAvg: its keywords, and the helpers of its subclasses.
-FLOWERS = {*FLOWERS_ORDER, "_construct_messages", "_check_and_log_replies"}
+# Of Flower's FedAvg: its keywords, the helpers of its subclasses, and what Flower's older API calls first.
+FLOWERS = {*FLOWERS_ORDER, "_construct_messages", "_check_and_log_replies", "initialize_parameters"}
 
 
 def ours(kind: type) -> list[type]:
