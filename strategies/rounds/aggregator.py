@@ -16,7 +16,7 @@ from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
-from strategies.updates.aggregation import MEAN, WeightedSum, gathering
+from strategies.updates.aggregation import MEAN, Gathered, gathering
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution, UnweighedError
 from strategies.updates.safeguards import Safeguards
@@ -93,8 +93,8 @@ class RoundAggregation:
     ----------
     weights : sequence of float
         The weights d_i of the clients; known when the round is over.
-    total : WeightedSum
-        Σ d_i Δ_i over the valid replies.
+    total : Gathered
+        Σ d_i Δ_i over the valid replies, or what a robust rule makes of them.
     buffers : Untrained
         The values of the replies that aren't trained.
     """
@@ -103,7 +103,7 @@ class RoundAggregation:
         run, config, guards = aggregator.run, aggregator.config, aggregator.safeguards
         self._aggregator, self._current = aggregator, current
         self.buffers = Untrained(run.buffers, robust=config.aggregation_rule != MEAN)
-        self.total: WeightedSum = gathering(
+        self.total: Gathered = gathering(
             config.aggregation_rule,
             config.faulty_clients,
             len(current.model),

@@ -40,7 +40,7 @@ from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
 from strategies.rounds.stragglers import check_stragglers
 from strategies.rounds.summed import SummedRound
-from strategies.updates.aggregation import MEAN, WeightedSum
+from strategies.updates.aggregation import MEAN, Gathered
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution, Noise
 from strategies.updates.sums import SummingGrid
@@ -356,7 +356,7 @@ class SynchronousStrategy(FederatedStrategy):
         return self._conclude(current, aggregation.weights, aggregation.total, aggregation.buffers)
 
     def _conclude(
-        self, current: Round, weights: Sequence[float], total: WeightedSum, apart: Untrained
+        self, current: Round, weights: Sequence[float], total: Gathered, apart: Untrained
     ) -> Outcome:
         """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
         metrics = current.told(clipped=self.receiver.bounds_updates)
@@ -377,7 +377,7 @@ class SynchronousStrategy(FederatedStrategy):
             apart.put_into(moved)
         return self.run.layout.to_record(moved), metrics
 
-    def _step(self, current: Round, weights: Sequence[float], total: WeightedSum) -> Vector | None:
+    def _step(self, current: Round, weights: Sequence[float], total: Gathered) -> Vector | None:
         """Return the next global model (D,); None if the valid replies are too few."""
         if self.capabilities.needs_all_updates:
             if not (taken := current.contributions):

@@ -198,7 +198,7 @@ class ByStretches(Availability):
         return self._of(client).end
 
 
-class Diurnal(ByStretches):
+class Diurnal(Availability):
     """One interval in every period, around a time of the day that is drawn for each client."""
 
     def __init__(self, share: float, period: float, spread: float, seed: int) -> None:
@@ -216,6 +216,14 @@ class Diurnal(ByStretches):
                 ends = [(0.0, self.period)]
             self._known[client] = Stretches(ends, self.period)
         return self._known[client]
+
+    def there(self, client: int, time: float) -> bool:
+        """Return True if the client's interval of the period has this time."""
+        return self._of(client).there(_past(time))
+
+    def changes(self, client: int, time: float) -> float:
+        """Return the next beginning or end of the client's interval."""
+        return self._of(client).changes(_past(time))
 
     @property
     def horizon(self) -> float:

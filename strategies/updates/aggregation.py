@@ -7,6 +7,8 @@ fewer digits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -69,6 +71,25 @@ def block_size(number: int, size: int) -> int:
     64 MiB of models in float64.
     """
     return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
+
+
+class Gathered(Protocol):
+    """The aggregate of a round's updates, which are added or skipped one by one, in the order of the clients."""
+
+    def add(self, weight: float, update: Vector) -> None:
+        """Add the weight d_i and the update Δ_i (D,) of a client."""
+
+    def skip(self) -> None:
+        """Skip a client without a valid update."""
+
+    def result(self, weights: Sequence[float]) -> Vector | None:
+        """Return the aggregate Δ (D,), given the d_i of all clients; None if the valid updates are too few."""
+
+    def mean_square(self, weights: Sequence[float]) -> float:
+        """Return Σ d_i ‖Δ_i‖², given the d_i of all clients; 0 if it wasn't asked for."""
+
+    def sensitivity(self, weights: Sequence[float]) -> float:
+        """Return the largest change of the aggregate by one update of norm 1."""
 
 
 class WeightedSum:
@@ -154,7 +175,7 @@ class WeightedSum:
         return min(share, max(1.0, self.bound / self._furthest))
 
 
-class RobustRule(WeightedSum):
+class RobustRule:
     """A robust rule, one of ``RULES`` other than the mean, over updates of equal weight.
 
     Parameters
@@ -168,8 +189,7 @@ class RobustRule(WeightedSum):
     """
 
     def __init__(self, rule: str, faulty: int, bound: float = 0.0) -> None:
-        super().__init__(0, bound=bound)
-        self.rule, self.faulty = rule, faulty
+        self.rule, self.faulty, self.bound = rule, faulty, bound
         self.updates: list[Vector] = []
 
     def add(self, weight: float, update: Vector) -> None:
@@ -188,6 +208,14 @@ class RobustRule(WeightedSum):
             arrays, _ = flower.aggregate_train(0, [_reply(update) for update in self.updates])
         return None if arrays is None else np.asarray(arrays[_UPDATE].numpy(), dtype=np.float64)
 
+    def mean_square(self, weights: Sequence[float]) -> float:
+        """Return 0: no step size rests on the lengths of updates that aren't summed."""
+        return 0.0
+
+    def sensitivity(self, weights: Sequence[float]) -> float:
+        """Return infinity: no bound is known, so that no noise is calibrated by it."""
+        return inf
+
 
 def gathering(
     rule: str,
@@ -198,8 +226,8 @@ def gathering(
     squares: bool = False,
     bound: float = 0.0,
     private: bool = False,
-) -> WeightedSum:
-    """Return the aggregation of a round's ``number`` updates (D,) under one of ``RULES``; D is ``size``."""
+) -> Gathered:
+    """Return the aggregate of a round's ``number`` updates (D,) under one of ``RULES``; D is ``size``."""
     if rule == MEAN:
         return WeightedSum(size, number, squares=squares, bound=bound, private=private)
     return RobustRule(rule, faulty, bound)
