@@ -144,6 +144,11 @@ class MemoryGrid(LocalGrid):
 
     # ---- What Flower's Grid does ----------------------------------------------------------------------------------
 
+    @property
+    def all_connected(self) -> bool:
+        """Return True if no node has yet to join."""
+        return all(node.joins_after < 0 for node in self.nodes.values() if node.present)
+
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes that are there."""
         for node in self.nodes.values():

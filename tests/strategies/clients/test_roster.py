@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from strategies import AsyncFedAvg, FedAvg, RunError
 from strategies.clients.roster import Client, Roster
+from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.exchange import wait_for_nodes
 
@@ -319,6 +320,13 @@ def test_nodes_are_waited_for_until_no_more_come(federation: Callable[..., Any])
     for partition, looks in enumerate([0, 1, 2]):  # one more at each look
         grid.node(partition).joins_after = looks
     assert len(wait_for_nodes(grid, 1, timeout=10.0)) == 3
+
+
+def test_a_grid_whose_nodes_are_all_connected_is_asked_for_them_once(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WallClock, "wait_until", lambda *_: pytest.fail("waited"))
+    assert len(wait_for_nodes(federation(), 3, timeout=10.0)) == 3
 
 
 def test_a_stop_ends_the_wait_for_nodes(federation: Callable[..., Any]) -> None:
