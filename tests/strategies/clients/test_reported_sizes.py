@@ -1,6 +1,5 @@
 """Sizes that clients tell by their replies alone: they count as those that clients describe themselves with."""
 
-import logging
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from strategies import REGISTRY, AsyncFedAvg, FedAMP, FedAvg, FedDyn, FedFix, Mifa, Spectral
-from strategies.clients.roster import Client
+from strategies import REGISTRY, AsyncFedAvg, FedAMP, FedAvg, FedDyn, Mifa, Spectral
 from strategies.testing import MemoryGrid
 
 CENTRES, SIZES = (3.0, 2.0, -1.0), (1, 2, 5)
@@ -23,7 +21,7 @@ class Clients:
     """Clients without the handler, or with it: client i moves half the way to c_i and says that it has n_i."""
 
     def __init__(self, centres: Any = CENTRES, sizes: Any = SIZES, *, describe: bool = False) -> None:
-        self.sizes, self.tests, self.fail = list(sizes), list(sizes), set[int]()
+        self.sizes, self.fail = list(sizes), set[int]()
         self.states: list[Any] = []
         self.after: Callable[[int], None] = lambda number: None
         app = ClientApp()
@@ -37,12 +35,6 @@ class Clients:
             metrics = MetricRecord({"num-examples": self.sizes[i]})
             arrays = ArrayRecord({"w": Array(start + 0.5 * (centres[i] - start))})
             return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-        @app.evaluate()
-        def evaluate(message: Message, context: Context) -> Message:
-            i = int(context.node_config["partition-id"])
-            metrics = {"loss": float(i)} | ({} if self.tests[i] is None else {"num-examples": self.tests[i]})
-            return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
         if describe:
 
@@ -66,7 +58,7 @@ class Clients:
             self.states.append(deepcopy(strategy.state()))
             self.after(progress.aggregation)
 
-        strategy = kind(observer=note, **{"min_clients": 1, **options})
+        strategy = kind(observer=note, **{"min_clients": 1, "fraction_evaluate": 0.0, **options})
         if state is not None:
             strategy.restore(state)
         self.result = strategy.start(self.grid, ArrayRecord({"w": Array(np.ones(2))}), num_rounds=rounds)
@@ -144,57 +136,3 @@ def test_a_round_in_which_most_fail_is_no_end() -> None:
     clients.fail = {2, 3, 4}
     values, _ = clients.run(FedAvg, safeguards="on", norm_ratio_bound=0.0)
     assert values[1] == pytest.approx(1.75)
-
-
-# ---- Sizes that aren't told yet ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedAvg])
-@pytest.mark.parametrize(
-    ("sizes", "counts"),
-    [
-        ([100, 300, None], [100, 300, 200]),
-        ([None, None, None], [1, 1, 1]),
-        ([100, 100, 100, 10**12, None], [100, 100, 100, 500, 200]),  # a lie makes nobody else count more
-    ],
-)
-def test_one_that_has_not_told_its_size_counts_as_the_mean_of_the_others(
-    kind: Any, sizes: list[int | None], counts: list[int]
-) -> None:
-    clients = [Client(i + 1, i, size, MetricRecord()) for i, size in enumerate(sizes)]
-    p = kind(safeguards="on").population.importances(clients)
-    assert p.tolist() == pytest.approx((np.array(counts) / sum(counts)).tolist())
-    assert kind(client_weights="uniform").population.importances(clients).tolist() == [1 / len(sizes)] * len(
-        sizes
-    )
-
-
-# ---- Evaluation ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, None, -1, float("nan"), [3, 4]])
-def test_an_evaluation_goes_without_whom_it_cannot_weigh(size: Any, caplog: pytest.LogCaptureFixture) -> None:
-    clients = Clients(sizes=(100, 300, 50))
-    clients.tests = [100, 300, size]
-    with caplog.at_level(logging.WARNING, "flwr.strategies"):
-        clients.run(FedAvg)
-    assert clients.result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(300 / 400)
-    said = [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()]
-    why = "no metric 'num-examples'" if size is None else f"num-examples = {size}: must be a positive number"
-    assert said == [f"evaluation 1: left out of the means client 2 (node 30): {why}"]
-
-
-@pytest.mark.parametrize(("options", "describe"), [({"client_weights": "uniform"}, False), ({}, True)])
-def test_where_replies_do_not_weigh_it_all_count(options: dict[str, Any], *, describe: bool) -> None:
-    clients = Clients(sizes=(100, 300, 400), describe=describe)
-    clients.tests = [100, 300, 0]
-    clients.run(FedAvg, **options)
-    loss = clients.result.evaluate_metrics_clientapp[1]["loss"]
-    assert loss == pytest.approx(1.0 if options else (300 + 2 * 400) / 800)
-
-
-def test_where_no_reply_tells_a_size_all_count_alike() -> None:
-    clients = Clients()
-    clients.tests = [None, None, None]
-    clients.run(FedAvg)
-    assert clients.result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.0)

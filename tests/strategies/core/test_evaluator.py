@@ -12,6 +12,7 @@ from strategies import messages
 from strategies.clients.roster import Client
 from strategies.core.evaluator import Evaluator
 from strategies.core.requests import PendingReplies
+from strategies.flower.internals import unavailable_reply
 from tests.strategies.parts import begun, client, model_of, population, reply, request
 
 SIZES = (1, 2, 5)
@@ -36,6 +37,11 @@ def answer(index: int, **metrics: Any) -> Message:
 
 def failed(index: int) -> Message:
     return Message(Error(0, "out of memory"), reply_to=request(100 + index, messages.EVALUATE))
+
+
+def gone(index: int) -> Message:
+    """Return the SuperLink's own reply for a node that is gone, which has the id of no client."""
+    return unavailable_reply(request(100 + index, messages.EVALUATE).metadata)
 
 
 def test_a_request_has_the_model_the_loops_fields_the_methods_rule_and_the_clients_own_model() -> None:
@@ -74,12 +80,20 @@ def test_metrics_are_averaged_by_p_over_those_that_answer() -> None:
     assert dict(evaluator().mean(1, losses[1::-1]) or {})["loss"] == pytest.approx(16 / 3)
 
 
+@pytest.mark.parametrize("size", [0, None, -1, float("nan"), [3, 4]])
 def test_clients_that_did_not_describe_themselves_count_by_the_sizes_in_their_replies(
-    caplog: pytest.LogCaptureFixture,
+    size: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = [answer(0, loss=8.0, num_examples=3), answer(1, loss=4.0, num_examples=1), answer(2, loss=99.0)]
+    own = {} if size is None else {"num_examples": size}
+    told = [
+        answer(0, loss=8.0, num_examples=3),
+        answer(1, loss=4.0, num_examples=1),
+        answer(2, loss=9.0, **own),
+    ]
     assert dict(evaluator(described=False).mean(1, told) or {}) == {"loss": 7.0}
-    assert "left out of the means client 2 (node 102): no metric 'num-examples'" in caplog.text
+    why = "no metric 'num-examples'" if size is None else f"num-examples = {size}: must be a positive number"
+    assert f"evaluation 1: left out of the means client 2 (node 102): {why}" in caplog.text
+    assert dict(evaluator(described=False, kind="uniform").mean(1, told) or {}) == {"loss": 7.0}
     # Where nobody tells, all count the same.
     assert dict(evaluator(described=False).mean(1, [answer(i, loss=float(i)) for i in range(3)]) or {}) == {
         "loss": 1.0
@@ -94,6 +108,8 @@ def test_who_fails_is_left_out_and_an_app_without_a_handler_is_said_once(
     assert (
         "evaluation 2: left out of the means client 0 (node 100), 2 (node 102): out of memory" in caplog.text
     )
+    part.mean(5, [gone(0), answer(1, loss=4.0)])
+    assert "evaluation 5: left out of the means client that is gone: Error: Node Unavailable" in caplog.text
     caplog.clear()
     assert [part.mean(n, [failed(i) for i in range(3)]) for n in (3, 4)] == [None, None]
     assert [record.getMessage()[:30] for record in caplog.records] == ["no client evaluates the model:"]

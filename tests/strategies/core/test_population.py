@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strategies.core.population import Population
-from tests.strategies.parts import client, run_of
+from tests.strategies.parts import client, run_of, safeguards
 
 ALL = SimpleNamespace(sizes=lambda clients, sizes: list(sizes))
 
@@ -26,6 +26,12 @@ def test_a_size_that_is_not_known_counts_as_the_mean_of_the_others() -> None:
     # sizes 2, ?, 4: the mean is 3 of 9
     assert population("samples", 2, None, 4).importance() == pytest.approx({0: 2 / 9, 1: 3 / 9, 2: 4 / 9})
     assert population("samples", None, None).importance() == {0: 0.5, 1: 0.5}
+
+
+def test_a_lie_about_the_size_makes_no_other_count_more() -> None:
+    part = population("samples", 100, 100, 100, 10**12, None)
+    part.safeguards = safeguards("on", size_ratio=5.0)
+    assert part.importance() == pytest.approx({0: 0.1, 1: 0.1, 2: 0.1, 3: 0.5, 4: 0.2})
 
 
 def test_those_that_are_away_share_too() -> None:

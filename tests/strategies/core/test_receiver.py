@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, MetricRecord
 
 from strategies import messages
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.updates.chain import Clip
-from tests.strategies.parts import begun, client, receiver, reply, safeguards
+from tests.strategies.parts import begun, client, model_of, receiver, reply, safeguards
 
 BASE = np.array([1.0, 1.0])
 
@@ -86,6 +86,10 @@ def test_more_examples_than_described_are_refused_by_safeguards_and_else_warned_
     ("applied", "missing"),
     [
         (None, "proximal-mu, constant"),
+        (MetricRecord({messages.ALPHA: 0.1}), "proximal-mu, constant"),
+        (model_of(1.0), "proximal-mu, constant"),
+        ({messages.ALPHA: 0.1, messages.RECORDS: 3}, "constant"),
+        ({messages.RECORDS: [1, 2]}, "proximal-mu, constant"),
         ({messages.ALPHA: 0.1}, "constant"),
         ({messages.ALPHA: 0.1, messages.RECORDS: ["constant"]}, ""),
     ],
@@ -93,7 +97,8 @@ def test_more_examples_than_described_are_refused_by_safeguards_and_else_warned_
 def test_a_client_says_that_its_steps_go_by_the_rule_and_by_what_was_sent(
     applied: Any, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    records = {} if applied is None else {messages.APPLIED: ConfigRecord(applied)}
+    record = ConfigRecord(applied) if isinstance(applied, dict) else applied
+    records = {} if applied is None else {messages.APPLIED: record}
     part = receiver(begun(), local_rule=lambda: {messages.ALPHA: 0.1})
     received(
         part, (1.0, 1.0), sent=("constant", messages.ARRAYS), records=records

@@ -14,9 +14,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from strategies import REGISTRY, AsyncFedAvg, FedAvg, Progress, Spectral
+from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock, WallClock
-from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.updates.compression import compresses
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
@@ -455,21 +454,6 @@ def test_who_was_dropped_and_may_be_asked_again_gets_a_place_alike_after_a_resum
         assert rest.final == whole.final
 
 
-def test_tasks_under_way_are_sent_again_with_the_model_they_had(go: Go, federation: Make) -> None:
-    whole = go("async-fedavg", server_lr=0.1)
-    grid = federation(CENTRES, SIZES)
-    go("async-fedavg", state=whole.states[6], rounds=6 + 1, grid=grid, server_lr=0.1)
-    first = {}
-    for message in grid.requests():
-        config = message.content.config_records["config"]
-        first.setdefault(config[messages.CLIENT], (config["server-round"] - 1, message))
-    versions = {report[0]: report[5] for report in whole.reports}
-    assert sorted(first) == [0, 1, 2, 3, 4]
-    assert first[4][0] == 0  # F80: the slowest still works on the initial model, in t = 1
-    for version, message in first.values():
-        assert [array.data for array in message.content.array_records["arrays"].values()] == versions[version]
-
-
 def test_a_state_holds_each_model_under_way_once(go: Go) -> None:
     state = go("fedbuff", buffer_size=3).states[1]
     # Two clients haven't answered and have version 0, the three others were handed version 1.
@@ -539,26 +523,3 @@ def test_nodes_whose_direction_is_known_are_not_asked_for_it_again(go: Go, feder
     grid = federation(CENTRES, SIZES, node_ids=[*ids[:4], 99])
     go("spectral", state=state, grid=grid)
     assert grid.asked("query.direction") == [4]  # only the node that is new
-
-
-def test_a_state_of_another_strategy_or_model_is_refused(go: Go, federation: Make, model: Make) -> None:
-    state = go("fedavg").states[2]
-    with pytest.raises(ValueError, match="the state is that of FedAvg, this is Spectral"):
-        Spectral().restore(state)
-    strategy = FedAvg()
-    strategy.restore(state)
-    with pytest.raises(ValueError, match="a model of 3 values, this one has 2"):
-        strategy.start(federation(), model(1.0, 2.0))
-
-
-def test_a_state_is_taken_up_once(go: Go, federation: Make, model: Make, train_config: Make) -> None:
-    strategy = AsyncFedAvg(server_lr=0.1, eval_every=1)
-    strategy.restore(go("async-fedavg", server_lr=0.1).states[4])
-    grid = federation(CENTRES, SIZES)
-    strategy.start(grid, model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=5, train_config=train_config())
-    assert strategy.aggregations == 5
-    strategy.clock = VirtualClock()
-    result = strategy.start(
-        grid, model(0.1, 0.2, 0.7, dtype="float32"), num_rounds=2, train_config=train_config()
-    )
-    assert list(result.train_metrics_clientapp) == [1, 2]

@@ -4,7 +4,6 @@ The clients are as Flower's guides have them: no handler of ours, a metric ``num
 """
 
 import logging
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -137,19 +136,8 @@ def test_flowers_privacy_round_it_clips_alike(ours: bool) -> None:
     assert value(result) == pytest.approx(1 - 2 / 8 * 0.5 / 2**0.5, abs=1e-6)
 
 
-def test_a_fraction_is_drawn_and_weighed_as_flower_does() -> None:
-    made = grid()
-    result = FedAvg(fraction_train=0.34, min_train_nodes=2, seed=3).start(made, model(), num_rounds=1)
-    (a, b) = made.asked()
-    p = [SIZES[i] / (SIZES[a] + SIZES[b]) for i in (a, b)]
-    assert value(result) == pytest.approx(
-        1 + sum(q * (CENTRES[i] - 1) / 2 for q, i in zip(p, (a, b), strict=True))
-    )
-    assert FedAvg(fraction_train=0.5).config.participation == "flower"
-
-
 @pytest.mark.parametrize("describes", [False, True])
-def test_the_handler_does_not_change_the_weights(describes: bool) -> None:
+def test_a_fraction_is_drawn_and_weighed_as_flower_does(describes: bool) -> None:
     app = stock()
     if describes:
 
@@ -159,6 +147,7 @@ def test_the_handler_does_not_change_the_weights(describes: bool) -> None:
             metrics = MetricRecord({"partition-id": i, "num-examples": SIZES[i]})
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
+    assert FedAvg(fraction_train=0.5).config.participation == "flower"
     made = MemoryGrid(app, [{"partition-id": i} for i in range(3)], node_ids=[10, 20, 30])
     result = FedAvg(fraction_train=0.7, seed=1).start(made, model(), num_rounds=1)
     (a, b) = made.asked()
@@ -418,53 +407,6 @@ def test_a_fleet_in_which_only_some_have_the_handler(caplog: pytest.LogCaptureFi
     assert "node 10: no answer to query.describe" in caplog.text
 
 
-# ---- Clients that can't evaluate -----------------------------------------------------------------------------------
-
-
-def evaluating(how: str) -> MemoryGrid:
-    made = grid()
-    if how == "fails":
-        plain = made.app
-
-        def app(message: Message, context: Context) -> Message:
-            evaluates = message.metadata.message_type == messages.EVALUATE
-            if evaluates and context.node_config["partition-id"] == 1:
-                raise RuntimeError("CUDA out of memory")
-            return plain(message, context)
-
-        made.app = app  # type: ignore[assignment]
-    else:
-        made.lose(1, how, "evaluate")
-    return made
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("fails", r"left out of the means client \d \(node \d+\): .*CUDA out of memory"),
-        ("unavailable", r"left out of the means client that is gone: Error: Node Unavailable"),
-        ("drop", r"1 of 3 haven't answered in time, it is without client \d"),
-    ],
-)
-def test_who_could_not_evaluate_is_named(how: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
-    result = FedAvg().start(evaluating(how), model(), num_rounds=1, timeout=0.3)
-    w, told = value(result), result.evaluate_metrics_clientapp[1]["loss"]
-    assert told == pytest.approx(((w - 3) ** 2 + 5 * (w + 1) ** 2) / 6, rel=1e-5)
-    assert re.search(rf"evaluation (of aggregation )?1: {said}", caplog.text)
-
-
-@pytest.mark.parametrize("kind", [FedAvg, FedBuff])
-def test_an_app_that_evaluates_nowhere_is_spoken_of_once(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    app, plain = ClientApp(), stock()
-    app.train()(lambda message, context: plain(message, context))
-    made = MemoryGrid(app, [{"partition-id": i} for i in range(3)])
-    own = {"buffer_size": 2} if kind is FedBuff else {}
-    result = kind(eval_every=1, **own).start(made, model(), num_rounds=4)
-    assert result.evaluate_metrics_clientapp == {}
-    assert caplog.text.count("no client evaluates the model: ") == 1
-    assert "left out of the means" not in caplog.text
-
-
 # ---- What is sent, and what is done with it ------------------------------------------------------------------------
 
 
@@ -480,53 +422,6 @@ def test_nothing_of_the_users_config_is_overwritten() -> None:
             "strategies.client",
             "strategies.task",
         }
-
-
-def test_a_client_that_does_not_say_what_it_did_is_spoken_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "flwr.strategies"):
-        FedProx().start(grid(), model(), num_rounds=3)
-    said = [r.getMessage() for r in caplog.records if "local steps go by" in r.getMessage()]
-    assert said == [
-        "clients don't say that their local steps go by proximal-mu: if they don't, this is another method "
-        "(a reply says so in its ConfigRecord 'strategies.applied')"
-    ]
-
-
-def test_one_that_does_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    def says(message: Message, context: Context, content: RecordDict) -> RecordDict:
-        mu = message.content.config_records["config"]["proximal-mu"]
-        content["strategies.applied"] = ConfigRecord({"proximal-mu": mu})
-        return content
-
-    strategy = FedProx()
-    strategy.start(grid(says), model(), num_rounds=1)
-    assert "clients don't say" not in caplog.text
-
-
-MALFORMED: list[Any] = [
-    ConfigRecord({"records": 3}),
-    ConfigRecord({"records": [1, 2]}),
-    MetricRecord({"proximal-mu": 0.1}),
-    ArrayRecord({"proximal-mu": Array(np.ones(2))}),
-]
-
-
-@pytest.mark.parametrize("record", MALFORMED)
-@pytest.mark.parametrize("kind", [FedProx, FedFix])
-def test_one_that_says_it_in_a_wrong_way_is_as_one_that_does_not(
-    kind: Any, record: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Pulled(kind):  # type: ignore[misc]
-        def local_rule(self) -> dict[str, float]:
-            return {"proximal-mu": 0.1}
-
-    def says(message: Message, context: Context, content: RecordDict) -> RecordDict:
-        content["strategies.applied"] = record
-        return content
-
-    names = {"arrayrecord_key": "arrays"}
-    Pulled(fraction_evaluate=0.0, **names).start(grid(says), model(), num_rounds=1)
-    assert "clients don't say that their local steps go by proximal-mu" in caplog.text
 
 
 def test_metrics_by_functions_of_ones_own() -> None:
@@ -580,9 +475,6 @@ def test_the_clock_follows_from_where_it_runs(
             assert strategy.aggregations == 2
     said = "real time, on devices" if devices else "virtual time, in a simulation"
     assert caplog.text.count(f"clock: {said}") == 2
-    fixed = kind(clock=VirtualClock())
-    fixed.run.enter(grid(devices=True))
-    assert isinstance(fixed.clock, VirtualClock)
 
 
 @pytest.mark.parametrize("clients", [4, 20])

@@ -200,31 +200,6 @@ def test_who_is_certain_to_be_dropped_is_not_sent_anything(go: Go) -> None:
     assert spans == [(0.0, 5.0), (5.0, 10.0), (10.0, 15.0)]
 
 
-def test_late_work_is_done_when_it_counts(go: Go) -> None:
-    reports, _, strategy = go([[1.0], [2.0], [5.0]], round_deadline=3.0, late="next")
-    sent = [sorted(strategy.grid.asked(messages.TRAIN, number)) for number in range(1, 6)]
-    assert sent == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1], [0, 1]]
-    assert [report.metrics["earlier-updates"] for report in reports] == [0, 1, 0, 1, 0]
-    assert [report.metrics.get("staleness-mean") for report in reports] == [None, 1.0, None, 1.0, None]
-    assert strategy.at_work() == [2]
-    spans = [(s.client, s.began, s.ended, s.outcome) for s in strategy.timeline.take() if s.client == 2]
-    assert spans == [(2, 0.0, 5.0, "accepted"), (2, 5.0, 10.0, "accepted")]
-
-
-def test_a_replacement_is_trained_where_one_of_the_first_fails(go: Go) -> None:
-    times = [[1.0], [2.0], [3.0], [4.0]]
-    own = {"participation": "uniform", "fraction_train": 0.5, "over_select": 1.0}
-    _, _, well = go(times, rounds=1, **own)
-    assert well.grid.asked() == [0, 1]
-    reports, _, spoilt = go(times, rounds=1, spoilt=[0], **own)
-    assert spoilt.grid.asked() == [0, 1, 2]
-    assert (reports[0].time, reports[0].metrics["participants"], reports[0].metrics["failures"]) == (
-        3.0,
-        2,
-        1,
-    )
-
-
 class Repeatable(FedAvg):
     """Its noise comes from the seed."""
 

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from strategies import FedAvg
-from strategies.clock import VirtualClock, WallClock
+from strategies.clock import WallClock
 from tests.strategies.rounds.recorder import Recorder, config
 
 Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
@@ -137,23 +137,6 @@ def test_client_evaluation_is_the_federated_objective_by_hand(
     assert grid.asked("evaluate") == [0, 1, 2]
 
 
-def test_client_evaluation_without_descriptions_weighs_by_the_sizes_in_the_replies(
-    federation: Make, model: Model, train_config: Make
-) -> None:
-    result = FedAvg(config()).start(
-        federation(describes=False), model(1.0), num_rounds=1, train_config=train_config()
-    )
-    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.4140625, rel=1e-14)
-
-
-def test_client_evaluation_leaves_out_who_fails(federation: Make, model: Model, train_config: Make) -> None:
-    grid = federation()
-    grid.spoil(1, "raise", "evaluate")
-    result = FedAvg(config()).start(grid, model(1.0), num_rounds=1, train_config=train_config())
-    # (2.8203125 + 5 · 1.3203125) / 6
-    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(9.421875 / 6, rel=1e-14)
-
-
 def test_clients_are_evaluated_as_often_as_the_server(
     federation: Make, model: Model, train_config: Make
 ) -> None:
@@ -215,14 +198,6 @@ def test_time_of_rounds_that_draw_their_participants(
     durations = [max(tau[i] for i in grid.asked("train", r)) for r in range(1, 9)]
     assert [p.time for p in seen.progress] == pytest.approx([0.0, *np.cumsum(durations)])
     assert len(set(durations)) > 1
-
-
-def test_in_f0_every_round_lasts_a_second(federation: Make, model: Model, train_config: Make) -> None:
-    clock = VirtualClock()
-    FedAvg(config(time_scenario="F0", participation="fixed:0"), clock=clock).start(
-        federation(CENTRES, SIZES), model(1.0), num_rounds=3, train_config=train_config()
-    )
-    assert clock.now() == 3.0
 
 
 @pytest.mark.parametrize(
