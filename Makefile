@@ -8,8 +8,7 @@
 # make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
 PYTHON ?= python3
 BIN := .venv/bin
-# The quickest: the same curves up to rounding, without the half minute and the gigabytes that Ray needs to start.
-ENGINE ?= vectorized
+ENGINE ?= auto
 INSTALLED := .venv/.installed
 
 export FLWR_TELEMETRY_ENABLED ?= 0

@@ -13,9 +13,11 @@ METRICS = ("accuracy", "top5", "f1-macro", "auroc", "rmse", "r2", "mae")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 # Engines in the user's own process, of which the last is the quickest, and Flower's simulation on Ray.
-IN_PROCESS = ("sequential", "vectorized")
-RAY = "ray"
+VECTORIZED, RAY = "vectorized", "ray"
+IN_PROCESS = ("sequential", VECTORIZED)
 ENGINES = (*IN_PROCESS, RAY)
+AUTO = "auto"
+Engine = Literal["auto", "vectorized", "sequential", "ray"]
 
 # How the vectorized engine trains: see ``fedapp.training.trainer``.
 Way = Literal["stacked", "dual", "vmapped", "single"]

@@ -1,10 +1,12 @@
 """The ServerApp: Flower's run config in, a run out."""
 
+import logging
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedapp import federation
 from fedapp.config import RunConfig, defaults, read_run
 from fedapp.config.run_keys import ROUNDS
 from fedapp.logs import logging_as, plain_where_piped
@@ -13,7 +15,9 @@ from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
 from fedapp.server.progress import Heartbeat, HowFar
 from strategies.flower.exchange import never, wait_for_nodes
-from strategies.flower.grids import DEPLOYMENT, engine_of
+from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
+
+log = logging.getLogger("flwr.fedapp")
 
 app = ServerApp()
 
@@ -28,7 +32,19 @@ def main(grid: Grid, context: Context) -> None:
             values = {key: value for key, value in values.items() if value != defaults().get(key)}
         config = RunConfig.load(values)
         number, on_devices = _wait_for_clients(grid, config), engine_of(grid) == DEPLOYMENT
-        run(grid, prepare(config, number, on_devices=on_devices))
+        why = ""
+        if engine_of(grid) == RAY:
+            from fedapp.engine.run import chosen_engine, make_grid
+
+            engine, why = chosen_engine(config.engine)
+            config = config.model_copy(update={"engine": engine})
+            if engine != RAY:  # no message goes to Flower's simulation
+                federation.renew()
+                grid = make_grid(engine, number)
+        experiment = prepare(config, number, on_devices=on_devices)
+        if why:
+            log.info(why)
+        run(grid, experiment)
 
 
 def _wait_for_clients(grid: Grid, config: RunConfig) -> int:

@@ -10,7 +10,7 @@ from fedapp.config import ConfigError, RunConfig, in_keys, read_run
 from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
-from fedapp.names import ENGINES, IN_PROCESS, RAY, WAYS
+from fedapp.names import AUTO, ENGINES, VECTORIZED, WAYS
 
 if TYPE_CHECKING:
     from fedapp.server import Observer
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedapp")
 
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
-
-# Flower's own simulation, so that the result equals that of ``flwr run`` to the last bit.
-DEFAULT_ENGINE = RAY
 
 ENDINGS = """the exit code: 0 finished; 1 bad input, or a run that failed or diverged; 2 a wrong option;
 130 interrupted. docs/runs.md says what a run leaves behind, and how it is repeated and resumed."""
@@ -32,17 +29,17 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
     ``observers`` are additional observers, called at every aggregation.
     """
     plain_where_piped()
-    options = argparse.Namespace(**{**vars(options), "engine": options.engine or DEFAULT_ENGINE})
     try:
-        if options.way and options.engine != IN_PROCESS[-1]:
-            raise ConfigError(
-                f"--way {options.way}: is a way of --engine {IN_PROCESS[-1]}; --engine {options.engine} has one way"
-            )
         values, num_clients = read_run_options("--run-config", options.run_config)
-        config = RunConfig.load(values)
+        config = RunConfig.load(values | ({"engine": options.engine} if options.engine else {}))
+        engine = VECTORIZED if options.way and config.engine == AUTO else config.engine
+        if options.way and engine != VECTORIZED:
+            raise ConfigError(
+                f"--way {options.way}: is a way of engine {VECTORIZED}; engine {engine} has one way"
+            )
     except (ConfigError, DataError) as error:  # before PyTorch and Ray are imported, which takes seconds
         return _failed(error)
-    from fedapp.engine.run import run_on, stop_on_interrupt
+    from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
     from fedapp.server import USER_ERRORS
 
     try:
@@ -53,9 +50,9 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
                 num_clients = read_run(config.resume)[1]
             federation = given if num_clients is None else {"num-supernodes": num_clients, **given}
             simulation = SimulationConfig.read(federation)
-            simulation.say_unread(options.engine)
+            simulation.say_unread(chosen_engine(engine, simulation)[0])
             run_on(
-                options.engine,
+                engine,
                 config,
                 simulation,
                 stopped=stop.is_set,
@@ -90,7 +87,9 @@ def parser_of(program: str | None, description: str) -> argparse.ArgumentParser:
         epilog=ENDINGS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--engine", choices=ENGINES, help="what runs the clients; default: ray")
+    parser.add_argument(
+        "--engine", choices=(AUTO, *ENGINES), help="what runs the clients: the key engine of the run config"
+    )
     parser.add_argument(
         "--way",
         choices=WAYS,

@@ -15,8 +15,8 @@ from fedapp.api.values import as_value, as_values, in_python_names, load_config
 from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
-from fedapp.engine.run import run_on, stop_on_interrupt
-from fedapp.names import IN_PROCESS, Way
+from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
+from fedapp.names import AUTO, IN_PROCESS, VECTORIZED, Way
 from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded
@@ -33,7 +33,7 @@ __all__ = ["ComparedRuns", "RunResult", "SweepResult", "compare", "load", "run",
 def run(
     *,
     num_clients: int | None = None,
-    engine: str = IN_PROCESS[-1],
+    engine: str = AUTO,
     way: Way | None = None,
     federation_config: Mapping[str, Value] | None = None,
     observers: Sequence[Observer] = (),
@@ -47,7 +47,7 @@ def run(
     num_clients : int, optional
         Clients of the simulation; default: 20, or those of the run that is resumed.
     engine : str
-        What runs the clients: ``vectorized``, ``sequential`` or ``ray``.
+        What runs the clients: ``vectorized``, ``sequential``, ``ray``, or ``auto`` for what fits.
     way : str, optional
         How the vectorized engine trains; default: what suits the model and the device.
     federation_config : mapping, optional
@@ -71,13 +71,16 @@ def run(
         If the run fails, diverges or is interrupted; its folder stays, and the message names it.
     """
     config = load_config(keys)
+    if engine == AUTO:
+        engine = VECTORIZED if way else config.engine  # auto, but for a run that is resumed
     made: list[RunDirectory] = []
     with (
         silent(logging.WARNING) if quiet else contextlib.nullcontext(),
         _python_names(),
         _stopping() as stopped,
     ):
-        simulation = _simulation(config, num_clients, engine, way, federation_config or {})
+        simulation = _simulation(config, num_clients, federation_config or {})
+        _check_read(chosen_engine(engine, simulation)[0], way, federation_config or {})
         try:
             directory = run_on(
                 engine,
@@ -108,22 +111,22 @@ def _python_names() -> Iterator[None]:
         raise other from None
 
 
-def _simulation(
-    config: RunConfig,
-    num_clients: int | None,
-    engine: str,
-    way: Way | None,
-    federation_config: Mapping[str, Value],
-) -> SimulationConfig:
-    """Return the federation config; an entry that the engine doesn't read is a ConfigError."""
-    on_workers = engine == IN_PROCESS[-1] and federation_config.get("workers")
+def _check_read(engine: str, way: Way | None, federation_config: Mapping[str, Value]) -> None:
+    """Refuse what the engine doesn't read."""
+    on_workers = engine == VECTORIZED and federation_config.get("workers")
     if federation_config and engine in IN_PROCESS and not on_workers:
         raise ConfigError(
             f"federation_config: isn't read by engine {engine}; allowed are engine ray, and workers with engine "
-            f"{IN_PROCESS[-1]}"
+            f"{VECTORIZED}"
         )
-    if way is not None and engine != IN_PROCESS[-1]:
-        raise ConfigError(f"way = {way!r}: is a way of engine {IN_PROCESS[-1]}; {engine} has one way")
+    if way is not None and engine != VECTORIZED:
+        raise ConfigError(f"way = {way!r}: is a way of engine {VECTORIZED}; {engine} has one way")
+
+
+def _simulation(
+    config: RunConfig, num_clients: int | None, federation_config: Mapping[str, Value]
+) -> SimulationConfig:
+    """Return the federation config."""
     if num_clients is None and config.resume:
         num_clients = read_run(config.resume)[1]
     clients = {} if num_clients is None else {"num-supernodes": num_clients}
@@ -134,7 +137,7 @@ def sweep(
     *,
     out: str | Path | None = None,
     num_clients: int | None = None,
-    engine: str = IN_PROCESS[-1],
+    engine: str = "",
     jobs: int = 1,
     tune: str | Sequence[str] = (),
     by: str = "",
@@ -151,6 +154,8 @@ def sweep(
     ----------
     out : path, optional
         Folder of the sweep; default: one in ``results`` that is named by its plan.
+    engine : str
+        What runs the clients; empty: the key of the same name, by default ``auto``.
     jobs : int
         Number of runs at a time; 1: in this process. More run in separate processes; a script then needs
         ``if __name__ == "__main__"``.

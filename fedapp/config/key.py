@@ -184,12 +184,15 @@ class Setting:
     dataset : Dataset
     gpus : bool
         Whether a client, or the server, may have a GPU.
+    on_devices : bool
+        Whether the clients are devices rather than simulated.
     """
 
     config: Any
     strategy: FederatedStrategy
     dataset: "Dataset"
     gpus: bool
+    on_devices: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ log = logging.getLogger("flwr.fedapp")
 
 # A resumed run may differ in these from what it was: they don't change what is computed.
 FREE = (
+    "engine",
     "checkpoint-every",
     "min-clients",
     "round-timeout",

@@ -16,6 +16,7 @@ from fedapp.config.key import (
     pattern,
 )
 from fedapp.config.strategy_keys import with_parameters
+from fedapp.names import Engine
 
 ROUNDS = 40  # of a synchronous strategy, where num-server-rounds = 0
 
@@ -24,6 +25,10 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 def _uses_gpus(setting: Setting) -> bool:
     return setting.gpus and not setting.config.client_device == setting.config.server_device == "cpu"
+
+
+def _simulates(setting: Setting) -> bool:
+    return not setting.on_devices
 
 
 def _exports(setting: Setting) -> bool:
@@ -67,6 +72,15 @@ class RunKeys(Keys):
     resume: Annotated[Text, key("folder of a run to go on with")]
     record_divergence: Annotated[
         Flag, key("add to the metrics how unlike the clients' objectives are, and how far local models drift")
+    ]
+    engine: Annotated[
+        Engine,
+        key(
+            "what runs the clients of a simulation: vectorized (batches of clients, in the server's process), "
+            "sequential (one client after the other, there) or ray (Flower's simulation, in processes of their own); "
+            "auto: ray where clients share a GPU or RAY_ADDRESS names a cluster, vectorized elsewhere",
+            if_("a simulation", _simulates),
+        ),
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
     client_device: Annotated[DeviceChoice, key("what clients train on")]

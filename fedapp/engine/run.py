@@ -1,6 +1,7 @@
 """One run on an engine of this machine, from Python objects: what the commands and the Python interface stand on."""
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from fedapp.config.options import SimulationConfig
 from fedapp.engine.ray import simulate
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.names import ENGINES, IN_PROCESS, RAY, Way
+from fedapp.names import AUTO, ENGINES, IN_PROCESS, RAY, VECTORIZED, Way
 from fedapp.own import changed_since, in_process_names
 from fedapp.server import Observer, RunDirectory
 from fedapp.training.gpu import gpu_as_it_was
@@ -26,16 +27,28 @@ from strategies.flower.exchange import never
 log = logging.getLogger("flwr.fedapp")
 
 
-def check_engine(engine: str) -> None:
-    """Refuse an engine that there isn't.
+def chosen_engine(engine: str, simulation: SimulationConfig | None = None) -> tuple[str, str]:
+    """Return the engine of a simulation, one of `ENGINES`, and for ``auto`` the line that says why it is that one.
+
+    Parameters
+    ----------
+    simulation : SimulationConfig, optional
+        The federation config, where it is known: Flower doesn't tell it to a ServerApp.
 
     Raises
     ------
     ConfigError
-        If it is none of `ENGINES`.
+        If the engine is neither ``auto`` nor one of `ENGINES`.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    if engine != AUTO:
+        if engine not in ENGINES:
+            raise ConfigError(f"engine = {engine!r}: allowed are {', '.join((AUTO, *ENGINES))}")
+        return engine, ""
+    if "RAY_ADDRESS" in os.environ:
+        return RAY, "engine = auto: ray, on the cluster that RAY_ADDRESS names"
+    if torch.cuda.is_available() and (simulation is None or simulation.client_resources_num_gpus > 0):
+        return RAY, "engine = auto: ray, so that clients share the GPU; engine = vectorized takes one process"
+    return VECTORIZED, "engine = auto: vectorized, in this process; engine = ray is Flower's simulation"
 
 
 @contextmanager
@@ -67,7 +80,7 @@ def run_on(
     Parameters
     ----------
     engine : str
-        One of `ENGINES`.
+        One of `ENGINES`, or ``auto``.
     simulation : SimulationConfig
         Says how many clients there are; all else is Ray's.
     directory : RunDirectory, optional
@@ -82,14 +95,17 @@ def run_on(
     ConfigError, DataError, ModelError
         What can't be run, before a client starts; and what a strategy raises when the run fails or diverges.
     """
-    check_engine(engine)
+    engine, why = chosen_engine(engine, simulation)
+    config = config.model_copy(update={"engine": engine})
     federation.renew()
-    on_ray = engine == RAY or (engine == IN_PROCESS[-1] and simulation.workers > 0)
+    on_ray = engine == RAY or (engine == VECTORIZED and simulation.workers > 0)
     if on_ray:
         _check_can_be_found(config)
     simulation = fit_to_machine(simulation, config, on_ray=on_ray)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
+    if why:
+        log.info(why)
     if on_ray and engine != RAY:
         from fedapp.engine.workers import grid_of_workers  # Ray takes a second to import
 

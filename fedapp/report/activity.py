@@ -92,7 +92,9 @@ class Activity:
         whole number of bins. Bins cut regardless of the rounds would show how the two fall on each other.
         """
         end = self.end if self.end > self.start else self.start + 1.0
-        begins = np.unique(self.began[(self.began > self.start) & (self.began < end)])
+        least = 1e-9 * (end - self.start)  # below, two times are one but for rounding
+        begins = np.unique(self.began[(self.began > self.start + least) & (self.began < end - least)])
+        begins = begins[np.diff(begins, prepend=self.start) > least]
         if 2 * len(begins) > len(self.place):
             return np.linspace(self.start, end, most + 1)
         rounds = np.array([self.start, *begins])

@@ -11,6 +11,7 @@ PLACES = (
     DATA_PATH,
     "results-dir",
     "run-name",
+    "engine",
     "server-device",
     "client-device",
     "client-threads",

@@ -139,7 +139,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     _check_parts(config, dataset, partition, model)
     _say(config, dataset, partition, model)
     gpus = on_devices or torch.cuda.is_available()
-    unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus))
+    unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
     experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread)
     return _with_lengths(experiment)
 

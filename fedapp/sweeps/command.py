@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, Value
 from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
-from fedapp.names import ENGINES, IN_PROCESS
+from fedapp.names import AUTO, ENGINES
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes
 from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file
@@ -22,7 +22,7 @@ from fedapp.sweeps.sweep import Outcome, make_sweep
 
 
 def _engines(incomplete: str) -> list[str]:
-    return [name for name in ENGINES if name.startswith(incomplete)]
+    return [name for name in (AUTO, *ENGINES) if name.startswith(incomplete)]
 
 
 RunOptions = Annotated[
@@ -46,8 +46,12 @@ def sweep(
     run_config: RunOptions = None,
     federation_config: FederationOptions = None,
     engine: Annotated[
-        str, typer.Option(help=f"what runs the clients: {', '.join(ENGINES)}", autocompletion=_engines)
-    ] = IN_PROCESS[-1],
+        str,
+        typer.Option(
+            help=f"what runs the clients: {', '.join((AUTO, *ENGINES))}; default: the key engine",
+            autocompletion=_engines,
+        ),
+    ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, each in a process of one thread")] = 1,
     tune: Annotated[
         list[str] | None,

@@ -36,7 +36,7 @@ from rich.progress import (
 
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.config.options import SimulationConfig
-from fedapp.engine.run import check_engine, run_on, torch_as_it_was
+from fedapp.engine.run import chosen_engine, run_on, torch_as_it_was
 from fedapp.logs import shown_from
 from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
@@ -67,7 +67,7 @@ def run_missing(
     folder : Path
         Holds a folder for each run, by `PlannedRun.name`.
     engine : str
-        One of `fedapp.names.ENGINES`.
+        One of `fedapp.names.ENGINES`, or ``auto``; empty: the key ``engine`` of each run.
     jobs : int
         Worker processes, each with one thread; 0: this process makes the runs, one after the other.
     have : container of str
@@ -110,8 +110,8 @@ def run_missing(
 
 def _check_jobs(planned: Sequence[PlannedRun], engine: str, jobs: int) -> None:
     """Refuse runs in processes that can't make them."""
-    check_engine(engine)
-    if engine == RAY and jobs > 1:
+    engines = {chosen_engine(engine or each.config.engine)[0] for each in planned}
+    if RAY in engines and jobs > 1:
         raise ConfigError(
             f"jobs = {jobs}: Ray spreads one run over all cores; allowed with engine {RAY} is 1"
         )
@@ -160,7 +160,14 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
                 else planned.config.model_copy(update={"results_dir": str(folder), "run_name": path.name})
             )
             simulation = SimulationConfig.read({"num-supernodes": planned.num_clients})
-            run_on(engine, config, simulation, directory=directory, workers=1, stopped=_INTERRUPTED.is_set)
+            run_on(
+                engine or config.engine,
+                config,
+                simulation,
+                directory=directory,
+                workers=1,
+                stopped=_INTERRUPTED.is_set,
+            )
         except Exception as error:  # one run that can't be made doesn't keep the others from it
             text = in_keys(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
             return _diverged(folder_of(planned, folder)) or text

@@ -26,7 +26,7 @@ def flwr_run(flower, free_port, pairs):
 def test_flwr_run_gives_the_same_bits_as_run_simulation(flwr_run, simulate, tmp_path):
     config = {"num-server-rounds": 3, "strategy": "fedprox", "figures": False, **CENTRAL}
     config |= {"server-optimizer": "adam", "server-lr": 0.01, "fedfix-interval": 2.0}
-    output = flwr_run(config | {"results-dir": str(tmp_path), "run-name": "run"}, 4)
+    output = flwr_run(config | {"engine": "ray", "results-dir": str(tmp_path), "run-name": "run"}, 4)
     assert f"Run directory: {tmp_path / 'run'}" in output, output
     said = "not read by fedprox: fedfix-interval = 2.0"
     assert output.count(said) == 1, output
@@ -39,6 +39,17 @@ def test_flwr_run_gives_the_same_bits_as_run_simulation(flwr_run, simulate, tmp_
 
 @pytest.mark.ci
 @pytest.mark.thorough
+def test_flwr_run_takes_the_engine_that_fits(flwr_run, simulate, tmp_path):
+    config = {"num-server-rounds": 3, "strategy": "fedbuff", "figures": False}
+    output = flwr_run(config | {"results-dir": str(tmp_path), "run-name": "run"}, 4)
+    assert output.count("engine = auto: vectorized") == 1, output
+    other = simulate(config, engine="vectorized")
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == other.model
+    assert summary_of(tmp_path / "run")["engine"] == "vectorized"
+
+
+@pytest.mark.ci
+@pytest.mark.thorough
 def test_flwr_run_says_what_is_wrong(flwr_run):
     assert "lr = -1: must be a number > 0" in flwr_run({"lr": -1}, 4)
 
@@ -46,7 +57,7 @@ def test_flwr_run_says_what_is_wrong(flwr_run):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_flwr_run_takes_the_keys_of_a_strategy_of_ones_own(flwr_run, simulate, tmp_path):
-    own = {"strategy": "custom.half_life:HalfLife", "num-server-rounds": 3}
+    own = {"strategy": "custom.half_life:HalfLife", "num-server-rounds": 3, "engine": "sequential"}
     given = {"strategy-config": "half-life=0.25 tick=0.3", "results-dir": str(tmp_path), "run-name": "run"}
     output = flwr_run(own | given, 3)
     assert f"Run directory: {tmp_path / 'run'}" in output, output

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedapp.cli import app
 from fedapp.config import RunConfig
 from fedapp.config.options import SimulationConfig, read_options
 from fedapp.engine import run as engine_run
-from fedapp.engine.run import fit_to_machine
+from fedapp.engine.run import chosen_engine, fit_to_machine
 from run_simulation import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -241,7 +242,7 @@ def test_the_way_of_training_can_be_chosen(
 @pytest.mark.parametrize(("engine", "way"), [("ray", "single"), ("sequential", "vmapped")])
 def test_a_way_of_another_engine(engine: str, way: str, fails: Callable[..., str]) -> None:
     line = fails("--engine", engine, "--way", way)
-    assert line == f"--way {way}: is a way of --engine vectorized; --engine {engine} has one way"
+    assert line == f"--way {way}: is a way of engine vectorized; engine {engine} has one way"
 
 
 @pytest.mark.parametrize(
@@ -348,3 +349,37 @@ def test_real_time_that_nobody_asked_for_is_said(tmp_path: Path, caplog: pytest.
             [str(device_run), "clock=virtual"],
         ):
             assert said(*wanted) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "gpu", "share", "expected"),
+    [
+        ("auto", False, False, 0.1, "vectorized"),
+        ("auto", False, True, 0.1, "ray"),
+        ("auto", False, True, 0.0, "vectorized"),
+        ("auto", False, True, None, "ray"),  # under `flwr run` nobody knows the share
+        ("auto", True, False, 0.0, "ray"),
+        ("sequential", True, True, 0.1, "sequential"),
+    ],
+)
+def test_the_engine_that_fits(
+    engine: str, cluster: bool, gpu: bool, share: float | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if cluster:
+        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    simulation = None if share is None else SimulationConfig.read({"client-resources-num-gpus": share})
+    chosen, why = chosen_engine(engine, simulation)
+    assert chosen == expected
+    assert why.startswith(f"engine = auto: {expected}, ") == (engine == "auto")
+
+
+def test_a_run_records_its_engine_and_may_go_on_with_another(tmp_path: Path, no_figures: None) -> None:
+    config = f"results-dir={tmp_path} run-name=run num-server-rounds=1 model=logistic"
+    assert main(["-c", config, "--federation-config", "num-supernodes=3"]) == 0
+    recorded = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert recorded["engine"] == "vectorized"
+    assert main(["-c", f"resume={tmp_path / 'run'} num-server-rounds=2 engine=sequential"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["engine"], summary["aggregations"]) == ("sequential", 2)

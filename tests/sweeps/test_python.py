@@ -196,7 +196,7 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
             "dataset: y_train holds objects; numbers or texts are needed",
         ),
         ({"dataset": ([[1], [1, 2]], [0, 1])}, ConfigError, "dataset: x_train is no array (setting an array"),
-        ({"engine": "rya"}, ConfigError, "engine = 'rya': allowed are sequential, vectorized, ray"),
+        ({"engine": "rya"}, ConfigError, "engine = 'rya': allowed are auto, sequential, vectorized, ray"),
         ({"way": "single", "engine": "sequential"}, ConfigError, "is a way of engine vectorized"),
         ({"federation_config": {"verbose": True}}, ConfigError, "federation_config: isn't read by engine"),
         ({"num_clients": 0}, ConfigError, "num_clients = 0"),

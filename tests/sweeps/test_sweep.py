@@ -224,7 +224,7 @@ def test_where_nothing_came_to_its_end_nothing_is_picked(tmp_path):
         (("lr=1", "--tune", "l2"), "tune: 'l2' is no axis; there are lr"),
         (("seed=1,2", "--tune", "seed"), "the seed isn't tuned"),
         (("lr=1", "--by", "f1"), "by: 'f1' is measured in no run; allowed are loss, accuracy, rmse, r2"),
-        (("lr=1", "--engine", "rya"), "engine = 'rya': allowed are sequential, vectorized, ray"),
+        (("lr=1", "--engine", "rya"), "engine = 'rya': allowed are auto, sequential, vectorized, ray"),
         (("lr=1", "--engine", "ray", "--jobs", "2"), "allowed with engine ray is 1"),
         (("lr=1", "--federation-config", "init-args-num-cpus=1"), "isn't read by a sweep"),
         (("nowhere.toml",), "nowhere.toml: no such file"),
