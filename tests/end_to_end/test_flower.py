@@ -40,7 +40,7 @@ def test_flwr_run_gives_the_same_bits_as_run_simulation(flwr_run, simulate, tmp_
 @pytest.mark.ci
 @pytest.mark.thorough
 def test_flwr_run_takes_the_engine_that_fits(flwr_run, simulate, tmp_path):
-    config = {"num-server-rounds": 3, "strategy": "fedbuff", "figures": False}
+    config = {"num-server-rounds": 3, "strategy": "fedbuff", "buffer-size": 2, "figures": False}
     output = flwr_run(config | {"results-dir": str(tmp_path), "run-name": "run"}, 4)
     assert output.count("engine = auto: vectorized") == 1, output
     other = simulate(config, engine="vectorized")
