@@ -66,17 +66,16 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ.pop(key) if value is None else os.environ.update({key: value})
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing at the end of a run: for many short runs, as figures take longer than those."""
-    drawn = (
-        "figures.draw_curves",
-        "figures.draw_partition",
-        "by_client.draw_by_client",
-        "gantt.draw_timeline",
-    )
-    for name in drawn:
-        monkeypatch.setattr(f"fedapp.report.{name}", lambda *_, **__: None)
+@pytest.fixture(autouse=True)
+def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing at the end of the app's runs in this process: figures take several times as long as those.
+
+    A test of a run's figures is marked ``figures``. Tests of strategies don't import the app.
+    """
+    if "strategies" in request.path.relative_to(request.config.rootpath).parts:
+        return
+    if not request.node.get_closest_marker("figures"):
+        monkeypatch.setattr("fedapp.server.journal.draw_figures", lambda *_: None)
 
 
 @pytest.fixture

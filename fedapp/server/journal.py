@@ -114,18 +114,22 @@ class Journal(Observer):
         self._clients.publish(last=True)
         self._write_away()
         if self.experiment.config.figures and (self.directory.path / "model.safetensors").exists():
-            from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
-            from fedapp.report.gantt import draw_timeline
+            draw_figures(self.directory.path, self.experiment)
 
-            draw_curves(self.directory.path, type(self.experiment.config).defaults())
-            draw_timeline(self.directory.path)
-            if self.experiment.config.test_on == OWN:
-                from fedapp.report.by_client import draw_by_client
 
-                draw_by_client(self.directory.path)
-            dataset = self.experiment.dataset
-            numbers = dataset.targets == "numbers"
-            draw_partition(self.directory.path, dataset.strata, dataset.num_strata, numbers=numbers)
+def draw_figures(path: Path, experiment: Experiment) -> None:
+    """Draw the figures of the run in a run directory."""
+    from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
+    from fedapp.report.gantt import draw_timeline
+
+    draw_curves(path, type(experiment.config).defaults())
+    draw_timeline(path)
+    if experiment.config.test_on == OWN:
+        from fedapp.report.by_client import draw_by_client
+
+        draw_by_client(path)
+    dataset = experiment.dataset
+    draw_partition(path, dataset.strata, dataset.num_strata, numbers=dataset.targets == "numbers")
 
 
 # What sums are called, and what of an aggregation they add up.

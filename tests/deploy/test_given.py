@@ -22,7 +22,6 @@ HALF_LIFE = "custom.half_life:HalfLife"
 LINE = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_a_simulations_clock_stays_with_it(tmp_path: Path) -> None:
     given = {"model": "logistic", "num-server-rounds": 1, "lr": 0.3, "results-dir": str(tmp_path)}
     recorded = run(SequentialGrid(app, 2), prepare(RunConfig.load(given), 2)).path / "config.toml"
@@ -65,7 +64,6 @@ def test_devices_in_virtual_time_are_a_warning(caplog: pytest.LogCaptureFixture)
     assert "safeguards = auto bounds nothing" in line
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_a_run_of_a_strategy_of_ones_own_goes_to_devices(tmp_path: Path) -> None:
     given = {
         "strategy": HALF_LIFE,

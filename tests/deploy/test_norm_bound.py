@@ -17,8 +17,6 @@ from fedapp.report import read_metrics
 from fedapp.server import prepare, run
 from strategies.flower.arrays import clip_update
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 VECTORS = hnp.arrays(np.float64, 5, elements=st.floats(-1e6, 1e6))
 
 

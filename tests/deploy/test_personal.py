@@ -37,7 +37,6 @@ NODES = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("no_figures")
 def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(
     tmp_path_factory: pytest.TempPathFactory, repository: Path
 ) -> None:

@@ -15,8 +15,6 @@ from fedapp.server import prepare, run
 from strategies import REGISTRY
 from strategies.flower import messages
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 RULES = {
     "fedprox": {messages.APPLIED: {messages.ALPHA: 0.1}},
     "spectral": {messages.APPLIED: {messages.BETA: 0.5, messages.RECORDS: [messages.NEIGHBOURS]}},

@@ -21,7 +21,6 @@ FALLS_BACK = "No worker for this message, its own process works"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("no_figures")
 def test_devices_with_workers_train_the_model_of_a_simulation_though_one_is_killed(
     tmp_path_factory: pytest.TempPathFactory, repository: Path
 ) -> None:

@@ -17,7 +17,7 @@ from tests.docs.pages import GUIDES, blocks_of, text_of
 from tests.runs import lines_of, same_files
 
 
-def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch, no_figures):
+def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch):
     (code,) = [block.code for block in blocks_of("docs/own-strategy.md") if block.language == "python"]
     names: dict = {"__name__": "guide"}
     monkeypatch.setitem(sys.modules, "guide", types.ModuleType("guide"))

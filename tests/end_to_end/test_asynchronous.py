@@ -11,8 +11,6 @@ from tests.end_to_end.softmax import KEYS, Problem, assert_close
 from tests.runs import lines_of, summary_of
 from tests.strategies.events.event_reference import simulate
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS, AGGREGATIONS, STEPS, SERVER_LR, L2 = 7, 40, 3, 0.1, 0.01
 
 # F80 of seven clients is (3, 5, 7, 9, 11, 13, 15) fifteenths of a second; Δt = .5 s. In thirtieths all are whole.

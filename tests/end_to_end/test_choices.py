@@ -11,8 +11,6 @@ import pytest
 from fedapp.config import ConfigError
 from tests.runs import lines_of
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 4
 
 

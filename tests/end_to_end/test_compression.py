@@ -6,8 +6,6 @@ import pytest
 from tests.end_to_end.softmax import KEYS, Problem, assert_close
 from tests.runs import lines_of, summary_of
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 ROUNDS, STEPS, CLIENTS, SHARE = 6, 5, 7, 0.1
 
 

@@ -13,8 +13,6 @@ from tests.end_to_end.softmax import KEYS, Problem, assert_close
 from tests.runs import arrays_of, lines_of, same_files
 from tests.strategies.events.fleet_reference import Reference
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS, STEPS, SERVER_LR = 5, 3, 0.1
 SPEEDS, DOWN, UP, LATENCY = [900.0, 2100.0, 400.0, 1300.0, 700.0], 3e5, 1e5, 0.05
 PERIOD = 9.7

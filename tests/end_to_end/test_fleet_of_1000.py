@@ -61,7 +61,6 @@ EVERY = [
 ]
 
 
-@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("strategy", EVERY)
 def test_one_config_runs_under_every_strategy_twice_to_the_same_bits(tmp_path, strategy):
     seen = {}

@@ -10,8 +10,6 @@ import pytest
 from fedapp.report.client_tables import by_evaluation
 from tests.end_to_end.softmax import KEYS, Array, Problem, assert_close
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 ROUNDS, STEPS, CLIENTS, L2, ZERO = 5, 3, 7, 0.01, np.zeros((10, 65))
 CONFIG = {
     **KEYS,

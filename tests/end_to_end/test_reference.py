@@ -6,8 +6,6 @@ import pytest
 from tests.end_to_end.server_step import server_step
 from tests.end_to_end.softmax import KEYS, Problem, assert_close
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 ROUNDS, CLIENTS, ZERO = 6, 7, np.zeros((10, 65))
 
 

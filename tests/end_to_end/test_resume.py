@@ -19,8 +19,6 @@ from tests.end_to_end.processes import server_apps
 from tests.runs import arrays_of, count_of, lines_of, same_files, summary_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS, ROUNDS = 4, 24
 BASE: dict[str, Any] = {
     "model": "logistic",

@@ -25,8 +25,6 @@ from strategies.flower import messages
 from tests.end_to_end.softmax import KEYS, Problem, assert_close
 from tests.runs import lines_of, summary_of
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS, ROUNDS, STEPS, LR, L2 = 7, 20, 5, KEYS["lr"], 0.01
 CPU = torch.device("cpu")
 

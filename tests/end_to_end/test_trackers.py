@@ -10,8 +10,6 @@ from fedapp.server.trackers import find_spec
 from tests.runs import lines_of, summary_of
 from tests.selection import only
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 @pytest.fixture
 def tracked(run_app):

@@ -21,8 +21,6 @@ from strategies import REGISTRY
 
 Refusal = Callable[..., str]
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 @pytest.fixture
 def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:

@@ -14,8 +14,6 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.report.client_tables import last_clients, read_tasks
 from fedapp.report.page.timeline import timeline
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 4  # F80: tasks take 0.2, 0.467, 0.733 and 1 s
 Go = Callable[..., Path]
 

@@ -157,9 +157,7 @@ def test_as_a_command(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_simulation_logs_in_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_figures: None
-) -> None:
+def test_a_simulation_logs_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = f'results-dir="{tmp_path}" run-name="run" num-server-rounds=1 log-format="json" proximal-mu=2.0'
     federation = "num-supernodes=3"
     assert main(["--engine", "sequential", "-c", config, "--federation-config", federation]) == 0
@@ -291,7 +289,7 @@ def test_an_engine_names_what_it_does_not_read_of_the_federation(
     )
 
 
-def test_a_runs_config_repeats_it_with_its_clients(tmp_path: Path, no_figures: None) -> None:
+def test_a_runs_config_repeats_it_with_its_clients(tmp_path: Path) -> None:
     first = f"results-dir={tmp_path} run-name=run num-server-rounds=2 model=logistic"
     options = ["--engine", "sequential"]
     assert main([*options, "-c", first, "--federation-config", "num-supernodes=3"]) == 0
@@ -305,7 +303,7 @@ def test_a_runs_config_repeats_it_with_its_clients(tmp_path: Path, no_figures: N
 
 
 @pytest.mark.thorough
-def test_fedapp_run_is_the_same_command(tmp_path: Path, no_figures: None) -> None:
+def test_fedapp_run_is_the_same_command(tmp_path: Path) -> None:
     config = f"num-server-rounds=1 model=logistic results-dir={tmp_path}"
     arguments = ["--engine", "sequential", "--federation-config", "num-supernodes=3", "-c"]
     done = CliRunner().invoke(app, ["run", *arguments, f"{config} run-name=a"])

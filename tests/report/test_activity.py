@@ -20,8 +20,6 @@ from fedapp.report.client_tables import TasksFile, last_away, read_away, read_ta
 from fedapp.report.page.timeline import timeline
 from strategies.clients.accounts import LOST, Parts, TaskSpan, Timeline
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS, STEPS = 5, 3
 SPEEDS, DOWN, UP, LATENCY = [900.0, 2100.0, 400.0, 1300.0, 700.0], 3e5, 1e5, 0.05
 PERIOD = 9.7

@@ -39,9 +39,7 @@ def in_its_clock(run: Path) -> list[tuple[Any, ...]]:
     return list(zip(*(read_tasks(run)[name].to_pylist() for name in columns), strict=True))
 
 
-def test_a_round_lasts_as_long_as_its_slowest_client_and_the_others_wait(
-    tmp_path: Path, no_figures: None
-) -> None:
+def test_a_round_lasts_as_long_as_its_slowest_client_and_the_others_wait(tmp_path: Path) -> None:
     spans = in_its_clock(go(tmp_path, num_server_rounds=3))
     times = np.linspace(0.2, 1, CLIENTS)
     expected = [
@@ -53,9 +51,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client_and_the_others_wait(
 
 
 @pytest.mark.parametrize("strategy", ["async-fedavg", "fedbuff"])
-def test_without_rounds_a_client_has_one_task_after_the_other(
-    strategy: str, tmp_path: Path, no_figures: None
-) -> None:
+def test_without_rounds_a_client_has_one_task_after_the_other(strategy: str, tmp_path: Path) -> None:
     keys = {"buffer_size": 3} if strategy == "fedbuff" else {}
     run = go(tmp_path, strategy=strategy, num_server_rounds=12, **keys)
     table, end = read_tasks(run).to_pandas(), json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -70,9 +66,7 @@ def test_without_rounds_a_client_has_one_task_after_the_other(
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_a_resumed_run_has_the_tasks_of_one_that_went_through(
-    strategy: str, tmp_path: Path, no_figures: None
-) -> None:
+def test_a_resumed_run_has_the_tasks_of_one_that_went_through(strategy: str, tmp_path: Path) -> None:
     whole = go(tmp_path / "whole", strategy=strategy, num_server_rounds=20)
     part = go(tmp_path / "part", strategy=strategy, num_server_rounds=10)
     assert in_its_clock(part) != in_its_clock(whole)

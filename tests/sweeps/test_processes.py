@@ -26,7 +26,7 @@ sys.stdin.read()
 """
 
 
-def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path, no_figures):
+def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path):
     planned = PlannedRun({"case": "αβ"}, RunConfig.load(TINY), 3)
     assert perform(planned, tmp_path, "sequential") == ""
     run = tmp_path / f"run-{planned.key}"  # which nothing in its label can call
@@ -46,7 +46,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path, no_figur
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path: Path, no_figures):
+def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path: Path):
     """Python's own collection, which comes only after dozens of runs, is off."""
 
     def kept() -> int:

@@ -85,8 +85,7 @@ def make(out: Path, **changes: Any) -> str:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("draw_curves", "draw_partition"):  # of each run
-            patch.setattr(f"fedapp.report.figures.{name}", lambda *_, **__: None)
+        patch.setattr("fedapp.server.journal.draw_figures", lambda *_: None)
         out = tmp_path_factory.mktemp("map") / "own"
         out.mkdir()
         yield out, make(out)
@@ -334,7 +333,7 @@ def test_the_shipped_map_has_every_method_or_its_page_says_which_not_and_as_many
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "spectral", "fednova", "scaffold", "feddyn", "mifa"])
-def test_a_round_is_as_long_whatever_the_others_need(method, tmp_path, no_figures):
+def test_a_round_is_as_long_whatever_the_others_need(method, tmp_path):
     """What ``same-upwards`` says in the shipped map, of real runs."""
     plan = read_file(SHIPPED, MapPlan)
     assert plan.methods[method]["same-upwards"]

@@ -20,8 +20,6 @@ from strategies.updates.compression import is_compressed, size_of
 from strategies.updates.compression_residual import LEFT_OUT
 from tests.runs import arrays_of, lines_of, same_files, vector_of
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 4
 NAMES = ["fp16", "int8", "topk:0.05", "qsgd:4"]
 Go = Callable[..., Path]

@@ -90,7 +90,6 @@ def test_without_a_gpu_the_key_is_read_by_devices_alone(
     assert ("tf32" in experiment.unread) is not on_devices
 
 
-@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("engine", IN_PROCESS)
 def test_a_run_leaves_torch_its_threads(
     engine: str, configure: Callable[..., RunConfig], tmp_path: Path

@@ -23,8 +23,6 @@ from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import RUN_ID, be_the_server
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 4
 COMMON = {"model": "logistic", "num-server-rounds": 3, "test-on": "own"}
 Go = Callable[..., Path]

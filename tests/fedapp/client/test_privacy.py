@@ -23,8 +23,6 @@ from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from tests.selection import one_of_each
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CENTRAL = {"dp": "central", "client-weights": "uniform"}
 
 

@@ -20,8 +20,6 @@ from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
 from tests.selection import spread
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 3
 COMMON = {"model": "logistic", "num-server-rounds": 2, "checkpoint-every": 1}
 

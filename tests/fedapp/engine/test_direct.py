@@ -21,8 +21,6 @@ from strategies.flower import messages
 from strategies.flower.grids import WorkingGrid, WorkRequest
 from tests.selection import only
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 Configure = Callable[..., RunConfig]
 CLIENTS = 12
 # A method that sets the number of steps of each task writes it into its requests: its clients get messages.

@@ -24,8 +24,6 @@ from strategies.updates.aggregation import WeightedSum, block_size
 from strategies.updates.sums import BlockSum, SumRequest, blocks
 from tests.selection import methods, only
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 Configure = Callable[..., RunConfig]
 CLIENTS = 20
 

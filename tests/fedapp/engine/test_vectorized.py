@@ -28,8 +28,6 @@ from strategies.flower.internals import APP_RAISED
 from strategies.updates.sums import BlockSum, SumRequest
 from tests.selection import covering, only, spread
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 5
 Configure = Callable[..., RunConfig]
 

@@ -21,8 +21,6 @@ from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
 from strategies.flower.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 Configure = Callable[..., RunConfig]
 Run = Callable[..., Path]
 CLIENTS = 30

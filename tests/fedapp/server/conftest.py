@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedapp import client_app, federation, server
+from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from strategies.flower.grids import DEPLOYMENT
@@ -28,13 +28,8 @@ class Devices(SequentialGrid):
 Go = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    federation.forget()
-
-
 @pytest.fixture
-def go(tmp_path: Path, no_figures: None) -> Go:
+def go(tmp_path: Path) -> Go:
     """Run the app on devices, with these keys; return the run's folder."""
 
     def run(

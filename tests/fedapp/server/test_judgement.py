@@ -133,9 +133,9 @@ def test_the_exit_code_and_the_status_say_so(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert said == ([f"error: {summary['reason']}"] if reason else [])
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert (tmp_path / "run" / "curves.png").is_file()
 
 
+@pytest.mark.figures
 def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wanted in ("true", "false"):
         given = f"num-server-rounds=1 figures={wanted} results-dir={tmp_path} run-name=with-{wanted}"
@@ -153,7 +153,7 @@ def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.Cap
     "strategy",
     only(["fedavg", "fedbuff", "fedprox", "spectral", "async-fedavg", "fedfix", "ringmaster", "rennala"], 2),
 )
-def test_every_strategy_learns_as_it_comes(strategy: str, tmp_path: Path, no_figures: None) -> None:
+def test_every_strategy_learns_as_it_comes(strategy: str, tmp_path: Path) -> None:
     config = RunConfig.load({"strategy": strategy, "results-dir": str(tmp_path), "run-name": "run"})
     path = server.run(make_grid("vectorized", 20), server.prepare(config, 20)).path
     last = read_metrics(path)[-1]

@@ -116,7 +116,7 @@ def copy(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path, no_figures: None) -> None:
+def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path) -> None:
     given = f"num-server-rounds=2 checkpoint-every=1 model=logistic results-dir={tmp_path} run-name=run"
     arguments = ["--engine", "sequential", "--federation-config", "num-supernodes=3", "-c"]
     config = f"{given} lr=0.2 log-format={log_format} buffer-size=3"
@@ -138,7 +138,7 @@ def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path, no_figures
     ]
 
 
-def test_the_log_ends_with_why_the_run_did(tmp_path: Path, no_figures: None) -> None:
+def test_the_log_ends_with_why_the_run_did(tmp_path: Path) -> None:
     config = f"num-server-rounds=1 lr=1e30 model=logistic results-dir={tmp_path} run-name=run"
     assert run(parser_of(None, "").parse_args(["--engine", "vectorized", "-c", config])) == 1
     assert copy(tmp_path / "run")[-1].startswith("ERROR   no client's work was accepted in 1 aggregations")

@@ -24,8 +24,6 @@ from fedapp.federation.graph import graph_arrays
 from strategies import RunError
 from strategies.flower import messages
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 CLIENTS = 4
 
 Go = Callable[..., Path]
