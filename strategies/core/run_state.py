@@ -259,6 +259,11 @@ class RunState:
             self.layout = Layout.of(arrays)
         except ArraysMismatchError as error:
             raise ArraysMismatchError(f"the initial arrays are no model to train: {error}") from None
+        if self.layout.is_bytes:
+            raise ArraysMismatchError(
+                "the initial arrays are no model to train: bytes of a serialised model, such as trees of xgboost, "
+                "can't be averaged like vectors (Flower's FedXgbBagging collects trees)"
+            )
         self.buffers = Buffers.of(self.layout, self.flower.untrained)
 
     def initial_model(self, arrays: ArrayRecord) -> Vector:

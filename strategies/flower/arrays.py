@@ -94,6 +94,11 @@ class Layout:
         )
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether the arrays are bytes, such as a serialised model, and not numbers to calculate with."""
+        return bool(self.dtypes) and all(dtype == np.uint8 for dtype in self.dtypes)
+
+    @property
     def narrow(self) -> np.dtype:
         """The narrowest dtype that holds all values of a model exactly, for storing vectors."""
         return np.result_type(*self.dtypes) if self.dtypes else np.dtype(np.float64)
