@@ -67,8 +67,8 @@ def added_in_order(rows: NDArray[np.float64]) -> Vector:
 def block_size(number: int, size: int) -> int:
     """Return the number of clients in a block, for ``number`` tasks and a model of ``size`` values.
 
-    There are eight blocks or more, so that threads can share the work; a block has at most 64 clients, and at most
-    64 MiB of models in float64.
+    A block has an eighth of the clients, rounded up, so that threads can share the work; at most 64 clients, and at
+    most 64 MiB of models in float64.
     """
     return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
 

@@ -12,7 +12,15 @@ from hypothesis.extra import numpy as hnp
 
 from strategies import FedAvg, FedProx, RunError, Spectral
 from strategies.flower import messages
-from strategies.updates.aggregation import MEAN, RULES, RobustRule, WeightedSum, added_in_order, least_updates
+from strategies.updates.aggregation import (
+    MEAN,
+    RULES,
+    RobustRule,
+    WeightedSum,
+    added_in_order,
+    block_size,
+    least_updates,
+)
 from strategies.updates.safeguards import bounded
 
 Make = Callable[..., Any]
@@ -103,6 +111,8 @@ def test_no_update_moves_the_sum_beyond_the_bound_also_with_the_weight_of_others
     result = gathered.result(weights.tolist())
     assert result is not None
     assert result.max() <= bound * (1 + 1e-12)
+    if there.all():  # nothing is shared out, whatever the rounding of norms
+        assert result.tobytes() == gathered.total.tobytes()
     moves = np.where(there, np.minimum(weights * lengths, bound), 0.0)
     share = weights.sum() / weights[there].sum()
     if moves.max() * share <= bound or there.all():  # nothing to hold back: what there is without a bound
@@ -227,6 +237,36 @@ def test_central_noise_has_the_right_size_and_is_repeated_only_in_a_simulation(
     assert not np.array_equal(noise, noises(*tools, repeatable=False))
     # One reply is missing: the others count for half each, so z S / 2.
     assert noises(*tools, spoil=True).std() == pytest.approx(0.75, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "clients"),
+    [
+        (1, 1, 1),
+        (8, 1, 1),
+        (9, 1, 2),
+        (16, 1, 2),
+        (17, 1, 3),
+        (1000, 1, 64),
+        (1000, 1 << 20, 8),
+        (9, 1 << 30, 1),
+    ],
+)
+def test_a_block_has_an_eighth_of_the_clients_at_most_64_and_64_mib(
+    number: int, size: int, clients: int
+) -> None:
+    assert block_size(number, size) == clients
+
+
+@pytest.mark.parametrize(("private", "total"), [(False, 1.0), (True, 2.0)])
+def test_under_privacy_the_weight_of_missing_updates_is_shared_whatever_the_others_sent(
+    private: bool, total: float
+) -> None:
+    gathered = WeightedSum(1, 2, bound=1.0, private=private)
+    gathered.add(0.5, np.array([2.0]))  # moves the sum by the bound already
+    gathered.skip()
+    assert gathered.result([0.5, 0.5]) == total
+    assert gathered.sensitivity([0.5, 0.5]) == total / 2
 
 
 def test_weights_that_cancel_still_have_a_sum() -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from strategies import AsyncFedAvg, FedAMP, FedAvg, FedBuff, FedFix, messages
 from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
-from strategies.updates.buffers import Buffers, UsualBuffers
+from strategies.updates.buffers import UNTRAINED, Buffers, UsualBuffers
+from strategies.updates.chain import Bound, Local
+from tests.strategies.parts import client
 
 Make = Callable[..., Any]
 Spoil = Callable[[dict[str, Any], RecordDict], None]
@@ -177,6 +179,17 @@ def test_the_norm_bound_is_for_running_statistics_as_well() -> None:
     assert bounded["norm.running_var"][0] == pytest.approx(1 + (0.0 + 0.1 - 0.1 + 0.2 + 0.4) / 5, rel=1e-5)
     assert bounded["norm.num_batches_tracked"] == 10
     assert bounded["weight"][0] == pytest.approx((0.5 / np.sqrt(0.5)) * 0.5, rel=1e-5)
+
+
+def test_a_jump_of_the_statistics_alone_is_shortened_and_marked() -> None:
+    layout = Layout.of(record(model()))
+    base = layout.to_vector(record(model()))
+    local = Local(client(0), base.copy(), base, untrained=np.array([3.0, 5.0, 7.0]))
+    Bound(2.5, Buffers.of(layout, UNTRAINED))(local)
+    # Mean and variance jump by (3, 4), which is halved; the counter stays as it is.
+    assert local.untrained is not None
+    assert (local.bounded, local.untrained.tolist()) == (True, [1.5, 3.0, 7.0])
+    assert local.model.tolist() == base.tolist()
 
 
 # Records that nobody asked for ---------------------------------------------------------------------
