@@ -207,44 +207,43 @@ def test_parse(text: str, fraction: float, expected: Participation) -> None:
     assert Participation.parse(text, fraction) == expected
 
 
-@pytest.mark.parametrize("text", ["", "half", "Full", "full:1", "uniform:0.5", "fixed"])
-def test_parse_of_an_unknown_scheme_names_key_value_and_what_is_allowed(text: str) -> None:
-    with pytest.raises(ValueError, match="full, uniform, md, paired, flower, fixed:I,J") as error:
-        Participation.parse(text)
-    assert f"participation = {text!r}" in str(error.value)
+LISTED = "distinct client indices, such as fixed:0,3"
 
 
-@pytest.mark.parametrize("text", ["fixed:", "fixed:a", "fixed:0,,1", "fixed:-1", "fixed:2,2", "fixed:1.5"])
-def test_parse_of_a_bad_client_list_shows_a_good_one(text: str) -> None:
-    with pytest.raises(ValueError, match="distinct client indices, such as fixed:0,3") as error:
-        Participation.parse(text)
-    assert f"participation = {text!r}" in str(error.value)
+@pytest.mark.parametrize(
+    ("text", "fraction", "said"),
+    [
+        *(
+            (text, 1.0, "full, uniform, md, paired, flower, fixed:I,J")
+            for text in ("", "half", "Full", "fixed")
+        ),
+        *((text, 1.0, "full, uniform, md, paired, flower, fixed:I,J") for text in ("full:1", "uniform:0.5")),
+        *((f"fixed:{rest}", 1.0, LISTED) for rest in ("", "a", "0,,1", "-1", "2,2", "1.5")),
+        *(
+            (text, 0.5, "goes with participation uniform, md or flower")
+            for text in ("full", "paired", "fixed:0")
+        ),
+        *(("uniform", fraction, "must be above 0, at most 1") for fraction in (0.0, -0.5, 1.5, float("nan"))),
+    ],
+)
+def test_parse_names_key_value_and_what_is_allowed(text: str, fraction: float, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        Participation.parse(text, fraction)
+    key = f"participation = {text!r}" if fraction == 1.0 else f"fraction_train = {fraction}"
+    assert key in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["full", "paired", "fixed:0,1"])
-def test_parse_refuses_a_fraction_where_it_has_no_meaning(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"fraction_train = 0\.5: goes with participation uniform, md or flower"
-    ):
-        Participation.parse(text, 0.5)
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, float("nan")])
-def test_parse_refuses_a_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(ValueError, match="fraction_train"):
-        Participation.parse("uniform", fraction)
-
-
-def test_check_names_the_client_that_is_not_there() -> None:
-    Participation.parse("fixed:0,3").check(4)
-    with pytest.raises(ValueError, match=r"client 3: there are 3 clients, allowed are 0 to 2"):
-        Participation.parse("fixed:0,3").check(3)
-
-
-def test_paired_needs_two_clients() -> None:
-    Participation("paired").check(2)
-    with pytest.raises(ValueError, match="needs 2 clients or more, there are 1"):
-        Participation("paired").draw(np.ones(1), np.random.default_rng(0))
+@pytest.mark.parametrize(
+    ("text", "enough", "said"),
+    [
+        ("fixed:0,3", 4, "client 3: there are 3 clients, allowed are 0 to 2"),
+        ("paired", 2, "needs 2 clients or more, there are 1"),
+    ],
+)
+def test_a_scheme_wants_enough_clients(text: str, enough: int, said: str) -> None:
+    Participation.parse(text).check(enough)
+    with pytest.raises(ValueError, match=said):
+        Participation.parse(text).draw(np.full(enough - 1, 1 / (enough - 1)), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
