@@ -70,7 +70,7 @@ METHODS: Mapping[str, Method] = {
 # With which protection a method runs. The robust rule is for clients that count alike, in rounds.
 OFF, ON, RULE = "off", "on", "trimmed-mean"
 MODES = (OFF, ON, RULE)
-TAKES_RULE = ("fedavg", "fedavg, momentum", "fedavg, adam", "fedprox")
+TAKES_RULE = ("fedavg",)
 
 
 @dataclass(frozen=True, order=True)

@@ -183,7 +183,8 @@ class HostileGrid(VectorizedGrid):
     def push_messages(self, messages_: Iterable[Message]) -> Iterable[str]:
         """Queue messages; note the training requests to hostile clients."""
         pushed = list(messages_)
-        ids = list(super().push_messages(pushed))
+        # One by one, so that all that wait are trained in one stack: the engine's blocks are for many clients.
+        ids = [name for message in pushed for name in super(HostileGrid, self).push_messages([message])]
         for message in pushed:
             if message.metadata.message_type == messages.TRAIN and self._lies(message.metadata.dst_node_id):
                 self._asked[message.metadata.message_id] = message
