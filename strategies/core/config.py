@@ -62,8 +62,8 @@ class StrategyConfig:
     examples_bound : int
         a client's number of examples counts as at most this; 0: no bound
     norm_ratio_bound : float
-        an update of the trained arrays is shortened to so many times the median of the clients' last norms; 0: no
-        update is
+        an update of the trained arrays is shortened to so many times the median of the clients' last norms, that of a
+        client with k > 1 times the median size to 1/k of that; 0: no update is
     update_norm_bound : float
         an update with a larger norm is shortened to this norm, and no update moves the model further; the change of
         the running statistics is shortened to it as well; 0: no bound
@@ -91,9 +91,9 @@ class StrategyConfig:
     availability: str = parameter(ALWAYS, pattern=availability.PATTERN, words=availability.ALLOWED)
     task_failure: float = parameter(0.0, ge=0, lt=1)
     safeguards: Literal["auto", "on", "off"] = parameter("auto", topic="protection")
-    size_ratio_bound: float = parameter(5.0, ge=0, topic="protection")
+    size_ratio_bound: float = parameter(2.0, ge=0, topic="protection")
     examples_bound: int = parameter(0, ge=0, topic="protection")
-    norm_ratio_bound: float = parameter(2.0, ge=0, topic="protection")
+    norm_ratio_bound: float = parameter(1.5, ge=0, topic="protection")
     update_norm_bound: float = parameter(0.0, ge=0, topic="protection")
     registered_nodes: str = parameter(
         "", pattern=registered.PATTERN, words=registered.ALLOWED, topic="protection"

@@ -156,6 +156,7 @@ class FederatedStrategy(Strategy):
             config.size_ratio_bound,
             config.examples_bound,
             config.norm_ratio_bound if usual_norm else 0.0,
+            config.norm_ratio_bound,
             config.arrival_weight_bound if isinstance(config, AsynchronousConfig) else 0.0,
         )
         self.safeguards = Safeguards(config.safeguards, bounds, run.in_real_time)

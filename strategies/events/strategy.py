@@ -495,15 +495,17 @@ class AsynchronousStrategy(FederatedStrategy):
     def _take_in(self, task: Task, local: Local, reply: Message | Work) -> None:
         """Put a valid local model through the chain, and its contribution into the buffer."""
         member, ledger, run = task.member, self.ledger, self.run
+        metrics = reply.metrics if isinstance(reply, Work) else messages.metrics_of(reply)
+        told = sized_by(member.client, metrics, run.flower.weighted_by_key)
+        if told.num_examples != member.client.num_examples:
+            member.client = told
+            ledger.resized()
+            self.importance()  # how long its update may be depends on its size
         self.receiver.links()(local)
         ledger.since.clipped += local.bounded
         staleness = run.aggregations - task.version
         asked = [*task.companions, *([messages.STEPS] if task.steps else ())]
         contribution = self.receiver.contribution(local, reply, task.version, staleness, asked)
-        told = sized_by(member.client, contribution.metrics, run.flower.weighted_by_key)
-        if told.num_examples != member.client.num_examples:
-            member.client = told
-            ledger.resized()
         accepted = self.accept(contribution)
         outcome = ACCEPTED if accepted else messages.TOO_OLD
         size = contribution.num_bytes

@@ -35,6 +35,7 @@ from strategies.flower.arrays import Vector
 from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.chain import Contribution
+from strategies.updates.safeguards import drawn_in
 
 GRADIENTS = "gradients"  # name of the h_i in the memory
 
@@ -84,9 +85,19 @@ class FedDyn(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Update h_i and H, and return step(W, Σ d_i Δ_i − H/α), (D,)."""
-        gradients = self._gradients
-        for c in contributions:
-            gradients.add(c.client.index, -self.config.feddyn_alpha, c.update)
+        gradients, alpha = self._gradients, self.config.feddyn_alpha
+        mean = gradients.mean
+
+        def moved(c: Contribution) -> Vector:
+            return np.asarray(gradients.get(c.client.index) - alpha * c.update)
+
+        distances = [float(np.linalg.norm(moved(c) - mean)) for c in contributions]
+        bounds = self.safeguards.furthest([c.client for c in contributions], distances)
+        for c, distance, most in zip(contributions, distances, bounds, strict=True):
+            if distance > most:
+                gradients.put(c.client.index, drawn_in(moved(c), mean, most))
+            else:
+                gradients.add(c.client.index, -alpha, c.update)
         return super().aggregate(model, contributions, weights)
 
     def direction(self, total: Vector) -> Vector:

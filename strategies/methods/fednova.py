@@ -62,6 +62,11 @@ class FedNova(SynchronousStrategy):
     ) -> Vector:
         """Return step(W, s_eff Σ d_i Δ_i / s_i), (D,)."""
         scale = scales(paths_of(contributions, self.safeguards.path_bound), weights)
+        # With safeguards a reported path makes no update count for more than its length may be: our addition.
+        lengths = scale * [float(np.linalg.norm(c.update)) for c in contributions]
+        bounds = self.safeguards.furthest([c.client for c in contributions], lengths.tolist())
+        longer = lengths > bounds
+        scale[longer] *= (np.array(bounds) / lengths)[longer]
         self._scales = {c.client.index: float(s) for c, s in zip(contributions, scale, strict=True)}
         return super().aggregate(model, contributions, weights)
 

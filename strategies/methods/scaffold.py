@@ -31,8 +31,12 @@ from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.methods.shared.local_path import paths_of
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.chain import Contribution
+from strategies.updates.safeguards import drawn_in
 
 VARIATES = "variates"
+# With safeguards a c_i is at most so many times as far from c as the median c_i of its round: a bad c_i counts twice,
+# in every client's steps by c, and by its own client's update. Our addition.
+FURTHEST = 1.0
 
 
 class Scaffold(SynchronousStrategy):
@@ -67,11 +71,16 @@ class Scaffold(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set c_i ← c_i − c − Δ_i / s_i for path s_i, and return step(W, Σ d_i Δ_i), (D,)."""
-        variates = self._variates
-        for c, path in zip(contributions, paths_of(contributions, self.safeguards.path_bound), strict=True):
-            if not np.isnan(path):
-                i = c.client.index
-                variates.put(i, variates.get(i) - self._common - c.update / path)
+        variates, paths = self._variates, paths_of(contributions, self.safeguards.path_bound)
+        told = [(c, path) for c, path in zip(contributions, paths, strict=True) if not np.isnan(path)]
+
+        def moved(c: Contribution, path: float) -> Vector:
+            return np.asarray(variates.get(c.client.index) - self._common - c.update / path)
+
+        distances = [float(np.linalg.norm(moved(c, path) - self._common)) for c, path in told]
+        bounds = self.safeguards.furthest([c.client for c, _ in told], distances, FURTHEST)
+        for (c, path), most in zip(told, bounds, strict=True):
+            variates.put(c.client.index, drawn_in(moved(c, path), self._common, most))
         return super().aggregate(model, contributions, weights)
 
     @property

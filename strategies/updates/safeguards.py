@@ -3,9 +3,11 @@
 ``safeguards = "auto"`` enables them in real time, where clients are devices, and not in virtual time, where clients
 are trusted and task times are known: there a method is the one of its paper. The safeguards bound
 
-    sizes      n_i ≤ ``examples_bound``, and n_i ≤ ``size_ratio_bound`` times the median of the reported sizes
+    sizes      n_i ≤ ``examples_bound``, and n_i ≤ ``size_ratio_bound`` times the median ñ of the reported sizes
     weights    d_i of a contribution ≤ ``arrival_weight_bound``; a synchronous round's d_i sum to 1
-    norms      ‖Δ_i‖ ≤ ``norm_ratio_bound`` times the median of the clients' last norms, where no bound is given
+    norms      ‖Δ_i‖ max(n_i / ñ, 1) ≤ ``norm_ratio_bound`` times the median of the clients' last norms, where no
+               bound is given and clients count by their sizes; else without the factor
+    memory     how far a vector that a method keeps of a client is from their mean, likewise, by the median of a round
     buffers    each value, by median and spread of recent clients' values (strategies/updates/buffers.py)
 
 and, in the similarity graph of clients, the similarity of two clients by that of the median pair
@@ -17,6 +19,7 @@ thus the other clients' updates, which the noise doesn't cover. ``dp_clipping_no
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +39,9 @@ MODES = ("auto", "on", "off")
 # Least number of clients for a median of norms: with two, either may be the faulty one.
 LEAST_NORMS = 3
 
+# Upper bound of a client's path, as a multiple of the median: clients take unequal numbers of steps.
+PATHS = 5.0
+
 # An asynchronous run waits for LEAST_NORMS updates, for at most this many times the first one's task time.
 PATIENCE = 10.0
 
@@ -49,7 +55,10 @@ class Bounds:
     size_ratio, examples : float, int
         Upper bounds of n_i, as a multiple of the median of all reported n_j, and in examples.
     norm_ratio : float
-        Upper bound of ‖Δ_i‖, as a multiple of the median of the clients' last norms.
+        Upper bound of ‖Δ_i‖ max(n_i / ñ, 1), as a multiple of the median of the clients' last norms; ñ is the median
+        size.
+    memory_ratio : float
+        Upper bound of how far a client's vector that a method keeps is from their mean, as a multiple of the median.
     weight : float
         Upper bound of d_i.
     """
@@ -57,6 +66,7 @@ class Bounds:
     size_ratio: float = 0.0
     examples: int = 0
     norm_ratio: float = 0.0
+    memory_ratio: float = 0.0
     weight: float = 0.0
 
 
@@ -85,11 +95,18 @@ class UsualNorm:
     ----------
     norms : dict of int to float
         The norm of each client's last update, before it was shortened, by client index.
+    sizes : mapping of int to float
+        n_i of the clients over the median size, by client index, where clients count by their sizes.
     """
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
         self.norms: dict[int, float] = {}
+        self.sizes: dict[int, float] = {}
+
+    def share(self, client: Client) -> float:
+        """Return max(n_i / ñ, 1) of a client: a client whose updates count more has shorter ones."""
+        return max(self.sizes.get(client.index, 1.0), 1.0)
 
     def see(self, local: Local) -> None:
         """Record the norm of a client's update."""
@@ -99,15 +116,21 @@ class UsualNorm:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
         self.see(local)
         if len(self.norms) >= LEAST_NORMS and (usual := float(np.median(list(self.norms.values())))) > 0:
-            local.bounded |= clip_update(local.model, local.base, self.ratio * usual)
+            local.bounded |= clip_update(
+                local.model, local.base, self.ratio * usual / self.share(local.client)
+            )
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
-        return {"norms-of": list(self.norms), "norms": list(self.norms.values())}
+        sizes = (
+            {"sizes-of": list(self.sizes), "sizes-to-median": list(self.sizes.values())} if self.sizes else {}
+        )
+        return {"norms-of": list(self.norms), "norms": list(self.norms.values()), **sizes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
         self.norms = dict(zip(state["norms-of"], state["norms"], strict=True))
+        self.sizes = dict(zip(state.get("sizes-of", ()), state.get("sizes-to-median", ()), strict=True))
 
 
 class Safeguards:
@@ -167,10 +190,27 @@ class Safeguards:
             known.append(len(self.buffers))
         return bool(known) and min(known) < min(LEAST_NORMS, num_clients)
 
+    def furthest(
+        self, clients: Sequence[Client], distances: Sequence[float], ratio: float | None = None
+    ) -> list[float]:
+        """Return how far from their mean the vectors may be that a method keeps of a round's clients.
+
+        Parameters
+        ----------
+        distances : sequence of float
+            How far they are (n,).
+        ratio : float, optional
+            The bound as a multiple of the median distance, where it isn't ``norm_ratio_bound``.
+        """
+        if not (self.active and self.bounds.memory_ratio and len(distances) >= LEAST_NORMS):
+            return [math.inf] * len(clients)
+        usual = (ratio or self.bounds.memory_ratio) * float(np.median(distances))
+        return [usual / self.norms.share(client) for client in clients]
+
     @property
     def path_bound(self) -> float:
         """Upper bound of a client's path, as a multiple of the median (methods/shared/local_path.py); 0: no bound."""
-        return self.bounds.size_ratio if self.active else 0.0
+        return PATHS if self.active else 0.0
 
     @property
     def heaviest(self) -> float:
@@ -182,6 +222,9 @@ class Safeguards:
         if not self.active:
             return said
         capped = capped_sizes(said, self.bounds.size_ratio, self.bounds.examples).tolist()
+        if known := [size for size in capped if size > 0]:
+            usual = float(np.median(known))
+            self.norms.sizes = {c.index: size / usual for c, size in zip(clients, capped, strict=True)}
         for client, size, counts in zip(clients, said, capped, strict=True):
             if counts < size:
                 self._say_once(
@@ -220,6 +263,13 @@ class Safeguards:
 def moved_by(weight: float, update: Vector) -> float:
     """Return d_i ‖Δ_i‖: the distance by which an update (D,) of this weight moves a sum."""
     return weight * float(np.linalg.norm(update))
+
+
+def drawn_in(vector: Vector, centre: Vector, most: float) -> Vector:
+    """Return a vector (D,), moved to within ``most`` of a centre (D,) if it is further away."""
+    offset = vector - centre
+    distance = float(np.linalg.norm(offset))
+    return centre + offset * (most / distance) if distance > most else vector
 
 
 def bounded(weight: float, update: Vector, bound: float) -> Vector:

@@ -1,6 +1,7 @@
 """Which runs the study makes, and the rule that its table is judged by, written before the runs."""
 
 from collections.abc import Iterator
+from itertools import product
 
 from studies.attacks.cell import METHODS, MODES, RULE, TAKES_RULE, Cell
 from studies.attacks.hostile import ATTACKS, HONEST
@@ -16,28 +17,29 @@ MOST_BY_ATTACK = 15.0
 MOST_BY_SAFEGUARDS = 2.0
 
 
-def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
-    """Yield every run: those on one division of one seed follow each other, so that their data stay loaded.
+#: Attacks on data that aren't IID, and the methods of which running statistics are attacked, on IID data: all that
+#: average in rounds treat them alike.
+ON_NON_IID = ("reversed-10", "label-flip", "sizes", "drift")
+WITH_STATISTICS = ("fedavg", "async-fedavg", "fedfix", "fedbuff")
 
-    The rare writer's federation is run with honest clients only, and running statistics are attacked on IID data only.
-    """
+
+def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
+    """Yield every run: those on one division of one seed follow each other, so that their data stay loaded."""
     for division in (IID, NON_IID, RARE):
         for clients, hostile in FEDERATIONS:
-            for seed in seeds:
-                for method in METHODS:
-                    for mode in MODES:
-                        if mode == RULE and method not in TAKES_RULE:
-                            continue
-                        yield from _attacked(division, clients, hostile, method, mode, seed)
+            for seed, method, mode in product(seeds, METHODS, MODES):
+                if mode == RULE and method not in TAKES_RULE:
+                    continue
+                for attack, statistics in _attacks(division, method):
+                    yield Cell(division, clients, hostile, method, mode, attack, statistics, seed)
 
 
-def _attacked(division: str, clients: int, hostile: int, method: str, mode: str, seed: int) -> Iterator[Cell]:
-    yield Cell(division, clients, hostile, method, mode, HONEST, statistics=False, seed=seed)
-    if division == RARE:
-        return
+def _attacks(division: str, method: str) -> Iterator[tuple[str, bool]]:
+    """Yield the attacks on a method, and whether the model has running statistics; honest clients first."""
+    yield HONEST, False
     if division == IID:
-        yield Cell(division, clients, hostile, method, mode, HONEST, statistics=True, seed=seed)
-    for name, attack in ATTACKS.items():
-        if attack.statistics and division != IID:
-            continue
-        yield Cell(division, clients, hostile, method, mode, name, statistics=attack.statistics, seed=seed)
+        yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
+        if method in WITH_STATISTICS:
+            yield from ((name, True) for name in (HONEST, "statistics"))
+    elif division == NON_IID:
+        yield from ((name, False) for name in ON_NON_IID)

@@ -9,9 +9,18 @@ from fedapp import federation, server
 from fedapp.api.values import load_config
 from strategies import FedAvg
 from studies.attacks import runs, table
-from studies.attacks.cell import OFF, Cell
+from studies.attacks.cell import OFF, ON, Cell, accuracy
 from studies.attacks.command import attacks_command
-from studies.attacks.hostile import ATTACKS, CONSTANT, DRIFT, FALSE_SIZE, FALSE_STATISTICS, HostileGrid
+from studies.attacks.hostile import (
+    ATTACKS,
+    CONSTANT,
+    DRIFT,
+    FALSE_SIZE,
+    FALSE_STATISTICS,
+    HONEST,
+    HostileGrid,
+)
+from studies.attacks.plan import MOST_BY_ATTACK
 from studies.attacks.problem import IID, pictures
 
 app = typer.Typer()
@@ -81,3 +90,15 @@ def test_the_command_runs_what_is_missing_and_writes_table_and_figure(tmp_path):
     assert rows["reversed-10"].lost("off") > 60 > 15 > rows["reversed-10"].lost("on")
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert (tmp_path / runs.FILE).read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("method", "attack"),
+    [("scaffold", "reversed-10"), ("scaffold", "sizes"), ("feddyn", "reversed-10"), ("fedavg", "sizes")],
+)
+def test_safeguards_leave_what_methods_keep_of_a_liar_near_the_others(method, attack):
+    honest, attacked = (
+        accuracy(Cell(IID, 5, 1, method, ON, each, statistics=False, seed=0), "") for each in (HONEST, attack)
+    )
+    unguarded = accuracy(Cell(IID, 5, 1, method, OFF, attack, statistics=False, seed=0), "")
+    assert 100 * (honest - attacked) < MOST_BY_ATTACK < 100 * (honest - unguarded)

@@ -21,7 +21,7 @@ from strategies.clock import VirtualClock, WallClock
 from strategies.events.tasks import TaskLedger
 from strategies.flower import messages
 from strategies.testing import MemoryGrid
-from strategies.updates.safeguards import capped_sizes
+from strategies.updates.safeguards import Bounds, Safeguards, capped_sizes, drawn_in
 
 Make = Callable[..., Any]
 LOGGER = "flwr.strategies"
@@ -107,14 +107,14 @@ def test_a_liar_counts_no_more_than_so_many_typical_ones(honest: list[int], rati
 def test_a_client_that_says_it_has_a_trillion_examples(
     federation: Make, go: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # From w = 1 the updates are (1, 0.5, −1). Sizes 1, 2, 10^12 count as 1, 2, 5·2: p = (1, 2, 10)/13.
+    # From w = 1 the updates are (1, 0.5, −1). Sizes 1, 2, 10^12 count as 1, 2, 2·2: p = (1, 2, 4)/7.
     grid = federation(sizes=(1, 2, 10**12))
     with caplog.at_level(logging.WARNING, LOGGER):
         values, _ = go(FedAvg, grid, 3, norm_ratio_bound=0.0)
-    assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 10 * 1) / 13, rel=1e-14)
+    assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 4 * 1) / 7, rel=1e-14)
     said = [r.getMessage() for r in caplog.records if "says it has" in r.getMessage()]
     assert said == [
-        "client 2 says it has 1000000000000 examples: it counts with 10 (size_ratio_bound, examples_bound)"
+        "client 2 says it has 1000000000000 examples: it counts with 4 (size_ratio_bound, examples_bound)"
     ]
     unguarded, _ = go(FedAvg, federation(sizes=(1, 2, 10**12)), safeguards="off")
     assert unguarded[1] == pytest.approx(0.0, abs=1e-9)  # client 2's model alone
@@ -122,7 +122,7 @@ def test_a_client_that_says_it_has_a_trillion_examples(
 
 def test_sizes_of_clients_that_tell_them_with_their_replies(federation: Make, go: Make) -> None:
     values, _ = go(FedAvg, federation(sizes=(1, 2, 10**12), describes=False), norm_ratio_bound=0.0)
-    assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 10 * 1) / 13, rel=1e-14)
+    assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 4 * 1) / 7, rel=1e-14)
 
 
 @pytest.mark.parametrize("size", [-5, 0, float("nan"), float("inf"), 1.7e308, [5, 5]])
@@ -312,20 +312,33 @@ def test_the_ceiling_holds_for_weights_of_ones_own(federation: Make, go: Make) -
 
 
 def test_an_update_far_longer_than_usual_is_shortened(federation: Make, go: Make) -> None:
-    # Five alike, and one at 10^6: norms 1, 1, 1, 1, 5·10^5 (from w = 1, lr ½). Twice the median is 2.
+    # Five alike, and one at 10^6: norms 1, 1, 1, 1, 5·10^5 (from w = 1, lr ½); at most 1.5 times the median.
     grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
     values, strategy = go(FedAvg, grid)
-    assert values[1] == pytest.approx(1 + (4 * 1 + 2) / 5, rel=1e-12)
+    assert values[1] == pytest.approx(1 + (4 * 1 + 1.5) / 5, rel=1e-12)
     assert strategy.safeguards.norms.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
 
 
 def test_f_liars_of_more_than_twice_as_many(federation: Make, go: Make) -> None:
-    # Two of five, about size and length: (1, 1, 1, 10^12, 10^12) count as (1, 1, 1, 5, 5), 5·2 / (5 + 4·2) = 10/13
-    # of all; their updates of 5·10^5 count as 2, twice the median norm.
+    # Two of five, about size and length: (1, 1, 1, 10^12, 10^12) count as (1, 1, 1, 2, 2), 4/7 of all;
+    # their updates of 5·10^5 count as 0.75, so that twice the size times that is 1.5 times the median norm.
     grid = federation(centres=(3.0, 3.0, 3.0, 1e6 + 1, 1e6 + 1), sizes=(1, 1, 1, 10**12, 10**12))
     values, strategy = go(FedAvg, grid)
-    assert list(strategy.importance().values()) == pytest.approx([1 / 13] * 3 + [5 / 13] * 2)
-    assert values[1] == pytest.approx(1 + (3 * 1 + 2 * 5 * 2) / 13, rel=1e-12)
+    assert list(strategy.importance().values()) == pytest.approx([1 / 7] * 3 + [2 / 7] * 2)
+    assert values[1] == pytest.approx(1 + (3 * 1 + 2 * 2 * 0.75) / 7, rel=1e-12)
+
+
+def test_what_a_method_keeps_of_a_client_is_near_the_others_by_hand() -> None:
+    clients = [Client(index + 1, index, 1, MetricRecord()) for index in range(3)]
+    guards = Safeguards("on", Bounds(size_ratio=2.0, memory_ratio=1.5), lambda: False)
+    assert guards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 3.0]
+    assert guards.furthest(clients, [1.0, 2.0, 40.0], 1.0) == [2.0, 2.0, 2.0]
+    guards.sizes(clients, [1, 1, 10**12])  # counts as 2, and so half as far
+    assert guards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 1.5]
+    assert guards.furthest(clients[:2], [1.0, 40.0]) == [np.inf] * 2  # either may be the liar
+    assert Safeguards("off", guards.bounds, lambda: True).furthest(clients, [1.0, 2.0, 40.0]) == [np.inf] * 3
+    assert drawn_in(np.array([4.0, 0.0]), np.array([1.0, 0.0]), 1.5).tolist() == [2.5, 0.0]
+    assert drawn_in(np.array([2.0, 0.0]), np.array([1.0, 0.0]), 1.5).tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
@@ -399,10 +412,18 @@ def test_whoever_answers_long_before_the_others_waits_for_a_while_only(
 
 def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation: Make, go: Make) -> None:
     # As without safeguards: the model waits for the slowest of three, and 99 times as long for no other.
-    values, strategy = go(FedBuff, federation(), 5, time_scenario="F99", buffer_size=3, lr=0.1)
+    values, strategy = go(FedBuff, federation(sizes=(1, 1, 1)), 5, time_scenario="F99", buffer_size=3, lr=0.1)
     assert (
         values
-        == go(FedBuff, federation(), 5, time_scenario="F99", buffer_size=3, lr=0.1, safeguards="off")[0]
+        == go(
+            FedBuff,
+            federation(sizes=(1, 1, 1)),
+            5,
+            time_scenario="F99",
+            buffer_size=3,
+            lr=0.1,
+            safeguards="off",
+        )[0]
     )
     assert strategy.pace.now() == 5.0
 
@@ -444,7 +465,7 @@ def test_a_run_goes_on_in_the_midst_of_what_was_held_back(
 
 
 def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) -> None:
-    grid = {mode: federation() for mode in ("on", "off")}
+    grid = {mode: federation(sizes=(1, 1, 1)) for mode in ("on", "off")}
     on, off = (go(FedAvg, grid[mode], 5, safeguards=mode)[0] for mode in ("on", "off"))
     assert on == off
 
