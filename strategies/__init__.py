@@ -149,6 +149,7 @@ from strategies.methods.qfedavg import QFedAvg
 from strategies.methods.rennala import Rennala
 from strategies.methods.ringleader import Ringleader
 from strategies.methods.ringmaster import Ringmaster
+from strategies.methods.robust import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum
 from strategies.methods.scaffold import Scaffold
 from strategies.methods.spectral import Spectral
 from strategies.rounds.strategy import SynchronousStrategy
@@ -200,6 +201,7 @@ __all__ = [
     "AsyncFedAvg",
     "AsynchronousConfig",
     "AsynchronousStrategy",
+    "Bulyan",
     "Client",
     "Contribution",
     "DelayAdaptive",
@@ -217,13 +219,17 @@ __all__ = [
     "FedCompass",
     "FedDyn",
     "FedFix",
+    "FedMedian",
     "FedNova",
     "FedProx",
     "FedStale",
+    "FedTrimmedAvg",
     "FedYogi",
     "FederatedStrategy",
+    "Krum",
     "Member",
     "Mifa",
+    "MultiKrum",
     "Progress",
     "QFedAvg",
     "Rennala",

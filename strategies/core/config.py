@@ -15,7 +15,7 @@ from strategies.flower import messages
 from strategies.timing import availability, time_scenario
 from strategies.timing.availability import ALWAYS
 from strategies.updates import compressors
-from strategies.updates.aggregation import MEAN, RULES
+from strategies.updates.aggregation import MEAN, RULES, Rule, robust_rule
 from strategies.updates.buffers import UNTRAINED
 from strategies.updates.server_optimizer import OPTIMIZERS, ServerOptimizer, make_optimizer
 
@@ -178,6 +178,10 @@ class SynchronousConfig(StrategyConfig):
     dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
     dp_clipping_norm: float = parameter(1.0, gt=0, topic="protection")
     dp_noise_multiplier: float = parameter(1.0, ge=0, le=1e6, topic="protection")
+
+    def rule(self) -> Rule | None:
+        """Return the robust rule, or None for the weighted mean; a method with one of its own replaces this."""
+        return robust_rule(self.aggregation_rule, self.faulty_clients)
 
     def refuse_protection(self, sent: str) -> None:
         """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""

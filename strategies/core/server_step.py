@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from strategies.core.capabilities import Capabilities
-from strategies.core.config import StrategyConfig
+from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower.arrays import LARGEST_SQUARE, Vector
 from strategies.flower.errors import DivergedError
-from strategies.updates.aggregation import MEAN
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, ServerOptimizer
 
 log = logging.getLogger("flwr.strategies")
@@ -86,14 +85,16 @@ class ServerStep:
 
 def check_extrapolation(name: str, capabilities: Capabilities, config: StrategyConfig) -> None:
     """Raise ValueError for a step size that rests on the length of a round's sum where there is none."""
-    rule, dp = getattr(config, "aggregation_rule", MEAN), getattr(config, "dp", "none")
+    rule, private = None, False
+    if isinstance(config, SynchronousConfig):
+        rule, private = config.rule(), config.dp == "central"
     summed = capabilities.has_rounds and capabilities.steps_by_plain_sum
-    if config.server_optimizer != FEDEXP or (summed and (rule, dp == "central") == (MEAN, False)):
+    if config.server_optimizer != FEDEXP or (summed and rule is None and not private):
         return
     why = f"the updates of {name} aren't those of one round, summed by their weights"
-    if rule != MEAN:
-        why = f"with aggregation_rule = {rule!r} there is no sum"
-    elif dp == "central":
+    if rule is not None:
+        why = f"with {rule.text} there is no sum"
+    elif private:
         why = "with dp = 'central' the lengths would tell of the data"
     others = ", ".join(other for other in OPTIMIZERS if other != FEDEXP)
     raise ValueError(

@@ -17,14 +17,12 @@ from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
-from strategies.rounds.strategy import SynchronousStrategy
+from strategies.methods.shared.own_optimizer import OwnOptimizer
 from strategies.updates.server_optimizer import Adagrad, Adam, ServerOptimizer, Yogi
 
 
 class CorrectedAdam(Adam):
     """Adam's step with the bias of both moments corrected, by the number of the round (``number``)."""
-
-    usual_lr = 0.0
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_t m / (√v + τ)."""
@@ -33,18 +31,6 @@ class CorrectedAdam(Adam):
         moved = super().step(model, update)
         self.lr = given
         return moved
-
-
-class PlainAdagrad(Adagrad):
-    """Adagrad's step; its learning rate is the method's."""
-
-    usual_lr = 0.0
-
-
-class PlainYogi(Yogi):
-    """Yogi's step; its learning rate is the method's."""
-
-    usual_lr = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,7 @@ class FedAdagradConfig(SynchronousConfig):
 
     def new_optimizer(self) -> ServerOptimizer:
         """Return Adagrad with v₀ = 0 and without momentum."""
-        return PlainAdagrad(self.eta, 0.0, 0.0, self.tau, initial=0.0)
+        return Adagrad(self.eta, 0.0, 0.0, self.tau, initial=0.0, usual_lr=0.0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,7 @@ class FedAdamConfig(FedAdagradConfig):
 
     def new_optimizer(self) -> ServerOptimizer:
         """Return Adam with v₀ = 0 and corrected bias."""
-        return CorrectedAdam(self.eta, self.beta_1, self.beta_2, self.tau, initial=0.0)
+        return CorrectedAdam(self.eta, self.beta_1, self.beta_2, self.tau, initial=0.0, usual_lr=0.0)
 
 
 @dataclass(frozen=True)
@@ -99,31 +85,19 @@ class FedYogiConfig(FedAdamConfig):
 
     def new_optimizer(self) -> ServerOptimizer:
         """Return Yogi with v₀ = 0."""
-        return PlainYogi(self.eta, self.beta_1, self.beta_2, self.tau, initial=0.0)
+        return Yogi(self.eta, self.beta_1, self.beta_2, self.tau, initial=0.0, usual_lr=0.0)
 
 
-class FedAdagrad(SynchronousStrategy):
+class FedAdagrad(OwnOptimizer):
     """FedAdagrad (Reddi et al. 2021, algorithm 2), as Flower has it."""
 
     Config: ClassVar[type[StrategyConfig]] = FedAdagradConfig
     config: FedAdagradConfig
+    lr_keyword = "eta"
 
     eta = FlowerAttribute()
     eta_l = FlowerAttribute()
     tau = FlowerAttribute()
-
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
-        """Return the config; refuse the keys of another server optimizer."""
-        for key, none in (("server_lr", 0.0), ("server_optimizer", "sgd")):
-            if (value := getattr(config, key)) != none:
-                raise ValueError(
-                    f"{key} = {value!r}: {type(self).__name__} has its own server optimizer, with learning rate eta"
-                )
-        return config
-
-    def own_lr(self) -> float:
-        """Return η."""
-        return self.config.eta
 
 
 class FedAdam(FedAdagrad):

@@ -12,7 +12,7 @@ from typing import ClassVar
 from strategies.core.config import FLOWERS_ORDER, StrategyConfig, SynchronousConfig
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
-from strategies.rounds.strategy import SynchronousStrategy
+from strategies.methods.shared.own_optimizer import OwnOptimizer
 from strategies.updates.server_optimizer import Momentum, ServerOptimizer
 
 
@@ -38,22 +38,12 @@ class FedAvgMConfig(SynchronousConfig):
         return Momentum(self.server_learning_rate, self.server_momentum)
 
 
-class FedAvgM(SynchronousStrategy):
+class FedAvgM(OwnOptimizer):
     """FedAvgM (Hsu et al. 2019, section 4), as Flower has it."""
 
     Config: ClassVar[type[StrategyConfig]] = FedAvgMConfig
     config: FedAvgMConfig
+    lr_keyword = "server_learning_rate"
 
     server_learning_rate = FlowerAttribute()
     server_momentum = FlowerAttribute()
-
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
-        """Return the config; refuse the keys of another server optimizer."""
-        for key, none in (("server_lr", 0.0), ("server_optimizer", "sgd")):
-            if (value := getattr(config, key)) != none:
-                raise ValueError(f"{key} = {value!r}: FedAvgM has server_learning_rate and server_momentum")
-        return config
-
-    def own_lr(self) -> float:
-        """Return η."""
-        return self.config.server_learning_rate

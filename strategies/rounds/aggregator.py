@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Message
 
@@ -16,7 +16,7 @@ from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
-from strategies.updates.aggregation import MEAN, Gathered, gathering
+from strategies.updates.aggregation import Gathered, gathering
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution, UnweighedError
 from strategies.updates.safeguards import Safeguards
@@ -101,11 +101,11 @@ class RoundAggregation:
 
     def __init__(self, aggregator: Aggregator, current: Round) -> None:
         run, config, guards = aggregator.run, aggregator.config, aggregator.safeguards
+        rule = cast(SynchronousConfig, run.config).rule()  # an app may have set a keyword since
         self._aggregator, self._current = aggregator, current
-        self.buffers = Untrained(run.buffers, robust=config.aggregation_rule != MEAN)
+        self.buffers = Untrained(run.buffers, robust=rule is not None)
         self.total: Gathered = gathering(
-            config.aggregation_rule,
-            config.faulty_clients,
+            rule,
             len(current.model),
             len(current.clients) - len(current.lost),
             squares=aggregator.server_step.optimizer.reads_squares,

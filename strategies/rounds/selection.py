@@ -25,7 +25,6 @@ from strategies.rounds.round import Chosen, Round
 from strategies.rounds.stragglers import Stragglers
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Scheduler
-from strategies.updates.aggregation import MEAN, least_updates
 
 log = logging.getLogger("flwr.strategies")
 
@@ -63,20 +62,16 @@ class Selection:
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if so many clients are too few for the participation scheme or the aggregation rule."""
-        config, scheme = self._config, self.scheme
+        config, scheme = cast(SynchronousConfig, self._run.config), self.scheme
         scheme.check(num_clients)
-        if (rule := config.aggregation_rule) == MEAN:
+        if (rule := config.rule()) is None:
             return
         there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
         drawn = len(scheme.fixed) or there
         if self.stragglers is not None:
             drawn = self.stragglers.counting(drawn)
-        least = least_updates(rule, config.faulty_clients)
-        if drawn < least:
-            raise ValueError(
-                f"aggregation_rule = {rule!r}, faulty_clients = {config.faulty_clients}: needs {least} "
-                f"clients a round or more, {drawn} take part"
-            )
+        if drawn < rule.least:
+            raise ValueError(f"{rule.text}: needs {rule.least} clients a round or more, {drawn} take part")
 
     def lots(self, server_round: int) -> np.random.Generator:
         """Return the random generator of a round's draw."""
@@ -138,7 +133,7 @@ class Selection:
     def weights_say_shares(self) -> bool:
         """Whether d_i is a client's share of the update: not where a method or a robust rule aggregates."""
         able = self._capabilities
-        weighed = self._config.aggregation_rule == MEAN and not able.records_shares
+        weighed = self._config.rule() is None and not able.records_shares
         return weighed and (able.by_weights or not able.needs_all_updates)
 
     # ---- What is minimised -------------------------------------------------------------------------------------
@@ -183,19 +178,16 @@ class Selection:
 
 def check_equality(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
     """Raise ValueError for a rule that needs equal clients, with a config in which clients aren't equal."""
-    asked = {
-        f"aggregation_rule = {config.aggregation_rule!r}": config.aggregation_rule != MEAN,
-        f"dp = {config.dp!r}": config.dp == "central",
-    }
-    given = [text for text, there in asked.items() if there]
+    rule, private = config.rule(), config.dp == "central"
+    given = ([] if rule is None else [rule.text]) + ["dp = 'central'"] * private
     if given and capabilities.needs_all_updates:
         raise ValueError(f"{given[0]}: {name} puts updates together by itself (weigh, aggregate)")
     for text in given:
-        if all(asked.values()):
+        if rule is not None and private:
             raise ValueError(
                 f"{text} with dp = 'central': its noise is that of a mean; allowed is one of the two"
             )
-        if config.client_weights != "uniform":
+        if config.client_weights != "uniform" and (rule is None or rule.equal):
             raise ValueError(
                 f"{text}: takes clients as equals; client_weights = {config.client_weights!r}, allowed is uniform"
             )

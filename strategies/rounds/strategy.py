@@ -40,7 +40,7 @@ from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
 from strategies.rounds.stragglers import check_stragglers
 from strategies.rounds.summed import SummedRound
-from strategies.updates.aggregation import MEAN, Gathered
+from strategies.updates.aggregation import Gathered
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution, Noise
 from strategies.updates.sums import SummingGrid
@@ -365,8 +365,10 @@ class SynchronousStrategy(FederatedStrategy):
         metrics = client_metrics.beside(metrics, current.metrics.result())
         moved = self._step(current, weights, total)
         if moved is None:
-            number, rule = metrics[messages.PARTICIPANTS], self.config.aggregation_rule
-            few = "no valid reply" if not number else f"{number} valid replies are too few for {rule}"
+            number, rule = metrics[messages.PARTICIPANTS], self.config.rule()
+            few = f"{number} valid replies without a weight above 0" if number else "no valid reply"
+            if number and rule is not None:
+                few = f"{number} valid replies are fewer than the {rule.least} for {rule.text}"
             few = "no reply in time" if self.closing.early and not current.clients else few
             log.warning("round %d: %s, the model stays as it is", current.number, few)
             return None, metrics
@@ -408,7 +410,7 @@ class SynchronousStrategy(FederatedStrategy):
             or not able.streams
             or self.receiver.witness is not None
             or self.closing.early
-            or self.config.aggregation_rule != MEAN
+            or self.config.rule() is not None
             or self._noise is not None
             or self.safeguards.learns_norms
             or self.compressed is not None
@@ -463,7 +465,7 @@ class SynchronousStrategy(FederatedStrategy):
         p = self.importance() if sized else {}
         size = max(self.accounts.size, max(p, default=-1) + 1)
         shares = {"importance": p} if p else {}
-        weighed = self.config.aggregation_rule == MEAN
+        weighed = self.config.rule() is None
         if p and weighed and (expected := self.expected_weights(np.array(list(p.values())))) is not None:
             shares["expected-share"] = dict(zip(p, expected.tolist(), strict=True))
         told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}

@@ -1,8 +1,8 @@
 """The aggregation of a round's updates Δ_i: the weighted sum, or one of Flower's robust rules.
 
-A robust rule tolerates f faulty clients, which may send anything. It gives all clients equal weight, so it needs
-uniform weights. Rules here get updates instead of models: the result is the same, and differences of updates lose
-fewer digits.
+A robust rule tolerates f faulty clients, which may send anything. ``aggregation_rule`` needs uniform weights, as it
+gives all clients equal ones; the rules under Flower's names (strategies/methods/robust.py) have Flower's weights.
+Rules here get updates instead of models: the result is the same, and differences of updates lose fewer digits.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,33 +25,51 @@ _UPDATE = "update"
 
 
 @dataclass(frozen=True)
-class _Rule:
-    """A constructor of Flower's strategy for n updates with f faulty ones, and the least n as a function of f."""
+class Rule:
+    """A robust rule.
 
-    make: Callable[[int, int], FedAvg]
-    least: Callable[[int], int]
+    Attributes
+    ----------
+    text : str
+        The rule as messages name it, such as the parameters that choose it.
+    flower : callable
+        Returns Flower's strategy of the rule for n updates.
+    least : int
+        With fewer updates there is no result.
+    equal : bool
+        Whether clients must be equals, by ``client_weights`` and ``participation``.
+    """
+
+    text: str
+    flower: Callable[[int], FedAvg]
+    least: int = 1
+    equal: bool = False
 
 
-_RULES = {
+_RULES: dict[str, Callable[[int], tuple[Callable[[int], FedAvg], int]]] = {
     # D. Yin et al., ICML 2018
-    "median": _Rule(lambda n, f: FedMedian(), lambda f: 2 * f + 1),
+    "median": lambda f: (lambda n: FedMedian(), 2 * f + 1),
     # Flower trims ⌊β n⌋ updates at each end; adding a quarter makes that f in spite of rounding.
-    "trimmed-mean": _Rule(lambda n, f: FedTrimmedAvg(beta=(f + 0.25) / n if f else 0.0), lambda f: 2 * f + 1),
+    "trimmed-mean": lambda f: (lambda n: FedTrimmedAvg(beta=(f + 0.25) / n if f else 0.0), 2 * f + 1),
     # P. Blanchard et al., NeurIPS 2017
-    "krum": _Rule(lambda n, f: Krum(num_malicious_nodes=f), lambda f: 2 * f + 3),
-    "multi-krum": _Rule(
-        lambda n, f: MultiKrum(num_malicious_nodes=f, num_nodes_to_select=n - f), lambda f: 2 * f + 3
+    "krum": lambda f: (lambda n: Krum(num_malicious_nodes=f), 2 * f + 3),
+    "multi-krum": lambda f: (
+        lambda n: MultiKrum(num_malicious_nodes=f, num_nodes_to_select=n - f),
+        2 * f + 3,
     ),
     # E. M. El Mhamdi et al., ICML 2018
-    "bulyan": _Rule(lambda n, f: Bulyan(num_malicious_nodes=f), lambda f: 4 * f + 3),
+    "bulyan": lambda f: (lambda n: Bulyan(num_malicious_nodes=f), 4 * f + 3),
 }
 
 RULES = (MEAN, *_RULES)
 
 
-def least_updates(rule: str, faulty: int) -> int:
-    """Return the least number of updates with which a rule tolerates ``faulty`` clients."""
-    return 1 if rule == MEAN else _RULES[rule].least(faulty)
+def robust_rule(name: str, faulty: int) -> Rule | None:
+    """Return the rule of this name, one of ``RULES``, that tolerates ``faulty`` clients; None for the mean."""
+    if name == MEAN:
+        return None
+    flower, least = _RULES[name](faulty)
+    return Rule(f"aggregation_rule = {name!r}, faulty_clients = {faulty}", flower, least, equal=True)
 
 
 def square_of(update: Vector) -> float:
@@ -176,36 +194,40 @@ class WeightedSum:
 
 
 class RobustRule:
-    """A robust rule, one of ``RULES`` other than the mean, over updates of equal weight.
+    """A robust rule over updates.
 
     Parameters
     ----------
-    rule : str
-        Name of the rule.
-    faulty : int
-        f, number of faulty clients, which may send anything.
+    rule : Rule
+        The rule.
     bound : float
         S, upper bound of d_i ‖Δ_i‖; 0: no bound.
     """
 
-    def __init__(self, rule: str, faulty: int, bound: float = 0.0) -> None:
-        self.rule, self.faulty, self.bound = rule, faulty, bound
+    def __init__(self, rule: Rule, bound: float = 0.0) -> None:
+        self.rule, self.bound = rule, bound
+        self.kept: list[float] = []
         self.updates: list[Vector] = []
 
     def add(self, weight: float, update: Vector) -> None:
         """Keep the update Δ_i (D,) of a client."""
         self.updates.append(bounded(weight, update, self.bound))
+        self.kept.append(weight)
 
     def skip(self) -> None:
         """Do nothing: the result doesn't depend on the order of updates."""
 
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the rule's Δ (D,), or None if there are too few updates to tolerate f faulty ones."""
-        if len(self.updates) < least_updates(self.rule, self.faulty):
+        most = max(self.kept, default=0.0)
+        if len(self.updates) < self.rule.least or most <= 0:
             return None
-        flower = _RULES[self.rule].make(len(self.updates), self.faulty)
+        flower = self.rule.flower(len(self.updates))
         with without_chatter():
-            arrays, _ = flower.aggregate_train(0, [_reply(update) for update in self.updates])
+            # Equal weights are exactly 1.
+            arrays, _ = flower.aggregate_train(
+                0, [_reply(update, d / most) for update, d in zip(self.updates, self.kept, strict=True)]
+            )
         return None if arrays is None else np.asarray(arrays[_UPDATE].numpy(), dtype=np.float64)
 
     def mean_square(self, weights: Sequence[float]) -> float:
@@ -218,8 +240,7 @@ class RobustRule:
 
 
 def gathering(
-    rule: str,
-    faulty: int,
+    rule: Rule | None,
     size: int,
     number: int,
     *,
@@ -227,16 +248,16 @@ def gathering(
     bound: float = 0.0,
     private: bool = False,
 ) -> Gathered:
-    """Return the aggregate of a round's ``number`` updates (D,) under one of ``RULES``; D is ``size``."""
-    if rule == MEAN:
+    """Return the aggregate of a round's ``number`` updates (D,) by a rule, or their sum; D is ``size``."""
+    if rule is None:
         return WeightedSum(size, number, squares=squares, bound=bound, private=private)
-    return RobustRule(rule, faulty, bound)
+    return RobustRule(rule, bound)
 
 
-def _reply(update: Vector) -> Message:
+def _reply(update: Vector, weight: float) -> Message:
     """Return a reply with an update as its arrays, as Flower's strategies expect it."""
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         messages.ARRAYS: ArrayRecord({_UPDATE: Array(update)}),
-        messages.METRICS: MetricRecord({messages.NUM_EXAMPLES: 1}),
+        messages.METRICS: MetricRecord({messages.NUM_EXAMPLES: weight}),
     }
     return Message(RecordDict(content), dst_node_id=0, message_type=messages.TRAIN)

@@ -34,7 +34,7 @@ class ServerOptimizer(ABC):
     #: Whether the result of a run is an average of models instead of the last model.
     averages: ClassVar[bool] = False
     #: Default η_g of the optimizer; 0: the method's default.
-    usual_lr: ClassVar[float] = 0.0
+    usual_lr: float = 0.0
     #: Σ d_i ‖Δ_i‖² and the number of the aggregation, from 1, which the loop sets before a step.
     squares: float = 0.0
     number: int = 1
@@ -98,11 +98,12 @@ class Adaptive(ServerOptimizer):
         τ.
     initial : float
         v₀, by default τ².
+    usual_lr : float
+        η_g where the config has none; 0: the method's. A step moves every parameter by about η_g, whatever the norm
+        of the update: η_g = 1 would be far too large.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("first", "second")
-    # A step moves every parameter by about η_g, whatever the norm of the update: η_g = 1 would be far too large.
-    usual_lr = 0.01
 
     def __init__(
         self,
@@ -111,8 +112,10 @@ class Adaptive(ServerOptimizer):
         beta_2: float = BETA_2,
         tau: float = TAU,
         initial: float | None = None,
+        usual_lr: float = 0.01,
     ) -> None:
         super().__init__(lr)
+        self.usual_lr = usual_lr
         self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
         self.first: Vector | float = 0.0
         self.second: Vector | float = tau**2 if initial is None else initial

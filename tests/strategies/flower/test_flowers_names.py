@@ -8,16 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, RecordDict
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 import strategies
-from strategies import FedAdam, FedAvg, FedAvgM, QFedAvg, RunError
+from strategies import Bulyan, FedAdam, FedAvg, FedAvgM, Krum, QFedAvg, RunError
 from strategies.core.config import FlowerOptions
 from tests.strategies.flower.test_stock_app import grid, model
 
 PAGE = (Path(__file__).parents[3] / "docs" / "flower.md").read_text("utf-8")
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.M))
+
+
+def smallest(contents: list[RecordDict], faulty: int, number: int) -> list[RecordDict]:
+    return sorted(contents, key=lambda content: next(iter(content["arrays"].values())).numpy()[0])[:number]
+
 
 # Keywords of each, beside the defaults.
 SAME: dict[str, list[dict[str, Any]]] = {
@@ -26,7 +32,13 @@ SAME: dict[str, list[dict[str, Any]]] = {
     "FedYogi": [{}, {"eta": 0.05, "beta_1": 0.8, "beta_2": 0.9, "tau": 0.01}],
     "FedAvgM": [{}, {"server_learning_rate": 0.5, "server_momentum": 0.7}],
     "QFedAvg": [{"client_learning_rate": 0.5}, {"client_learning_rate": 0.1, "q": 2.0}],
+    "FedMedian": [{}],
+    "FedTrimmedAvg": [{}, {"beta": 0.34}],
+    "Krum": [{}, {"num_malicious_nodes": 2}],
+    "MultiKrum": [{"num_malicious_nodes": 1, "num_nodes_to_select": 3}],
+    "Bulyan": [{}, {"num_malicious_nodes": 1}, {"num_malicious_nodes": 1, "selection_rule": smallest}],
 }
+ROBUST = ("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan")
 CASES = [(name, options) for name, cases in SAME.items() for options in cases]
 
 
@@ -41,15 +53,17 @@ def test_the_table_has_every_name_of_flowers() -> None:
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_the_model_is_flowers_over_20_rounds_in_float32(name: str, options: dict[str, Any]) -> None:
-    config = ConfigRecord({"local-steps": 2})
+    config, clients = ConfigRecord({"local-steps": 2}), 7 if name in ROBUST else 3
     ours, theirs = (
-        getattr(room, name)(**options).start(grid(), model(), num_rounds=20, train_config=config)
+        getattr(room, name)(**options).start(
+            grid(clients=clients), model(), num_rounds=20, train_config=config
+        )
         for room in (strategies, flower)
     )
     got, expected = (result.arrays["w"].numpy() for result in (ours, theirs))
     assert got == pytest.approx(expected, abs=1e-6)
     assert np.abs(got - 1).max() > 1e-3  # the model has moved
-    plain = FedAvg().start(grid(), model(), num_rounds=20, train_config=config)
+    plain = FedAvg().start(grid(clients=clients), model(), num_rounds=20, train_config=config)
     unlike = name != "FedAvgM" or options
     assert (np.abs(plain.arrays["w"].numpy() - got).max() > 1e-6) == bool(unlike)
 
@@ -78,15 +92,61 @@ def test_attributes_are_read_and_set_before_a_run() -> None:
 def test_keys_of_another_server_optimizer_are_refused() -> None:
     with pytest.raises(ValueError, match=r"server_lr = 0\.5: FedAdam has its own server optimizer"):
         FedAdam(server_lr=0.5)
-    with pytest.raises(ValueError, match=r"server_optimizer = 'adam': FedAvgM has server_learning_rate"):
+    with pytest.raises(ValueError, match=r"server_optimizer = 'adam': FedAvgM .* rate server_learning_rate"):
         FedAvgM(server_optimizer="adam")
     with pytest.raises(TypeError, match=r"QFedAvg\(\) needs client_learning_rate"):
         QFedAvg()
 
 
+def test_a_robust_rule_is_alone_and_its_keywords_are_read_when_a_run_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ValueError, match=r"faulty_clients = 1: Krum is a robust rule itself"):
+        Krum(faulty_clients=1)
+    with pytest.raises(
+        ValueError, match=r"Krum, num_malicious_nodes = 0 with dp = 'central': its noise is that of"
+    ):
+        Krum(dp="central")
+    strategy = Bulyan()
+    strategy.num_malicious_nodes = 1
+    with pytest.raises(
+        RunError, match=r"^Bulyan, num_malicious_nodes = 1: needs 7 clients a round or more, 6 take"
+    ):
+        strategy.start(grid(clients=6), model(), num_rounds=1)
+    Krum(num_malicious_nodes=2).start(grid(clients=6), model(), num_rounds=1)
+    assert "num_malicious_nodes = 2: Krum tolerates fewer with 6 clients; 7 or more are needed" in caplog.text
+
+
 def test_a_missing_loss_is_named() -> None:
     with pytest.raises(RunError, match=r"train_loss_key = 'loss': the reply of client \d"):
         QFedAvg(0.5, train_loss_key="loss").start(grid(), model(), num_rounds=1)
+
+
+PRIVATE: dict[str, dict[str, Any]] = {
+    "DifferentialPrivacyServerSideFixedClipping": {"clipping_norm": 0.5},
+    "DifferentialPrivacyServerSideAdaptiveClipping": {"initial_clipping_norm": 0.5},
+    "DifferentialPrivacyClientSideFixedClipping": {"clipping_norm": 0.5},
+    "DifferentialPrivacyClientSideAdaptiveClipping": {"initial_clipping_norm": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_flowers_wrappers_for_privacy_make_the_same_of_our_rounds_as_of_flowers(name: str) -> None:
+    mods = [fixedclipping_mod] * ("ClientSideFixed" in name) + [adaptiveclipping_mod] * (
+        "ClientSideAda" in name
+    )
+
+    def run(inner: Any) -> Any:
+        np.random.seed(1)  # the wrappers' noise is NumPy's global generator's
+        wrapper = getattr(flower, name)(inner, noise_multiplier=0.01, num_sampled_clients=7, **PRIVATE[name])
+        result = wrapper.start(grid(mods=mods, clients=7), model(), num_rounds=20)
+        return result.arrays["w"].numpy()
+
+    got, expected = run(FedAvg()), run(flower.FedAvg())
+    assert got == pytest.approx(expected, abs=1e-6)
+    assert (
+        np.abs(got - FedAvg().start(grid(clients=7), model(), num_rounds=20).arrays["w"].numpy()).max() > 1e-4
+    )
 
 
 def test_the_number_of_the_round_is_known_in_a_loop_around_the_strategy_too() -> None:

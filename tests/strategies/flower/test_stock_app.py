@@ -32,7 +32,7 @@ from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
-CENTRES, SIZES = (3.0, 2.0, -1.0), (1, 2, 5)
+CENTRES, SIZES = (3.0, 2.0, -1.0, 0.7, 1.6, -2.5, 4.1), (1, 2, 5, 3, 2, 1, 4)
 Reply = Callable[[Message, Context, RecordDict], RecordDict]
 
 
@@ -72,8 +72,8 @@ def stock(spoil: Reply = lambda message, context, content: content, mods: Any = 
     return app
 
 
-def grid(*spoil: Reply, mods: Any = None, devices: bool = False) -> MemoryGrid:
-    made = MemoryGrid(stock(*spoil, mods=mods), [{"partition-id": i} for i in range(3)])
+def grid(*spoil: Reply, mods: Any = None, devices: bool = False, clients: int = 3) -> MemoryGrid:
+    made = MemoryGrid(stock(*spoil, mods=mods), [{"partition-id": i} for i in range(clients)])
     if devices:
         made.engine = DEPLOYMENT
     return made

@@ -294,7 +294,7 @@ CORRECTING = ["fednova", "scaffold", "feddyn", "mifa", "fedstale", "fedau"]
         ({"dp": "central"}, r"^dp = 'central': \w+ puts updates together by itself"),
         (
             {"aggregation_rule": "median"},
-            r"^aggregation_rule = 'median': \w+ puts updates together by itself",
+            r"^aggregation_rule = 'median', faulty_clients = 0: \w+ puts updates together by itself",
         ),
     ],
 )
