@@ -39,6 +39,10 @@ MODES = ("auto", "on", "off")
 # Least number of clients for a median of norms: with two, either may be the faulty one.
 LEAST_NORMS = 3
 
+# Clients whose buffers are awaited before any counts: two liars may be the first to answer, and false statistics stay
+# in a model for long, where a false norm is soon forgotten.
+FIRST_BUFFERS = 5
+
 # Upper bound of a client's path, as a multiple of the median: clients take unequal numbers of steps.
 PATHS = 5.0
 
@@ -183,12 +187,12 @@ class Safeguards:
 
     def must_wait(self, num_clients: int, buffers: Buffers) -> bool:
         """Return True if updates must wait for each other, because too few are known to say what is usual."""
-        known = []
+        missing = []
         if self.learns_norms:
-            known.append(len(self.norms.norms))
+            missing.append(min(LEAST_NORMS, num_clients) - len(self.norms.norms))
         if self.active and len(buffers):
-            known.append(len(self.buffers))
-        return bool(known) and min(known) < min(LEAST_NORMS, num_clients)
+            missing.append(min(FIRST_BUFFERS, num_clients) - len(self.buffers))
+        return max(missing, default=0) > 0
 
     def furthest(
         self, clients: Sequence[Client], distances: Sequence[float], ratio: float | None = None
