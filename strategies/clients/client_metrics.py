@@ -20,8 +20,8 @@ MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
 Values = dict[str, float | list[float]]
 
-# Prefix of a client's metric with a name of the server's own.
-OF_TRAINING = "train-"
+# Prefixes of clients' metrics with a name of the server's own.
+OF_TRAINING, OF_EVALUATION = "train-", "evaluate-"
 
 # Fields of the protocol between server and client, which are no metrics of training.
 _NOT_TOLD = (messages.NUM_STEPS, messages.PARTITION_ID, messages.NUM_PARTITIONS)
@@ -36,10 +36,17 @@ class MetricsMean:
         Name of the metric that holds a client's weight; this metric isn't averaged.
     function : callable, optional
         A user-defined aggregation, called with the contents of all replies in place of the weighted mean.
+    prefix : str
+        Prefix of metrics with a name of the server's own.
     """
 
-    def __init__(self, key: str = messages.NUM_EXAMPLES, function: MetricsAggregation | None = None) -> None:
-        self.key = key
+    def __init__(
+        self,
+        key: str = messages.NUM_EXAMPLES,
+        function: MetricsAggregation | None = None,
+        prefix: str = OF_TRAINING,
+    ) -> None:
+        self.key, self.prefix = key, prefix
         self.function = function
         self.contents: list[RecordDict] = []
         self._sums: Values = {}
@@ -50,7 +57,8 @@ class MetricsMean:
         if self.function is not None:
             self.contents.append(content)
             return
-        self.add_values(weight, told([r for r in content.values() if isinstance(r, MetricRecord)], self.key))
+        records = [record for record in content.values() if isinstance(record, MetricRecord)]
+        self.add_values(weight, told(records, self.key, self.prefix))
 
     def add_values(self, weight: float, values: Mapping[str, float | list[float]]) -> None:
         """Add the metrics that a client with weight d_i reported, by name."""
@@ -85,30 +93,30 @@ class MetricsMean:
 
 
 def beside(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
-    """Return the metrics of an aggregation, and of its clients' training beside them.
-
-    A metric of a user's function with a name of the server's own has a prefix: ``train-participants``.
-    """
-    named: dict[str, Any] = {}
-    for name, value in clients.items():
-        free = name
-        while free in ours or messages.is_ours(free) or (free != name and (free in clients or free in named)):
-            free = OF_TRAINING + free
-        named[free] = value
+    """Return the metrics of an aggregation, and of its clients' training beside them, ``renamed``."""
+    named = renamed(clients, lambda name: name in ours or messages.is_ours(name), OF_TRAINING)
     return MetricRecord({**ours, **named})
 
 
-def told(records: Iterable[MetricRecord], key: str) -> Values:
-    """Return the reported metrics of a reply by name.
+def renamed(values: Mapping[str, Any], taken: Callable[[str], bool], prefix: str) -> dict[str, Any]:
+    """Return clients' values by name, with a prefix before a name that is ``taken``: ``train-participants``."""
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        free = name
+        while taken(free) or (free != name and (free in values or free in named)):
+            free = prefix + free
+        named[free] = value
+    return named
 
-    Without the weight ``key``, fields of the protocol, and names of metrics that the server reports itself.
+
+def told(records: Iterable[MetricRecord], key: str, prefix: str = OF_TRAINING) -> Values:
+    """Return the reported metrics of a reply by name, without the weight ``key`` and fields of the protocol.
+
+    Names of metrics that the server reports itself have the ``prefix``.
     """
     values = {name: value for record in records for name, value in messages.values_of(record).items()}
-    return {
-        name: value
-        for name, value in values.items()
-        if name != key and name not in _NOT_TOLD and not messages.is_ours(name)
-    }
+    others = {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}
+    return renamed(others, messages.is_ours, prefix)
 
 
 def _added(
@@ -186,7 +194,7 @@ def from_replies(
         if index is None:
             continue
         records = [record for record in reply.content.values() if isinstance(record, MetricRecord)]
-        for name, value in told(records, key).items():
+        for name, value in told(records, key, OF_EVALUATION).items():
             if not isinstance(value, list):
                 metrics.setdefault(name, {})[index] = float(value)
     return dict(list(metrics.items())[:MOST_BY_CLIENT])

@@ -111,7 +111,10 @@ class Evaluator:
         clients = [client for client in self._run.clients if client.node_id in by_node]
         if not clients:
             return None
-        mean = MetricsMean(self._run.flower.weighted_by_key, self._run.flower.evaluate_metrics_aggr_fn)
+        flower = self._run.flower
+        mean = MetricsMean(
+            flower.weighted_by_key, flower.evaluate_metrics_aggr_fn, client_metrics.OF_EVALUATION
+        )
         if self._population.kind == "samples" and mean.function is None:
             clients = self._weighed(server_round, clients, by_node)
         weights = self._population.importances(clients)

@@ -5,6 +5,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message
 
+from strategies.clients import client_metrics
 from strategies.clients.roster import Client
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import StrategyConfig, SynchronousConfig
@@ -150,9 +151,10 @@ class Receiver:
         for name in messages.values_of(contribution.metrics):
             if messages.is_ours(name):
                 self._run.warn_once(
-                    "%s reports a metric %r, a name of the server's own: clients' metrics of such names don't count",
+                    "%s reports a metric %r, a name of the server's own: the clients' is %r",
                     contribution.client,
                     name,
+                    client_metrics.OF_TRAINING + name,
                 )
 
 

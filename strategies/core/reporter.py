@@ -156,7 +156,11 @@ class Reporter:
             clients = {**clients, messages.LOST: self._accounts.column(messages.LOST, size)}
         if messages.JOULES in clients:
             collected[messages.JOULES] = sum(clients[messages.JOULES])
-        return {**client_metrics.columns(by_client, size), **clients}
+        columns = client_metrics.columns(by_client, size)
+        return {
+            **client_metrics.renamed(columns, clients.__contains__, client_metrics.OF_EVALUATION),
+            **clients,
+        }
 
     def costs_of_clients(self, size: int) -> dict[str, list[float]]:
         """Return the bytes, the seconds and, where watts are known, the joules of each client's tasks, by index."""

@@ -113,8 +113,8 @@ EVALUATED: Final = (
     "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
 )
 
-# Prefixes and names of what a strategy, its evaluations and the app report; a client's metric of such a name doesn't
-# count.
+# Prefixes and names of what a strategy, its evaluations and the app report; a client's metric of such a name gets a
+# prefix.
 OUR_PREFIXES: Final = ("client-", "federated-loss", "surrogate-loss", "staleness-", "dp-", "bytes-")
 OURS: Final = frozenset(
     {PARTICIPANTS, FAILURES, CLIPPED, DISCARDED, LOST_TASKS, LATE_UPDATES, DROPPED_UPDATES, EARLIER_UPDATES}

@@ -4,13 +4,16 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from strategies import AsyncFedAvg, FedAvg, FedNova, RunError
 from strategies.core.capabilities import Capabilities
 from strategies.flower import messages
+from strategies.testing import MemoryGrid
 
 Make = Callable[..., Any]
 
@@ -103,6 +106,40 @@ def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation: Make, model
 
 
 # ---- Metrics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_clients_metrics_with_names_of_ours_are_kept_under_a_prefix(kind: Any) -> None:
+    app, seen = ClientApp(), []
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        told = MetricRecord(
+            {"num-examples": 1, "participants": 50.0, "contributions": 60.0, "failures": 70.0}
+        )
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": told}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        told = MetricRecord({"num-examples": 1, "loss": 1.0, "time": 80.0, "importance": 90.0})
+        return Message(RecordDict({"metrics": told}), reply_to=message)
+
+    grid = MemoryGrid(app, [{"partition-id": i} for i in range(3)])
+    initial = ArrayRecord({"w": Array(np.ones(2, np.float32))})
+    strategy = kind(eval_every=1, norm_ratio_bound=0.0, observer=seen.append)
+    result = strategy.start(grid, initial, num_rounds=3)
+    trained, evaluated = result.train_metrics_clientapp[3], result.evaluate_metrics_clientapp[3]
+    assert trained["participants" if kind is FedAvg else "contributions"] != 50.0
+    assert [trained[f"train-{name}"] for name in ("participants", "contributions", "failures")] == [
+        50,
+        60,
+        70,
+    ]
+    assert trained["failures"] == 0
+    assert (evaluated["evaluate-time"], evaluated["importance"]) == pytest.approx((80, 90))
+    assert seen[-1].metrics["client-evaluate-time-mean"] == pytest.approx(80)
+    assert seen[-1].clients["importance"] == pytest.approx([1 / 3] * 3)
+    assert seen[-1].clients["evaluate-importance"] == [90.0] * 3
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])

@@ -265,7 +265,9 @@ def test_a_method_declares_what_its_clients_add() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_metrics_named_like_the_servers_own_do_not_count(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_named_like_the_servers_own_have_a_prefix_and_the_servers_stay(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [
         messages.PARTICIPANTS,
         messages.BYTES_UP,
@@ -290,7 +292,10 @@ def test_metrics_named_like_the_servers_own_do_not_count(kind: Any, caplog: pyte
         with caplog.at_level(logging.WARNING, "flwr.strategies"):
             strategy.start(grid, record(model()), num_rounds=4, timeout=5.0)
     half = len(seen) // 2
+    theirs = [{f"train-{name}": metrics.pop(f"train-{name}", None) for name in names} for metrics in seen]
     assert seen[:half] == seen[half:]
     assert all(1e9 not in metrics.values() for metrics in seen)
+    assert any(set(each.values()) == {1e9} for each in theirs[:half])
+    assert all(set(each.values()) <= {None} for each in theirs[half:])
     assert any("train-loss" in metrics for metrics in seen)
     assert "a name of the server's own" in caplog.text
