@@ -328,7 +328,10 @@ class Roster:
         """Make clients of nodes without a description: their indices follow the others', by node id."""
         if not reasons:
             return
-        log.warning(
+        log.log(
+            logging.INFO
+            if not self.devices and {*reasons.values()} <= {NO_HANDLER, NOT_ASKED}
+            else logging.WARNING,
             "%s: no answer to query.describe (%s): ordered by node id, which is random, and weighed by their replies",
             f"{len(reasons)} clients" if len(reasons) > 1 else f"node {next(iter(reasons))}",
             next(iter(reasons.values())),

@@ -176,10 +176,8 @@ class Reporter:
 
     def _log_line(self, aggregation: int, metrics: Mapping[str, float]) -> None:
         """Log the progress of a run without an observer."""
+        told = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
         now = self._watch.now()
-        if self._unit == "round" or now >= self._quiet_until:
+        if (aggregation or told) and (self._unit == "round" or now >= self._quiet_until):
             self._quiet_until = now + 1.0
-            told = ", ".join(
-                f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED
-            )
             log.info("%s %d%s", self._unit, aggregation, told and f": {told}")

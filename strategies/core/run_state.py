@@ -15,7 +15,7 @@ from strategies import streams
 from strategies.clients.roster import Client
 from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.core.client_vectors import ClientVectors
-from strategies.core.config import FlowerOptions, StrategyConfig
+from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
 from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
@@ -179,7 +179,10 @@ class RunState:
         if self._clock_follows:
             on_devices = engine_of(grid) == DEPLOYMENT
             self.pace = self._make_scheduler(WallClock() if on_devices else VirtualClock())
-            log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
+            if _reads_time(self.config):
+                log.info(
+                    "clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation"
+                )
 
     def is_stopped(self) -> bool:
         """Return True if the run is to end."""
@@ -321,3 +324,10 @@ class RunState:
         if NOT_FINITE in self.last_reason or OVERFLOWS in self.last_reason:
             return DivergedError(f"{reason}: the clients' steps are too large (lr)")
         return RunError(reason)
+
+
+def _reads_time(config: StrategyConfig) -> bool:
+    """Return True if a run depends on time: there are no rounds, or a key that brings time into rounds is set."""
+    keys = ("time_scenario", "time_budget", "availability", "task_failure", "round_deadline", "over_select")
+    with_rounds = isinstance(config, SynchronousConfig)
+    return not with_rounds or any(getattr(config, key) != getattr(SynchronousConfig, key) for key in keys)

@@ -58,7 +58,7 @@ def test_without_a_handler_clients_are_ordered_by_node_id_and_have_no_size(
     federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = federation(node_ids=[30, 10, 20], describes=False)
-    with caplog.at_level(logging.WARNING, LOGGER):
+    with caplog.at_level(logging.INFO, LOGGER):
         clients = refresh(Roster(), grid)
     assert [(c.index, c.node_id, c.num_examples) for c in clients] == [
         (0, 10, None),

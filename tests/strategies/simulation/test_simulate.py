@@ -68,6 +68,7 @@ NOBODY = (
 def test_an_app_without_the_handler_is_not_asked_to_describe_its_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "flwr.strategies")
     for app, lacks in ((plain.app, True), (counting.app, False), (OwnApp(), False)):
         assert lacks_handler(app, messages.DESCRIBE) is lacks
     made = ClientApp()
