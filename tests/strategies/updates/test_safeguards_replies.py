@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, FedAMP, FedAvg, FedBuff, FedFix, messages
+from strategies import AsyncFedAvg, FedAMP, FedAvg, FedBuff, FedFix, FedNova, messages
 from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
 from strategies.updates.buffers import UNTRAINED, Buffers, UsualBuffers
@@ -57,6 +57,8 @@ def five(spoil: Spoil = lambda arrays, content: None, liars: Sequence[int] = (4,
         arrays["norm.running_var"][:] = VARIANCES[i]
         arrays["norm.num_batches_tracked"] += 10
         content = RecordDict({"metrics": MetricRecord({"num-examples": 10, "train-loss": 1.0})})
+        if messages.PATH in message.content.config_records["config"]:
+            content[messages.APPLIED] = ConfigRecord({messages.PATH: 1.0})
         if i in liars:
             spoil(arrays, content)
         content["arrays"] = record(arrays)
@@ -127,6 +129,17 @@ def test_false_running_statistics_move_them_by_the_spread_of_the_others(
     assert np.abs(values("norm.running_var") - 1).max() <= of_variance + 1e-6
     assert 0 < values("norm.num_batches_tracked").max() <= 20 * 10
     assert values("norm.running_mean", "off").max() > 1e4
+
+
+def test_a_path_that_is_too_short_makes_an_update_count_for_no_more_than_its_length_may_be() -> None:
+    def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
+        content[messages.APPLIED] = ConfigRecord({messages.PATH: 1e-9})
+
+    # All updates are 0.5. The path counts as 1/5, so that s_eff is 0.84 and the update would count 0.84 · 5 times:
+    # it counts 0.84 · 1.5 times, as norm-ratio-bound says.
+    moved = run(FedNova, five(spoil), 1, server_lr=1.0)["weight"]
+    assert moved == pytest.approx((4 * 0.84 + 0.84 * 1.5) / 5 * 0.5)
+    assert run(FedNova, five(spoil), 1, server_lr=1.0, safeguards="off")["weight"][0] > 1e6
 
 
 def test_honest_statistics_are_left_alone() -> None:
