@@ -38,7 +38,7 @@ class StrategyConfig:
         alike its data are to the other clients'
     server_lr : float
         η_g, the learning rate of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) or yogi, else
-        1, but 1/C for async-fedavg, delay-adaptive, ringmaster, ringleader, ace and aced, which may diverge with 1
+        the method's own: 1 in rounds; without, a step at which stale updates don't add up to more than a round
     server_optimizer : str
         what the server does with the aggregated update (Reddi et al. 2021; amsgrad: Wang et al. 2024; fedexp, in
         rounds and of a sum: Jhunjhunwala et al. 2023)

@@ -3,11 +3,20 @@
 p_i is a client's importance, d_i the weight of its contributions, and q̃_i its share of the objective that is really
 minimised: q̃_i ∝ d_i / P_i, with P_i the aggregations from one contribution of the client to the next (Fraboni et al.
 2023, section 3). A method is unbiased where q̃ = p.
+
+The default step size of the server follows from d_i (docs/theory.md): with τ_c of C clients at work
+
+    η_g = min(1, C / (τ_c Σ d_i), 1 / max d_i)
+
+so that one contribution of each client at work together moves the model as far as a round of FedAvg does, and no
+contribution alone moves it further.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +34,20 @@ from strategies.updates.safeguards import Safeguards
 
 log = logging.getLogger("flwr.strategies")
 
+FOLLOWS = 16  # with observed P_i the step is computed anew when contributions have grown by this part of their number
+
 Periods = Callable[[Times], Times]
+
+
+def steady_step(weights: NDArray[np.float64], at_work: int) -> float:
+    """Return η_g = min(1, C / (τ_c Σ d_i), 1 / max d_i), by the weights d_i (C,) and τ_c, the clients at work.
+
+    A step within 1e-9 (relative) of 1 is exactly 1, so that the method is FedAvg bit for bit where it is FedAvg.
+    """
+    if not (total := float(weights.sum())) > 0:
+        return 1.0
+    step = min(len(weights) / at_work / total, 1 / float(weights.max()))
+    return 1.0 if step > 1 or math.isclose(step, 1.0, rel_tol=1e-9) else step
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,22 @@ class ContributionWeights:
         self._looked: tuple[int, float | None] = (-1, None)  # the ledger's changes and Δt, at the last look
         self._importance: dict[int, float] | None = None
         self._current: ClientWeights | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the step of an earlier run."""
+        self._step: tuple[float, int, int] | None = (
+            None  # with observed P_i: η_g, contributions and clients then
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the step that observed P_i gave, and when; {} if there is none."""
+        return {} if self._step is None else {"own-step": list(self._step)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the step."""
+        value, contributions, clients = state.get("own-step", (0.0, 0, 0))
+        self._step = (float(value), int(contributions), int(clients)) if clients else None
 
     def expire(self) -> None:
         """Note that estimates of P_i have changed."""
@@ -136,6 +174,40 @@ class ContributionWeights:
         else:
             d = self.importance()[index] * ledger.observed.period(member, self._run.aggregations)
         return float(self._safeguards.weights([member.client], np.array([d]))[0])
+
+    def step(self, at_work: int | None = None, *, longest: float = math.inf) -> float:
+        """Return the method's own step size η_g (``steady_step``), from the d_i of all clients that count now.
+
+        Observed P_i are means over the run so far, and the step follows them slowly: it is computed anew when the
+        contributions have grown by 1/16 of their number, or when clients come or go.
+
+        Parameters
+        ----------
+        at_work : int, optional
+            τ_c, the number of clients at work at once, by default all.
+        longest : float
+            The number of aggregations for which a contribution counts at most: then d_i = p_i min(P_i, ``longest``).
+        """
+        number = len(self._ledger.counting)
+        if not number:
+            return 1.0
+        if not self._observes() or self.weighing == IDENTICAL:
+            return self._step_of(np.array(list(self.current.weight.values())), at_work, longest)
+        contributions = self._ledger.observed.contributions
+        if self._step is not None and self._step[2] == number:
+            value, before, _ = self._step
+            if contributions < before + max(before // FOLLOWS, 1):
+                return value
+        p = np.array(list(self.importance().values()))
+        value = self._step_of(p * self.observed_periods(), at_work, longest)
+        self._step = (value, contributions, number)
+        return value
+
+    def _step_of(self, weights: NDArray[np.float64], at_work: int | None, longest: float) -> float:
+        most = self._safeguards.heaviest or math.inf
+        if longest < math.inf:
+            weights = np.minimum(weights, longest * np.array(list(self.importance().values())))
+        return steady_step(np.minimum(weights, most), at_work or len(weights))
 
     def expected_share(self) -> dict[int, float]:
         """Return q̃_i by client index, computed at evaluations only."""

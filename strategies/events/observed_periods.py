@@ -39,18 +39,23 @@ class Observed:
     ----------
     members : iterable of Observable
         All that count; where others do, this is to be made anew.
+
+    Attributes
+    ----------
+    contributions : int
+        K, the number of their contributions.
     """
 
     def __init__(self, members: Iterable[Observable]) -> None:
         members = list(members)
-        self._contributions = sum(member.contributions for member in members)
+        self.contributions = sum(member.contributions for member in members)
         # Those that came after the aggregations so far: a_i is 1, and grows when they have been there for one.
         self._new = sorted((member.since for member in members), reverse=True)
         self._grown, self._before = 0, 0  # how many others there are, and Σ of their aggregations before
 
     def contributed(self) -> None:
         """Note a contribution of a client."""
-        self._contributions += 1
+        self.contributions += 1
 
     def period(self, member: Observable, aggregations: int) -> float:
         """Return P_i of a client after a number of aggregations, which never decreases between calls."""
@@ -59,5 +64,5 @@ class Observed:
             self._grown += 1
         all_there = self._grown * (aggregations + 1) - self._before + len(self._new)
         there, count = float(max(aggregations + 1 - member.since, 1)), member.contributions
-        usual = all_there / max(self._contributions, 1)
+        usual = all_there / max(self.contributions, 1)
         return min(there / max(count, 1), (there + usual) / (count + 1))

@@ -261,6 +261,14 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         return None
 
+    def own_lr(self) -> float:
+        """Return η_g, by default such that one contribution of each client at work moves the model as a round does.
+
+        See ``strategies.events.contribution_weights``. A method with a ``weigh`` of its own, whose weights the d_i
+        there aren't, returns its own.
+        """
+        return self.contribution_weights.step(self.most_at_work)
+
     def untrained_lr(self) -> float:
         """Return η of strategies/updates/buffers.py: the step by which an arrival moves the buffers."""
         return self.own_lr()
@@ -639,13 +647,16 @@ class AsynchronousStrategy(FederatedStrategy):
         most = self.safeguards.heaviest
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
         buffers = Untrained(run.buffers)
-        for member, contribution, weight in zip(owners, contributions, weights, strict=True):
-            ledger.count(member, weight)
+        for contribution, weight in zip(contributions, weights, strict=True):
             buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
         if self.safeguards.active:
             buffers.bound(self.safeguards.buffers)
         moved = self.server_step.sound(self.aggregate(run.model, contributions, weights))
-        buffers.put_into(moved, min(1.0, buffers.weight * self.untrained_lr()), run.model)
+        share = min(1.0, buffers.weight * self.untrained_lr()) if buffers.weight else 0.0
+        buffers.put_into(moved, share, run.model)
+        # After the step, whose size follows from the same numbers of contributions as the weights.
+        for member, weight in zip(owners, weights, strict=True):
+            ledger.count(member, weight)
         run.result.arrays = run.layout.to_record(moved)
         run.model = run.layout.rounded(moved)
         self.dispatcher.take_model()
@@ -729,5 +740,5 @@ class AsynchronousStrategy(FederatedStrategy):
         return max((member.tasks for member in self.ledger.members.values()), default=0)
 
     def parts(self) -> list[Any]:
-        """Return the parts of every strategy, and the bookkeeping of tasks."""
-        return [*super().parts(), self.ledger]
+        """Return the parts of every strategy, the bookkeeping of tasks, and the weights of contributions."""
+        return [*super().parts(), self.ledger, self.contribution_weights]

@@ -11,7 +11,8 @@ The first model is made when all clients have answered once, so that it is exact
 Clients that will never be available again, or never for as long as a task takes, are not waited for. A client that
 joins later counts from its first reply on: until then its h_i is 0. Every client has weight p_i, however fast it is.
 A contribution moves the model by p_i in each aggregation until the client's next contribution, in total by p_i P_i,
-the time-based d_i that the run reports. Each step is as long as a synchronous round's, so η_g is 1/C by default
+the time-based d_i that the run reports. Each step is as long as a synchronous round's, and there are Σ p_i P_i of
+them from one contribution of a client to its next (C, if all are equally fast), so that η_g is 1/Σ p_i P_i by default
 (``server_lr = 0``). With C = 1 ACE is local training. With a decreasing step size schedule, h_i has the step size of
 the time when client i trained, which is larger than the current one.
 
@@ -55,6 +56,10 @@ class ACE(EveryArrival):
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_j h_j."""
         return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+
+    def own_lr(self) -> float:
+        """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
+        return self.contribution_weights.step()
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""

@@ -14,13 +14,13 @@ The first model is made when all clients have answered once.
 A client whose tasks last longer than τ aggregations counts for τ + 1 of them, and then not until its next answer. In
 total a contribution counts p_i min(P_i, τ + 1), with P_i the aggregations from one contribution of client i to the
 next. Slow clients then count less than p_i, in return for a model that no old update moves; the run reports the
-objective that it minimises. Each step is as long as a synchronous round's, so η_g is 1/C by default
-(``server_lr = 0``).
+objective that it minimises. By default (``server_lr = 0``) η_g is 1/Σ p_i min(P_i, τ + 1), as ACE's.
 
 A client receives the model and sends one back; the server keeps C vectors of float32, 4 C D bytes, and their sum
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -73,6 +73,11 @@ class ACED(EveryArrival):
     def latest(self) -> LatestUpdates:
         """The last updates h_i of the clients in A, 0 of the others, and their weighted sum Σ_A p_j h_j."""
         return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+
+    def own_lr(self) -> float:
+        """Return 1/Σ p_i min(P_i, τ + 1)."""
+        age = self.config.cache_age
+        return self.contribution_weights.step(longest=age + 1 if age else math.inf)
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""

@@ -54,6 +54,10 @@ class AREA(Buffered):
     Config: ClassVar[type[StrategyConfig]] = AREAConfig
     config: AREAConfig
 
+    def own_lr(self) -> float:
+        """Return η_g = 1: a contribution moves the model by p_i of the way, one of every client by a round's."""
+        return 1.0
+
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:

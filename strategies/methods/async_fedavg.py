@@ -24,7 +24,8 @@ class AsyncFedAvg(EveryArrival):
 
     The time-based d_i of all clients sum to C or more where p_i are equal (to less, if slow clients have little
     data), so that with η_g = 1, as in the paper, training diverges unless local steps are short. By default
-    (``server_lr = 0``) η_g is 1/C: C arrivals then move the model about as far as one synchronous round.
+    (``server_lr = 0``) η_g is 1/Σ d_i, 1/C with identical weights: one contribution of every client together moves
+    the model as far as one synchronous round.
 
     Rule: the model moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
     Helps: where the slowest are far slower than the others, and all must count by their data.

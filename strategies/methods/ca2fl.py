@@ -11,6 +11,9 @@ by 1/m when it arrives, by p_i in each aggregation until the client's next contr
 total by p_i P_i, the time-based d_i that the run reports. With a decreasing step size schedule, h_i has the step size
 of the time when client i trained, which is larger than the current one.
 
+Each step is as long as a synchronous round's, so that η_g is 1/Σ p_i P_i by default (``server_lr = 0``), about m/C;
+the paper's is 1.
+
 A client receives the model and sends one back; the server keeps C vectors of float32, 4 C D bytes, and h
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
 """
@@ -46,6 +49,10 @@ class CA2FL(Buffered):
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
         return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+
+    def own_lr(self) -> float:
+        """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
+        return self.contribution_weights.step()
 
     def counted(self, contribution: Contribution) -> Vector:
         """Return Δ_i − h_i, (D,)."""

@@ -12,8 +12,11 @@ paper's s(δ) = (1 + δ)^−½; by default s(δ) is 1.
 A client waits in the buffer until the buffer is full, so its cycle is longer than its task time, and the share has no
 closed form. In virtual time the schedule depends on the task times alone: it is simulated beforehand, for the run's
 maximum number of aggregations, at most 20,000, which gives the shares; if a time budget ends the run earlier, the
-actual shares differ slightly. In real time the shares are those observed so far. With m = C and equal τ, FedBuff is
-exactly synchronous FedAvg.
+actual shares differ slightly. In real time the shares are those observed so far.
+
+The paper's server step is 1. By default (``server_lr = 0``) it is 1/Σ d_i with s(δ) = 1, m/C for identical weights:
+one contribution of every client together then moves the model as far as a round. With m = C FedBuff is exactly
+synchronous FedAvg, and the step is 1.
 """
 
 from collections.abc import Callable

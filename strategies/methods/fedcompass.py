@@ -86,6 +86,10 @@ class FedCompass(AsynchronousStrategy):
         self.groups = self._new_groups()
         self._group: int | None = None  # which is aggregated now; None: the newest contribution alone
 
+    def own_lr(self) -> float:
+        """Return η_g = 1: the weights p_i of one contribution of every client sum to 1."""
+        return 1.0
+
     @property
     def most_steps(self) -> int:
         """Q_max."""

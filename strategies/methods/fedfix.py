@@ -8,8 +8,9 @@ A client that replies within an interval is sent the new model at the end of the
 ⌈τ_i/Δt⌉ Δt. An interval without arrivals leaves the model unchanged. With Δt ≥ max τ_i FedFix is exactly synchronous
 FedAvg.
 
-If Δt is far shorter than all τ_i, each d_i is many times p_i, and contributions that arrive together move the model
-by many times their mean: the model then oscillates or diverges. The log warns of such an interval.
+If Δt is shorter than τ_i, d_i is a multiple of p_i. With the paper's server step of 1, contributions that arrive
+together then move the model by a multiple of their mean, and the model oscillates or diverges; the log warns of an
+interval that is shorter than all tasks. By default (``server_lr = 0``) the step is 1/Σ d_i: 1 if Δt ≥ max τ_i.
 
 With ``fedfix_interval = "auto"`` Δt is the median of the clients' task times, the upper one of an even number: half
 of the clients or more reply within one interval. It is chosen at the beginning of each interval, in virtual time by
@@ -107,19 +108,20 @@ class FedFix(AsynchronousStrategy):
         return periods(times, self.interval)
 
     def _look_at_interval(self, times: Times) -> None:
-        """Warn once if even the fastest client's task takes several intervals."""
+        """Warn once if even the fastest client's task takes several intervals, and the step isn't by d_i."""
         interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
-        if isinstance(interval, str):
+        if isinstance(interval, str) or not self.config.server_lr:
             return
         known = not self.pace.real_time or any(member.answers for member in self.ledger.counting)
         if known and FEW * interval < fastest < np.inf:
             self.run.warn_once(
                 "fedfix_interval = %g s is short: even the fastest client works for %.3g s, so that a contribution "
-                "weighs %.0f times or more what it does in a round, and the model may swing or diverge; as long as "
-                "most clients work, here %.3g s, is what suits",
+                "weighs %.0f times or more what it does in a round, and with server_lr = %g the model may swing or "
+                "diverge; server_lr = 0 suits, or an interval as long as most clients work, here %.3g s",
                 interval,
                 fastest,
                 np.ceil(fastest / interval),
+                self.config.server_lr,
                 np.median(times[np.isfinite(times)]),
             )
 

@@ -46,6 +46,10 @@ class Rennala(AsynchronousStrategy):
     weighing: ClassVar[str] = "identical"
     works_on: ClassVar[bool] = True
 
+    def own_lr(self) -> float:
+        """Return η_g = 1: no update is stale, so that B of them are the participants of a round."""
+        return 1.0
+
     def ready(self, arrived: int) -> bool:
         """Return True when B contributions have arrived."""
         return arrived >= self.config.buffer_size

@@ -25,10 +25,6 @@ class EveryArrival(AsynchronousStrategy):
         """At every arrival."""
         return arrived >= 1
 
-    def own_lr(self) -> float:
-        """1/C of the clients that count now: C arrivals move the model about as far as a synchronous round."""
-        return 1 / max(len(self.ledger.counting), 1)
-
     def periods(self, times: Times) -> Times:
         """Count all arrivals."""
         return periods(times)

@@ -220,6 +220,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedau", {**FLEET, "task_failure": 0.2, "eval_every": 3}),
     ("async-fedavg", {**FLEET, "server_lr": 0.1, "task_failure": 0.2}),
     ("async-fedavg", {**FLEET, "server_lr": 0.1, "concurrency": 2, "eval_every": 3}),
+    ("async-fedavg", {**FLEET, "server_lr": 0.0, "concurrency": 2}),
+    ("fedbuff", {"buffer_size": 2, "server_lr": 0.0, "aggregation_weights": "observed"}),
     (
         "async-fedavg",
         {"server_lr": 0.1, "aggregation_weights": "observed", "availability": "bernoulli:0.5,0.7"},
