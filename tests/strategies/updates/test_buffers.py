@@ -192,8 +192,8 @@ def test_fedexp_tells_the_mean_of_the_last_two() -> None:
 
 
 def test_an_arrival_moves_them_by_its_share_of_a_round() -> None:
-    # F80: client 0 is the first, with d_0 = p_0 τ_0 Σ 1/τ, p_0 = 1/6, τ = (.2, .6, 1): a = d_0 / 3.
-    a = 0.2 * (1 / 0.2 + 1 / 0.6 + 1) / 6 / 3
+    # F80: client 0 is the first. a = d_0 / Σ d_i = p_0 τ_0 / Σ p_i τ_i, p = (1, 2, 3)/6, τ = (.2, .6, 1).
+    a = 0.2 / (0.2 + 2 * 0.6 + 3 * 1.0)
     assert variance_of(run(AsyncFedAvg)) == pytest.approx((1 - a) * 1.0 + a * 4.0)
 
 
