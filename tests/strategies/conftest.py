@@ -6,6 +6,7 @@ test expects can be worked out by hand. Nothing here imports fedapp or torch.
 
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,17 @@ def tied() -> list[list[float]]:
     and (2/5, 3/5, 0).
     """
     return [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.75, 3**0.5 / 4]]
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Make options by which clients come and go as rows ``client,start,end[,period]`` say; every task takes 1 s."""
+
+    def options(rows: str) -> dict[str, str]:
+        (tmp_path / "there.csv").write_text(rows)
+        return {"time_scenario": "F0", "availability": f"trace:{tmp_path / 'there.csv'}"}
+
+    return options
 
 
 @pytest.fixture

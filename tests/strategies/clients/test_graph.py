@@ -69,9 +69,7 @@ def test_three_clients_by_hand() -> None:
     own = [A01 + A02, A01 + A12, A02 + A12]  # ln 10, ln 20, ln 50
     np.testing.assert_allclose(degrees(A), own, rtol=1e-14)
     np.testing.assert_allclose(
-        laplacian(A),
-        [[own[0], -A01, -A02], [-A01, own[1], -A12], [-A02, -A12, own[2]]],
-        rtol=1e-14,
+        laplacian(A), [[own[0], -A01, -A02], [-A01, own[1], -A12], [-A02, -A12, own[2]]], rtol=1e-14
     )
     total = 2 * math.log(100)  # 10 · 20 · 50 = 100²
     np.testing.assert_allclose(similarity_weights(A), A / total, rtol=1e-14)

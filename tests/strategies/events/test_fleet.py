@@ -121,16 +121,9 @@ def test_a_run_is_the_independent_simulations(
     assert len(tasks) == handed_out - len(lost) - len(under_way)
 
 
-def test_a_task_that_ends_as_its_client_goes_is_done(federation: Make, start: Start, tmp_path: Path) -> None:
+def test_a_task_that_ends_as_its_client_goes_is_done(federation: Make, start: Start, there: Make) -> None:
     # F0: 1 s each. Client 0 is there for 2 s of 5: two tasks; client 1 for 1.5 s: one, and one that is lost at 1.5 s.
-    (tmp_path / "there.csv").write_text("0,0,2,5\n1,0,1.5,5\n")
-    run = start(
-        "async",
-        federation([4.0, 0.0], [1, 1]),
-        6,
-        time_scenario="F0",
-        availability=f"trace:{tmp_path / 'there.csv'}",
-    )
+    run = start("async", federation([4.0, 0.0], [1, 1]), 6, **there("0,0,2,5\n1,0,1.5,5\n"))
     came = [(t, list(who)) for t, who in events_of(run)]
     assert came == [(1, [0]), (1, [1]), (2, [0]), (6, [0]), (6, [1]), (7, [0])]
     assert [run.strategy.accounts[i].lost for i in (0, 1)] == [0, 2]
@@ -165,15 +158,8 @@ def test_a_round_takes_whom_it_finds_and_waits_for_the_slowest_or_until_it_goes(
     assert len(run.grid.requests()) == sum(p.metrics["participants"] for p in run.seen[1:])
 
 
-def test_a_round_waits_until_somebody_comes(federation: Make, start: Start, tmp_path: Path) -> None:
-    (tmp_path / "there.csv").write_text("0,3,5,10\n1,4,6,10\n")
-    run = start(
-        "fedavg",
-        federation([4.0, 0.0], [1, 1]),
-        4,
-        time_scenario="F0",
-        availability=f"trace:{tmp_path / 'there.csv'}",
-    )
+def test_a_round_waits_until_somebody_comes(federation: Make, start: Start, there: Make) -> None:
+    run = start("fedavg", federation([4.0, 0.0], [1, 1]), 4, **there("0,3,5,10\n1,4,6,10\n"))
     assert [p.time for p in run.seen] == [0.0, 4.0, 5.0, 6.0, 14.0]
     assert run.grid.asked() == [0, 0, 1, 1, 0]
 
@@ -183,16 +169,10 @@ def test_a_round_waits_until_somebody_comes(federation: Make, start: Start, tmp_
 
 @pytest.mark.parametrize("scheme", ["fedavg", *KINDS])
 def test_when_all_have_gone_for_good_the_run_ends_with_what_it_has(
-    federation: Make, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
+    federation: Make, start: Start, there: Make, caplog: pytest.LogCaptureFixture, scheme: str
 ) -> None:
-    (tmp_path / "there.csv").write_text("0,0,3.5\n1,0,2.5\n2,1,4.2\n")
     run = start(
-        scheme,
-        federation([4.0, 0.0, 1.0], [1, 1, 1]),
-        50,
-        lr=0.1,
-        time_scenario="F0",
-        availability=f"trace:{tmp_path / 'there.csv'}",
+        scheme, federation([4.0, 0.0, 1.0], [1, 1, 1]), 50, lr=0.1, **there("0,0,3.5\n1,0,2.5\n2,1,4.2\n")
     )
     assert 2 <= run.seen[-1].aggregation < 12
     assert "the run ends" in text_of(caplog)
@@ -200,33 +180,29 @@ def test_when_all_have_gone_for_good_the_run_ends_with_what_it_has(
 
 @pytest.mark.parametrize("scheme", KINDS)
 def test_clients_that_never_stay_for_a_task_end_the_run_with_a_reason(
-    federation: Make, start: Start, tmp_path: Path, scheme: str
+    federation: Make, start: Start, there: Make, scheme: str
 ) -> None:
-    (tmp_path / "there.csv").write_text("0,0,0.5,1\n1,0.5,1,1\n2,0,0.3,1\n")
     with pytest.raises(RunError, match="no client is there for as long as its task takes"):
         start(
             scheme,
             federation([4.0, 0.0, 1.0], [1, 1, 1]),
             5,
-            time_scenario="F0",
             limit=240,
-            availability=f"trace:{tmp_path / 'there.csv'}",
+            **there("0,0,0.5,1\n1,0.5,1,1\n2,0,0.3,1\n"),
         )
 
 
 @pytest.mark.parametrize("scheme", ["fedavg", *KINDS])
 def test_a_time_budget_ends_a_run_before_somebody_comes(
-    federation: Make, start: Start, tmp_path: Path, scheme: str
+    federation: Make, start: Start, there: Make, scheme: str
 ) -> None:
-    (tmp_path / "there.csv").write_text("0,0,2,50\n1,0,2,50\n2,0,2,50\n")
     run = start(
         scheme,
         federation([4.0, 0.0, 1.0], [1, 1, 1]),
         50,
         lr=0.1,
-        time_scenario="F0",
         time_budget=20.0,
-        availability=f"trace:{tmp_path / 'there.csv'}",
+        **there("0,0,2,50\n1,0,2,50\n2,0,2,50\n"),
     )
     assert run.seen[-1].time <= 2.0
 
@@ -249,33 +225,26 @@ def test_a_run_that_is_over_before_its_first_model_says_so(
 
 
 def test_ace_waits_for_nobody_who_never_answers(
-    federation: Make, model: Any, train_config: Make, tmp_path: Path
+    federation: Make, model: Any, train_config: Make, there: Make
 ) -> None:
     # Tasks take a second. Client 0 is there for less; or its first answer can't be read, and then it goes for good.
     for stay, first in ((0.1, 1.0), (1.5, 1.5)):
-        (tmp_path / "there.csv").write_text(f"0,0,{stay}\n1,0,99\n2,0,99\n")
         seen: list[Any] = []
         grid = federation([4.0, 0.0, 1.0], [1, 1, 1])
         grid.spoil(0, "nan")
-        strategy = ACE(
-            availability=f"trace:{tmp_path / 'there.csv'}",
-            time_scenario="F0",
-            fraction_evaluate=0.0,
-            observer=seen.append,
-        )
+        strategy = ACE(**there(f"0,0,{stay}\n1,0,99\n2,0,99\n"), fraction_evaluate=0.0, observer=seen.append)
         strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config(1, 0.1))
         assert [p.time for p in seen[1:]] == [first, first + 1, first + 1]
 
 
 def test_why_a_run_ends_whose_work_waits_in_vain_is_said(
-    federation: Make, model: Any, train_config: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    federation: Make, model: Any, train_config: Make, there: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "there.csv").write_text("0,0,99\n1,0,0.5\n2,0,0.5\n")
-    there = {"availability": f"trace:{tmp_path / 'there.csv'}", "time_scenario": "F0"}
+    rows = there("0,0,99\n1,0,0.5\n2,0,0.5\n")
     held = {"safeguards": "on", "time_budget": 0.9}  # F80: .2, .6 and 1 s
     for strategy, texts in (
         (
-            FedBuff(buffer_size=2, **there),
+            FedBuff(buffer_size=2, **rows),
             ["nobody else comes any more, from 99 s on: the run ends", "1 contributions wait for it"],
         ),
         (AsyncFedAvg(**held), ["at 0.6 s, before its first model was made: 2 contributions wait for it"]),
@@ -382,16 +351,14 @@ def test_with_the_same_weight_for_all_who_is_seldom_there_counts_less_and_that_i
 
 
 def test_who_is_never_there_for_a_task_weighs_nothing_and_that_is_told(
-    federation: Make, start: Start, tmp_path: Path
+    federation: Make, start: Start, there: Make
 ) -> None:
-    (tmp_path / "there.csv").write_text("0,0,5,5\n1,0,2.5,5\n2,0,0.5,5\n")
     run = start(
         "async",
         federation([4.0, 0.0, 1.0], [1, 1, 2]),
         30,
         lr=0.01,
-        time_scenario="F0",
-        availability=f"trace:{tmp_path / 'there.csv'}",
+        **there("0,0,5,5\n1,0,2.5,5\n2,0,0.5,5\n"),
     )
     last = run.seen[-1].clients
     assert last["weight"][2] == last["expected-share"][2] == 0.0
@@ -400,17 +367,15 @@ def test_who_is_never_there_for_a_task_weighs_nothing_and_that_is_told(
 
 
 def test_rounds_tell_the_share_that_clients_have_over_a_period(
-    federation: Make, start: Start, tmp_path: Path
+    federation: Make, start: Start, there: Make
 ) -> None:
-    (tmp_path / "there.csv").write_text("0,0,100,100\n1,0,50,100\n")
     run = start(
         "fedavg",
         federation([4.0, 0.0], [1, 3]),
         200,
         lr=0.01,
-        time_scenario="F0",
         eval_every=200,
-        availability=f"trace:{tmp_path / 'there.csv'}",
+        **there("0,0,100,100\n1,0,50,100\n"),
     )
     last = run.seen[-1].clients
     # Half of the time 1/4 and 3/4, half of it client 0 alone.

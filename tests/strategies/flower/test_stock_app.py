@@ -51,10 +51,7 @@ def stock(spoil: Reply = lambda message, context, content: content, mods: Any = 
             w = w - 0.5 * (w - CENTRES[i] + pull)
         metrics = {"train_loss": float((w[0] - CENTRES[i]) ** 2), "steps": 3 + i, "num-examples": SIZES[i]}
         content = RecordDict(
-            {
-                "arrays": ArrayRecord({"w": Array(w.astype(start.dtype))}),
-                "metrics": MetricRecord(metrics),
-            }
+            {"arrays": ArrayRecord({"w": Array(w.astype(start.dtype))}), "metrics": MetricRecord(metrics)}
         )
         return Message(spoil(message, context, content), reply_to=message)
 

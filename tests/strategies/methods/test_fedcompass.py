@@ -91,12 +91,7 @@ def reference(
                 steps = max(steps, wanted) if wanted <= most else steps
         steps = most if steps < 0 else max(steps, least)
         name, latest = object(), now + slack * steps * speed[i]
-        groups[name] = {
-            "expected": now + steps * speed[i],
-            "latest": latest,
-            "at work": {i},
-            "here": {},
-        }
+        groups[name] = {"expected": now + steps * speed[i], "latest": latest, "at work": {i}, "here": {}}
         heapq.heappush(heap, (round(latest, 8), 1, len(tasks), name))
         send(i, steps, now, name)
 

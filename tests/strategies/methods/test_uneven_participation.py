@@ -169,8 +169,7 @@ def test_who_takes_part_rarely_counts_in_full_where_fedavg_has_another_mean(
 
 
 @pytest.mark.parametrize(
-    ("kind", "own", "beta"),
-    [(FedAU, {}, 1.0), (FedStale, {}, 1.0), (FedStale, {"stale_weight": 0.25}, 0.25)],
+    ("kind", "own", "beta"), [(FedAU, {}, 1.0), (FedStale, {}, 1.0), (FedStale, {"stale_weight": 0.25}, 0.25)]
 )
 @pytest.mark.parametrize("closes", [{}, {"round_deadline": 2.0}], ids=["all", "deadline"])
 def test_what_is_told_of_the_shares(

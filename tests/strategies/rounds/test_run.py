@@ -73,12 +73,7 @@ def test_starting_the_same_strategy_twice_gives_the_same_model(
     ],
 )
 def test_eval_every(
-    federation: Make,
-    model: Model,
-    train_config: Make,
-    eval_every: int,
-    num_rounds: int,
-    expected: list[int],
+    federation: Make, model: Model, train_config: Make, eval_every: int, num_rounds: int, expected: list[int]
 ) -> None:
     seen = Recorder()
     strategy = FedAvg(config(eval_every=eval_every), observer=seen.observe)

@@ -69,9 +69,7 @@ def test_a_late_joiner_takes_part_from_the_next_round(
 ) -> None:
     grid = federation()
     grid.node(2).present = False
-    strategy = FedAvg(
-        observer=lambda p: setattr(grid.node(2), "present", p.aggregation >= 1),
-    )
+    strategy = FedAvg(observer=lambda p: setattr(grid.node(2), "present", p.aggregation >= 1))
     strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
     assert [grid.asked("train", r) for r in (1, 2, 3)] == [[0, 1], [0, 1, 2], [0, 1, 2]]
 

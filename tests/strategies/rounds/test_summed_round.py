@@ -64,7 +64,7 @@ def made(
         run.result.arrays,
         ConfigRecord({"lr": 0.5}),
         {messages.ALPHA: 0.1},
-        2.0,
+        1.2,
         stragglers,
     )
     return part, current, Engine(pending)
@@ -78,7 +78,7 @@ def test_the_request_has_all_tasks_and_the_methods_rule() -> None:
         assert dict(request.config) == {"lr": 0.5, messages.SERVER_ROUND: 7, messages.ALPHA: 0.1}
         assert (request.tasks.nodes, request.tasks.clients) == ([100, 101, 102, 103], [0, 1, 2, 3])
         assert request.tasks.parts.tolist() == [1.0, 1.0, 0.5 if part else 1.0, 1.0]
-        assert (request.bound, request.squares) == (2.0, optimizer == "fedexp")
+        assert (request.bound, request.squares) == (1.2, optimizer == "fedexp")
         assert current.bytes_down == 4 * SIZE
 
 
@@ -87,8 +87,8 @@ def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count() -> None
     gathered = part.work(engine, lambda: False)
     assert engine.request.tasks.clients == [0, 1, 2]  # nobody works on the lost one
     assert (gathered.total.tolist(), gathered.squares, gathered.kept) == ([0.1, 0.6], 1.3, [0.1, 0.3])
-    # Σ d = 1 over the 0.4 that count
-    assert gathered.result(WEIGHTS) == pytest.approx([0.25, 1.5])
+    # Σ d = 1 over the 0.4 that count, but client 2 moves the sum by 0.6 already, of 1.2 at most
+    assert gathered.result(WEIGHTS) == pytest.approx([0.2, 1.2])
     assert current.outcomes == {0: ACCEPTED, 1: messages.FAILED, 2: ACCEPTED, 3: messages.LOST}
     assert current.failures == {1: "out of memory", 3: GONE}
     assert (current.bounded, current.bytes_up, current.sizes) == ({0}, 2 * SIZE, {0: SIZE, 2: SIZE})

@@ -218,8 +218,7 @@ def test_a_large_trace_field_is_refused_like_any_other(trace: Write) -> None:
 
 
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.floats(1e-6, 1e6)), min_size=1, max_size=20),
-    data=st.data(),
+    rows=st.lists(st.tuples(st.integers(0, 3), st.floats(1e-6, 1e6)), min_size=1, max_size=20), data=st.data()
 )
 def test_any_trace_gives_back_its_rows_in_order(
     rows: list[tuple[int, float]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
