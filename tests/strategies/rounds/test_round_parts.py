@@ -3,15 +3,22 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from strategies.clients.accounts import ACCEPTED, Accounts
+from strategies.clients.client_metrics import MetricsMean
 from strategies.core.wrapper import OuterLoop
+from strategies.flower import messages
 from strategies.flower.errors import RunError
 from strategies.rounds.deadline import RoundSize
 from strategies.rounds.participation import Participation
+from strategies.rounds.round import Round
 from strategies.rounds.selection import check_loop, present
 from strategies.timing.availability import NEVER
 from tests.strategies.parts import client, run_of
+
+THREE = [client(index) for index in range(3)]
 
 
 def test_of_l_needed_clients_so_many_more_are_asked() -> None:
@@ -28,6 +35,14 @@ def test_one_that_is_drawn_twice_counts_for_two() -> None:
     assert size.worth([0.25, 0.5, 0.25], 10) == [1, 2, 1]
 
 
+def test_the_weight_of_work_that_does_not_count_is_credited_to_the_rest() -> None:
+    worth = {0: 0.125, 1: 0.25, 2: 0.625}
+    outcomes = {0: ACCEPTED, 1: ACCEPTED, 2: messages.FAILED}
+    accounts = Accounts()
+    Round(1, np.zeros(1), THREE, None, MetricsMean(), worth=worth, outcomes=outcomes).credit(accounts)
+    assert accounts.column("weight", 3) == pytest.approx([1 / 3, 2 / 3, 0])
+
+
 def pace(there: set[int], comes: dict[int, float], over: float = NEVER) -> Any:
     now = [0.0]
     clock = SimpleNamespace(wait_until=lambda due: now.__setitem__(0, due))
@@ -39,9 +54,6 @@ def pace(there: set[int], comes: dict[int, float], over: float = NEVER) -> Any:
         comes=lambda c, at: at if c.index in there else comes.get(c.index, NEVER),
         over=lambda at: at > over,
     )
-
-
-THREE = [client(index) for index in range(3)]
 
 
 def test_those_that_are_there_and_the_next_that_comes() -> None:

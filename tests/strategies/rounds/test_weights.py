@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.clients.weights import importances
+from strategies.clients.weights import among, importances
 from strategies.rounds.participation import Draw, Participation
 
 P = np.array([0.1, 0.2, 0.3, 0.4])  # C = 4, unequal
@@ -182,6 +182,12 @@ def test_importances_by_hand() -> None:
     assert importances("uniform", [1, 2, 5, 9]).tolist() == [0.25] * 4
 
 
+def test_importances_among_some_sum_to_one() -> None:
+    some = np.array([True, False, True])
+    assert among([0.125, 0.25, 0.625], some).tolist() == pytest.approx([1 / 6, 0, 5 / 6])
+    assert among([0.0, 1.0, 0.0], some).tolist() == [0, 0, 0]
+
+
 def test_importances_of_an_unknown_kind_name_key_value_and_what_is_allowed() -> None:
     with pytest.raises(ValueError, match=r"client_weights = 'size'.*samples, uniform"):
         importances("size", [1, 2])
@@ -247,10 +253,12 @@ def test_a_scheme_wants_enough_clients(text: str, enough: int, said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fraction", "clients", "expected"),
-    [(1.0, 7, 7), (0.1, 20, 2), (0.25, 10, 2), (0.01, 5, 1), (0.66, 3, 2)],
+    ("fraction", "clients", "expected", "flowers"),
+    [(1.0, 7, 7, 7), (0.1, 20, 2, 2), (0.28, 10, 3, 2), (0.01, 5, 1, 1), (0.66, 3, 2, 1)],
 )
-def test_sample_size_is_the_rounded_share_and_at_least_one(
-    fraction: float, clients: int, expected: int
+def test_sample_size_is_the_rounded_share_which_flower_rounds_down_and_at_least_one(
+    fraction: float, clients: int, expected: int, flowers: int
 ) -> None:
     assert Participation("uniform", fraction).sample_size(clients) == expected
+    assert Participation("flower", fraction).sample_size(clients) == flowers
+    assert Participation("flower", fraction, least=3).sample_size(clients) == min(max(flowers, 3), clients)
