@@ -21,25 +21,6 @@ CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0, 1.0), (1, 2, 3, 4, 2), 0.05
 P, C = np.array(SIZES) / sum(SIZES), len(SIZES)
 
 
-@pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., tuple[np.ndarray, Any, Any]]:
-    """Run a method on quadratics from w = 1; return its models, the grid and the strategy."""
-
-    def run(kind: Any, rounds: int, **options: Any) -> tuple[np.ndarray, Any, Any]:
-        grid, seen = options.pop("grid", None) or federation(CENTRES, SIZES), []
-        start, steps = options.pop("start", 1.0), options.pop("steps", 1)
-        strategy = kind(
-            observer=lambda progress: seen.append(float(progress.arrays["w"].numpy()[0])),
-            fraction_evaluate=0.0,
-            **{"min_clients": 1, "eval_every": 1} | options,
-        )
-        config = train_config(steps, GAMMA)
-        strategy.start(grid, model(start), num_rounds=rounds, timeout=5.0, train_config=config)
-        return np.array(seen), grid, strategy
-
-    return run
-
-
 def sent_steps(grid: Any) -> list[tuple[int, int]]:
     """Return client and local steps of the tasks, in the order in which they were sent."""
     fields = [request.content.config_records["config"] for request in grid.requests()]

@@ -23,23 +23,6 @@ CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P, C = np.array(SIZES) / 10, 4
 
 
-@pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., tuple[np.ndarray, Any, Any]]:
-    """Run a method on quadratics from w = 1; return its models, the grid and the strategy."""
-
-    def run(kind: Any, rounds: int, **options: Any) -> tuple[np.ndarray, Any, Any]:
-        grid, seen = options.pop("grid", None) or federation(CENTRES, SIZES), []
-        strategy = kind(
-            observer=lambda progress: seen.append(float(progress.arrays["w"].numpy()[0])),
-            fraction_evaluate=0.0,
-            **{"eval_every": 1, "server_lr": 1.0} | options,
-        )
-        strategy.start(grid, model(1.0), num_rounds=rounds, timeout=5.0, train_config=train_config(1, GAMMA))
-        return np.array(seen), grid, strategy
-
-    return run
-
-
 def reference(task_time: Callable[[int, int], float], steps: int, eta: float) -> list[float]:
     """The two phases, by the paper's tables of sums and counts."""
     models, held = [1.0], np.ones(C)  # what each client has
@@ -77,7 +60,7 @@ def test_a_run_is_its_papers_rule(go: Make, scenario: str) -> None:
 
 def test_of_one_client_it_is_local_training(go: Make, federation: Make) -> None:
     one, other = (
-        go(kind, 8, grid=federation([4.0], [3]), min_clients=1, **options)[0]
+        go(kind, 8, grid=federation([4.0], [3]), **options)[0]
         for kind, options in ((Ringleader, {"server_lr": 0.0}), (FedAvg, {}))
     )
     assert one == pytest.approx(other, rel=1e-6)

@@ -33,6 +33,12 @@ def values(arrays: ArrayRecord) -> list[Any]:
     return [array.numpy() for array in arrays.values()]
 
 
+def ran(code: str) -> Any:
+    """Return what came of Python code in a process of its own."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+
+
 def in_this_process(strategy: Any, rounds: int) -> Any:
     grid = MemoryGrid(
         counting.app,
@@ -113,13 +119,7 @@ def test_a_stock_app_on_ray_logs_no_exception() -> None:
         "    print('w =', strategy.start(grid, model, 1).arrays['w'].numpy()[0])\n"
         "simulate(server, app, num_supernodes=3, backend_config={'client_resources': {'num_cpus': 1}})\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(code)
     said = done.stdout + done.stderr
     assert "w = 1.3333" in said, said[-3000:]  # (0 · 1 + 1 · 2 + 2 · 3) / 6
     assert f"3 {NOBODY}" in said
@@ -343,11 +343,5 @@ def test_the_bits_are_those_of_flowers_simulation_on_ray() -> None:
         "assert found[0].train_metrics_clientapp[4]['tasks'] == 4\n"
         "print('equal')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(code)
     assert done.stdout.endswith("equal\n"), done.stderr[-3000:]
