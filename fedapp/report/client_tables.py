@@ -156,11 +156,12 @@ _NAMES = {
 _BACK = {name: theirs for theirs, name in _NAMES.items()}
 
 
-class ClientsFile(GrowingTable):
+class ClientsFile:
     """Writes a run's rows; a folder has one writer."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(run_dir, CLIENTS)
+        self.run_dir = run_dir
+        self._table = GrowingTable(run_dir, CLIENTS)
 
     def append(
         self, aggregation: int, time: float, clients: Mapping[str, Sequence[float]], names: Mapping[int, str]
@@ -181,7 +182,7 @@ class ClientsFile(GrowingTable):
         }
         rest = {name: pa.array(values[there], from_pandas=True) for name, values in columns.items()}
         if len(there):
-            self.write(pa.table(head | rest))
+            self._table.write(pa.table(head | rest))
 
     def cut(self, rows: int) -> None:
         """Go on after so many rows of the run so far; those after come again.
@@ -191,12 +192,20 @@ class ClientsFile(GrowingTable):
         ValueError
             If there are fewer.
         """
-        kept = read_clients(self.path.parent).slice(0, rows)
+        kept = read_clients(self.run_dir).slice(0, rows)
         if len(kept) < rows:
             raise ValueError(
-                f"{self.parquet} has lost rows since the checkpoint: {len(kept)} of {rows} are there"
+                f"{self._table.parquet} has lost rows since the checkpoint: {len(kept)} of {rows} are there"
             )
-        self.replace(kept)
+        self._table.replace(kept)
+
+    def sync(self) -> int:
+        """Return how many rows there are, now on the disk to stay."""
+        return self._table.sync()
+
+    def publish(self, *, last: bool = False) -> None:
+        """Make clients.parquet what there is so far; the ``last`` time nothing else stays."""
+        self._table.publish(last=last)
 
 
 def read_clients(run_dir: Path) -> pa.Table:
