@@ -95,7 +95,7 @@ def rows_of(runs: Mapping[Cell, float]) -> list[Row]:
 
 
 def in_words(rows: list[Row]) -> str:
-    """Return docs/protection.md's table: what honest clients reach, and what is left after the worst attack."""
+    """Return the table of docs/protection.md: what honest clients reach, and what is left after the worst attack."""
     titles = ["data", "strategy"]
     for clients, hostile in FEDERATIONS:
         titles += [f"honest, C = {clients}", "safeguards on"]
@@ -114,6 +114,25 @@ def in_words(rows: list[Row]) -> str:
                 cells += [_worst(attacked, mode) for mode in MODES]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def verdict(rows: list[Row]) -> str:
+    """Return what the rows say of the plan's bounds, as docs/protection.md has it."""
+    judged = [row for row in rows if row.division == IID and row.attack != HONEST]
+    honest = max((row.lost(ON) for row in rows if row.attack == HONEST), default=0.0)
+    more = [
+        f"{row.lost(ON):.1f} by `{row.attack}` with `{row.method}`, {row.hostile} of {row.clients}"
+        for row in judged
+        if not row.holds
+    ]
+    within = f"in {len(judged) - len(more)} of {len(judged)} rows" if more else f"in all {len(judged)} rows"
+    return (
+        f"With safeguards an attack on IID data costs at most {MOST_BY_ATTACK:g} points {within}"
+        + (f", and more in the others: {'; '.join(more)}" if more else "")
+        + ". "
+        f"Where all devices are honest, safeguards cost at most {honest:.1f} points, on non-IID data and with a rare "
+        "writer, too."
+    )
 
 
 def _worst(rows: list[Row], mode: str) -> str:

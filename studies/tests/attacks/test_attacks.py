@@ -1,4 +1,6 @@
-"""What hostile clients send, and what the study writes."""
+"""What hostile clients send, what the study writes, and that its committed table follows from the committed runs."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +22,11 @@ from studies.attacks.hostile import (
     HONEST,
     HostileGrid,
 )
-from studies.attacks.plan import MOST_BY_ATTACK
+from studies.attacks.plan import MOST_BY_ATTACK, cells
 from studies.attacks.problem import IID, pictures
 
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "studies" / "attacks" / "results"
 app = typer.Typer()
 app.command()(attacks_command)
 
@@ -102,3 +106,14 @@ def test_safeguards_leave_what_methods_keep_of_a_liar_near_the_others(method, at
     )
     unguarded = accuracy(Cell(IID, 5, 1, method, OFF, attack, statistics=False, seed=0), "")
     assert 100 * (honest - attacked) < MOST_BY_ATTACK < 100 * (honest - unguarded)
+
+
+def test_the_committed_table_and_the_page_follow_from_the_committed_runs(tmp_path):
+    found = runs.read(RESULTS / runs.FILE)
+    assert set(found) <= set(cells())
+    rows = table.rows_of(found)
+    table.write_table(tmp_path / table.FILE, rows)
+    assert (tmp_path / table.FILE).read_text() == (RESULTS / table.FILE).read_text()
+    page = (ROOT / "docs" / "protection.md").read_text("utf-8")
+    assert table.in_words(rows) in page
+    assert table.verdict(rows) in " ".join(page.split())
