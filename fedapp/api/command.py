@@ -3,11 +3,13 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedapp.config import ConfigError, RunConfig, in_keys, read_run
+from fedapp.config import ConfigError, RunConfig, Value, in_keys, read_run
+from fedapp.config.meant import NUM_CLIENTS
 from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
+from fedapp.config.words import read_words
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.names import AUTO, ENGINES, VECTORIZED, WAYS
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.fedapp")
 
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
+
+_COUNTED = {NUM_CLIENTS, "num-supernodes"}  # what a federation config may call the number of clients
 
 ENDINGS = """the exit code: 0 finished; 1 bad input, or a run that failed or diverged; 2 a wrong option;
 130 interrupted. docs/runs.md says what a run leaves behind, and how it is repeated and resumed."""
@@ -30,8 +34,8 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
     """
     plain_where_piped()
     try:
-        values, num_clients = read_run_options("--run-config", options.run_config)
-        config = RunConfig.load(values | ({"engine": options.engine} if options.engine else {}))
+        values, stated, federation = _given(options)
+        config = RunConfig.load(values)
         engine = VECTORIZED if options.way and config.engine == AUTO else config.engine
         if options.way and engine != VECTORIZED:
             raise ConfigError(
@@ -44,11 +48,9 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
 
     try:
         with logging_as(config.log_format), stop_on_interrupt() as stop:
-            _say_clock(config, options.run_config)
-            given = read_options("--federation-config", options.federation_config)
-            if config.resume:
-                num_clients = read_run(config.resume)[1]
-            federation = given if num_clients is None else {"num-supernodes": num_clients, **given}
+            _say_clock(config, stated)
+            if config.resume and not _COUNTED & federation.keys():
+                federation = {NUM_CLIENTS: read_run(config.resume)[1], **federation}
             simulation = SimulationConfig.read(federation)
             simulation.say_unread(chosen_engine(engine, simulation)[0])
             run_on(
@@ -65,14 +67,43 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
         return _failed(error)
 
 
+def _given(
+    options: argparse.Namespace,
+) -> tuple[dict[str, Value], dict[str, Value], dict[str, Value]]:
+    """Return the values of the run config, those of them that don't only stand in a run's file, the federation's.
+
+    Raises
+    ------
+    ConfigError
+        If a text is of no form that is known, or a key is given twice.
+    """
+    files = [word for word in options.words if word.endswith(".toml") and "=" not in word]
+    texts = [*(options.run_config or []), *files]
+    values, clients_of_run = read_run_options("--run-config", texts)
+    words = read_words([word for word in options.words if word not in files])
+    pairs = read_options("--run-config", [text for text in texts if not text.endswith(".toml")])
+    if options.engine:
+        pairs |= {"engine": options.engine}
+    if twice := next((key for key in words if key in pairs), ""):
+        raise ConfigError(f"{twice} is given twice, as {pairs[twice]!r} and {words[twice]!r}")
+    values |= pairs | words
+    stated = stated_options("--run-config", texts) | pairs | words
+    federation = read_options("--federation-config", options.federation_config)
+    if NUM_CLIENTS in values:
+        federation = {NUM_CLIENTS: values.pop(NUM_CLIENTS), **federation}
+    elif clients_of_run is not None and not _COUNTED & federation.keys():
+        federation = {NUM_CLIENTS: clients_of_run, **federation}
+    return values, stated, federation
+
+
 def _failed(error: Exception) -> int:
     print(f"error: {in_keys(error)}", file=sys.stderr)
     return FAILED
 
 
-def _say_clock(config: RunConfig, texts: list[str] | None) -> None:
+def _say_clock(config: RunConfig, stated: Mapping[str, Value]) -> None:
     """Warn if a run is in real time only because the run that it repeats was, on devices as a rule."""
-    wanted = config.resume or "clock" in stated_options("--run-config", texts)
+    wanted = config.resume or "clock" in stated
     if config.clock == "wall" and not wanted:
         log.warning(
             "clock = wall: is that of the run to repeat, so that this one is in real time, too; clock=virtual isn't"
@@ -88,6 +119,12 @@ def parser_of(program: str | None, description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="KEY=VALUE | FILE.toml",
+        help="keys of the run config, and num-clients (20), as words: lr=0.1 strategy=fedfix num-clients=5",
+    )
+    parser.add_argument(
         "--engine", choices=(AUTO, *ENGINES), help="what runs the clients: the key engine of the run config"
     )
     parser.add_argument(
@@ -100,8 +137,8 @@ def parser_of(program: str | None, description: str) -> argparse.ArgumentParser:
         "-c",
         action="append",
         metavar="'KEY=VALUE …' | FILE.toml",
-        help="keys of the run config (fedapp keys), again for more: what comes later takes the place of what a file "
-        "has. RUN/config.toml repeats a run, with its clients and under a new name",
+        help="the same in one text, as flwr run takes it, again for more: what comes later takes the place of what a "
+        "file has. RUN/config.toml repeats a run, with its clients and under a new name",
     )
     parser.add_argument(
         "--federation-config",

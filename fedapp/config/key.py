@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from fedapp.config.meant import NUM_CLIENTS, key_meant, value_meant
 from strategies import REGISTRY, FederatedStrategy
 from strategies.flower.messages import LARGEST
 
@@ -23,8 +24,7 @@ Value = str | int | float | bool
 # What nobody reads who wants one of them, if there are more.
 _FEW = 20
 
-# What the number of clients is called: in plans and from Python, and of a federation.
-_CLIENTS = ("num-clients", "num-supernodes")
+# How `flwr run` is told the number of clients.
 CLIENTS_BY = "--federation-config num-supernodes=N"
 
 
@@ -145,20 +145,17 @@ class Keys(BaseModel):
         # The descriptions of whole numbers leave out what hardly anybody comes near.
         too_large = isinstance(value, int) and value > LARGEST and "whole number >=" in cls.allowed(key)
         most = f" and at most {LARGEST}" if too_large else ""
-        return f"{key} = {value!r}: must be {cls.allowed(key)}{most}"
+        allowed = cls.allowed(key)
+        return f"{key} = {value!r}: must be {allowed}{most}{value_meant(key, value, allowed)}"
 
 
 def unknown_key(key: str, keys: Sequence[str]) -> str:
     """Say that there is no such key, and what may have been meant."""
-    close = difflib.get_close_matches(key, keys, n=1)
-    if key in _CLIENTS:  # which looks like other keys
-        hint = (
-            f"did you mean {_CLIENTS[1]!r}?"
-            if _CLIENTS[1] in keys
-            else f"clients are counted by {CLIENTS_BY}"
-        )
-    elif close:
-        hint = f"did you mean {close[0]!r}?"
+    meant = key_meant(key, (*keys, NUM_CLIENTS))
+    if key in (NUM_CLIENTS, "num-supernodes"):  # which looks like other keys
+        hint = f"clients are counted by {CLIENTS_BY}"
+    elif meant:
+        hint = f"did you mean {meant!r}?"
     elif len(keys) > _FEW:
         near = difflib.get_close_matches(key, keys, n=3, cutoff=0.4)
         hint = "; ".join([*([f"near are {', '.join(near)}"] if near else []), "`fedapp keys` lists all"])

@@ -6,14 +6,15 @@ What goes beyond ``flwr run``: files and pairs may stand beside each other, and 
 import logging
 import re
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import click
 from pydantic import Field
 
 from fedapp.config.key import ConfigError, Counting, Flag, Keys, NonNegative, Text, Value, path_of
+from fedapp.config.meant import NUM_CLIENTS
 from strategies.flower.internals import flatten_dict, read_pairs
 
 log = logging.getLogger("flwr.fedapp")
@@ -24,7 +25,7 @@ PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 # A value that can only be meant as a text: a word, or a path. Flower's own parser wants quotes around it.
 WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Za-z_~/.][\w~/.:-]*")
 
-NUM_CLIENTS, VERSIONS = "num-clients", "versions."
+VERSIONS = "versions."
 
 
 # What the engines in this process read of the federation config; Ray reads all of it.
@@ -61,6 +62,25 @@ class SimulationConfig(Keys):
     init_args_log_to_driver: Flag = False
     verbose: Flag = False
     workers: Annotated[int, Field(description="a whole number >= 0", ge=0)] = 0
+
+    @classmethod
+    def read(cls, values: Mapping[str, Value]) -> Self:
+        """Check keys and values; the number of clients may be called ``num-clients``, as everywhere else.
+
+        Raises
+        ------
+        ConfigError
+            One line for each unknown key, wrong type and value out of range; or if the number is given by both names.
+        """
+        if NUM_CLIENTS not in values:
+            return super().read(values)
+        if "num-supernodes" in values:
+            raise ConfigError(f"{NUM_CLIENTS} and num-supernodes are one: give one of them")
+        of_flower = {"num-supernodes" if key == NUM_CLIENTS else key: value for key, value in values.items()}
+        try:
+            return super().read(of_flower)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("num-supernodes", NUM_CLIENTS)) from None
 
     def backend(self) -> dict[str, Any]:
         """Return the config of Flower's Ray backend."""
@@ -124,7 +144,7 @@ def read_run_options(
         _check_form(name, text)
     pairs = [text for text in texts if not text.endswith(".toml")]
     if repeated := repeated_key(
-        f"{key} = {_quoted(value)}" for text in pairs for key, value in PAIR.findall(text)
+        f"{_key(key)} = {_quoted(value)}" for text in pairs for key, value in PAIR.findall(text)
     ):
         raise ConfigError(f"{name} {' '.join(pairs)!r}: {repeated}")
     values: dict[str, Value] = {}
@@ -170,13 +190,18 @@ def _read(name: str, text: str) -> dict[str, Value]:
     is_file = text.endswith(".toml")
     if is_file and (repeated := _repeated_in(text)):
         raise ConfigError(f"{name} {text!r}: {repeated}")
-    given = text if is_file else PAIR.sub(lambda pair: f"{pair[1]}={_quoted(pair[2])}", text)
+    given = text if is_file else PAIR.sub(lambda pair: f"{_key(pair[1])}={_quoted(pair[2])}", text)
     try:
         values: dict[str, Value] = read_pairs([given])
     except (click.ClickException, ValueError) as error:
         message = error.message if isinstance(error, click.ClickException) else str(error)
         raise ConfigError(f"{name} {text!r}: {message}") from None
     return values
+
+
+def _key(name: str) -> str:
+    """Return a key as it is written, also if it is given with underscores, as in Python."""
+    return name.replace("_", "-")
 
 
 def _quoted(value: str) -> str:

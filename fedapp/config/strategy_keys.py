@@ -30,6 +30,7 @@ from fedapp.config.key import (
     pattern,
     where,
 )
+from fedapp.config.meant import value_meant
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy, StrategyConfig
 from strategies.core.parameters import Parameter, Range, Topic, parameters_of
@@ -271,7 +272,8 @@ def strategy_class(name: str) -> type[FederatedStrategy]:
     if name in REGISTRY:
         return REGISTRY[name]
     if not is_own(name):
-        raise ConfigError(f"strategy = {name!r}: must be {STRATEGIES}")
+        meant = value_meant("strategy", name, STRATEGIES)
+        raise ConfigError(f"strategy = {name!r}: must be {STRATEGIES}{meant}")
     try:
         found = imported("strategy", name)
     except OwnPartError as error:

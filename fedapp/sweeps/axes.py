@@ -1,10 +1,10 @@
 """Axes on a command line: ``lr=0.03,0.1 strategy=fedavg,fedprox seed=0-4``."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 
 from fedapp.config import ConfigError, RunConfig, Value
+from fedapp.config.words import is_text, value_of
 from fedapp.sweeps.point import NUM_CLIENTS, Axis
 
 _VALUE = re.compile(r"""("[^"]*"|'[^']*'|[^,"']+)(?:,|$)""")
@@ -26,6 +26,7 @@ def read_axes(texts: Sequence[str]) -> dict[str, Axis]:
     grid: dict[str, Axis] = {}
     for text in texts:
         key, equals, values = text.partition("=")
+        key = key.replace("_", "-")
         if not (equals and key and values):
             raise ConfigError(f"{text!r}: is not of the form KEY=VALUE,VALUE, and no .toml file")
         if key in grid:
@@ -76,26 +77,9 @@ def _values(key: str, values: str, text: str) -> Axis:
 def _expanded(key: str, value: str, text: str) -> list[Value]:
     """Return the values that one part stands for."""
     between = _RANGE.fullmatch(value)
-    if between is None or _is_text(key):
-        return [_one(key, value)]
+    if between is None or is_text(key):
+        return [value_of(key, value)]
     first, last = int(between[1]), int(between[2])
     if not first <= last < first + MOST:
         raise ConfigError(f"{text!r}: {value} must go up, and by fewer than {MOST}")
     return list(range(first, last + 1))
-
-
-def _one(key: str, value: str) -> Value:
-    """Return a value of TOML, or a bare word as the text that it is."""
-    if _is_text(key) and value[0] not in "\"'":
-        return value
-    try:
-        read = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return value
-    return read if isinstance(read, str | int | float | bool) else value
-
-
-def _is_text(key: str) -> bool:
-    """Tell whether a key's values are texts."""
-    field = RunConfig.model_fields.get(key.replace("-", "_"))
-    return key != NUM_CLIENTS and field is not None and field.annotation is str

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedapp.api.command import _say_clock
 from fedapp.cli import app
 from fedapp.config import RunConfig
-from fedapp.config.options import SimulationConfig, read_options
+from fedapp.config.options import SimulationConfig, read_options, stated_options
 from fedapp.engine import run as engine_run
 from fedapp.engine.run import chosen_engine, fit_to_machine
 from run_simulation import main
@@ -65,7 +65,7 @@ def fails(
         ("lr=0.1 lr=0.2", "--run-config 'lr=0.1 lr=0.2': lr is given twice, as 0.1 and 0.2"),
         ('strategy="fedbuff" buffer-size=21', "buffer-size = 21: there are 20 clients, must be at most that"),
         ('dataset="npz" data-path="/no/such.npz"', "data-path = '/no/such.npz': no such file"),
-        ("num-clients=100", "unknown key 'num-clients'"),
+        ("num-clients=0", "num-clients = 0: must be a whole number from 1 to 1000000"),
     ],
 )
 def test_a_wrong_run_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
@@ -92,8 +92,8 @@ def test_a_wrong_run_config_is_one_line(options: str, line: str, fails: Callable
             "--federation-config 'num-supernodes': 'num-supernodes' is not of the form key=value",
         ),
         ("lr=0.1", "unknown key 'lr': "),
-        # num-clients is a key of config.toml, not of the federation: not to be dropped without a word
-        ("num-clients=100", "unknown key 'num-clients'"),
+        ("num-clients=0", "num-clients = 0: must be a whole number from 1 to 1000000"),
+        ("num-clients=3 num-supernodes=3", "num-clients and num-supernodes are one: give one of them"),
     ],
 )
 def test_a_wrong_federation_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
@@ -331,7 +331,8 @@ def test_real_time_that_nobody_asked_for_is_said(tmp_path: Path, caplog: pytest.
 
     def said(*texts: str) -> list[str]:
         caplog.clear()
-        _say_clock(RunConfig.load(read_options("--run-config", list(texts))), list(texts))
+        given = read_options("--run-config", list(texts))
+        _say_clock(RunConfig.load(given), stated_options("--run-config", list(texts)))
         return caplog.messages
 
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
@@ -381,3 +382,63 @@ def test_a_run_records_its_engine_and_may_go_on_with_another(tmp_path: Path, no_
     assert main(["-c", f"resume={tmp_path / 'run'} num-server-rounds=2 engine=sequential"]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["engine"], summary["aggregations"]) == ("sequential", 2)
+
+
+def test_keys_as_words_are_keys_in_one_text(tmp_path: Path, no_figures: None) -> None:
+    """Quotes and hyphens are the shell's and Python's affair: both commands make one run."""
+    words = [
+        "model=logistic",
+        "time_scenario=lognormal:0.5,20",
+        "num-server-rounds=1",
+        f"results-dir={tmp_path}",
+    ]
+    assert main([*words, "run-name=a", "num_clients=3"]) == 0
+    text = " ".join(['time-scenario="lognormal:0.5,20"', words[0], *words[2:], "run-name=b num-clients=3"])
+    assert main(["-c", text]) == 0
+    recorded = [tomllib.loads((tmp_path / name / "config.toml").read_text()) for name in "ab"]
+    assert {**recorded[0], "run-name": "b"} == recorded[1]
+    assert recorded[1]["num-clients"] == 3
+    assert main([str(tmp_path / "a" / "config.toml"), "run-name=c", "lr=0.2"]) == 0
+    assert tomllib.loads((tmp_path / "c" / "config.toml").read_text()) == recorded[0] | {
+        "run-name": "c",
+        "lr": 0.2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["lr"], "'lr': is not of the form KEY=VALUE, and no .toml file"),
+        (["lr=1", "lr=2"], "'lr=2': lr is given twice, as 1 and 2"),
+        (["lr=1", "-c", "lr=2"], "lr is given twice, as 2 and 1"),
+        (["engine=ray", "--engine", "sequential"], "engine is given twice, as 'sequential' and 'ray'"),
+        (
+            ["num-clients=2", "--federation-config", "num-supernodes=3"],
+            "num-clients and num-supernodes are one",
+        ),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], line: str, fails: Callable[..., str]) -> None:
+    assert fails(*words).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("strategy=fedavgg", "fedavg"),
+        ("strategy=FedAvg", "fedavg"),
+        ("strategy=FedAdam", "strategy=fedavg server-optimizer=adam"),
+        ("strategy=nets.Mine", "nets:Mine"),
+        ("model=mpl", "mlp"),
+        ("model=nets.UNet", "nets:UNet"),
+        ("dataset=digit", "digits"),
+        ("loss=ce", "cross-entropy"),
+        ("partitioner=dirchlet", "dirichlet"),
+        ("learning-rate=0.1", "lr"),
+        ("epochs=2", "local-epochs"),
+        ("rounds=2", "num-server-rounds"),
+        ("clients=2", "num-clients"),
+    ],
+)
+def test_what_was_meant_is_asked(word: str, meant: str, fails: Callable[..., str]) -> None:
+    assert fails(word).endswith(f"did you mean {meant!r}?")

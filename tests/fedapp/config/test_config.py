@@ -297,7 +297,7 @@ def test_a_key_takes_what_it_says_and_nothing_else(key: str, value: Any) -> None
     if takes(RunConfig.allowed(key), value):
         is_kept(key, value)
     else:
-        assert refusal({key: value}) == said_of(key, value)
+        assert refusal({key: value}).startswith(said_of(key, value))
 
 
 @pytest.mark.parametrize("key", TEXTS)
@@ -306,7 +306,7 @@ def test_a_text_of_a_form(key: str) -> None:
     for value in accepted:
         is_kept(key, value)
     for value in [*refused, 1.5, 7]:
-        assert refusal({key: value}) == said_of(key, value)
+        assert refusal({key: value}).startswith(said_of(key, value))
 
 
 @pytest.mark.parametrize("key", KEYS)
