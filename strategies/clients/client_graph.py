@@ -189,7 +189,10 @@ class ClientGraph:
     def _why(self, clients: Sequence[Client]) -> str:
         """Return the reason why no client sent a direction."""
         if not clients or any(client.node_id not in self._mods for client in clients):
-            return "the log names the reasons"
+            return (
+                "the log names the reasons; strategies.client.direction_of makes a ClientApp's handler of "
+                "query.direction, in three lines"
+            )
         return (
             f"a mod of the app doesn't let the request for it pass ({self._mods[clients[0].node_id]}); mods for one "
             "handler alone are @app.train(mods=[…])"

@@ -21,6 +21,7 @@ LEAST = {
     "pytorch_fedfix": 0.85,
     "sklearn_fedprox": 0.7,
     "numpy_spectral": 0.9,
+    "pytorch_spectral": 0.8,
     "own_scheme": 0.9,
     "jax_fedbuff": 0.85,
 }

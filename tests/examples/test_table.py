@@ -83,7 +83,7 @@ def run(strategy: Any, grid: MemoryGrid, num_rounds: int = 2, **config: Any) -> 
 
 
 def initial(name: str) -> ArrayRecord:
-    if name == "pytorch_fedfix":
+    if name.startswith("pytorch"):
         return ArrayRecord(apps.module(name, "task").Net().state_dict())
     if name == "sklearn_fedprox":
         return ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
@@ -93,7 +93,7 @@ def initial(name: str) -> ArrayRecord:
 @pytest.mark.parametrize(
     ("name", "strategy", "devices"),
     covering(
-        ["own_scheme", "pytorch_fedfix", "sklearn_fedprox", "numpy_spectral"],
+        ["own_scheme", "pytorch_fedfix", "sklearn_fedprox", "pytorch_spectral", "numpy_spectral"],
         REGISTRY,
         [False, True],
         together=1,
@@ -105,7 +105,7 @@ def test_app_and_strategy(name: str, strategy: str, devices: bool) -> None:
         grid.engine = DEPLOYMENT
     before, config = initial(name), ConfigRecord({"lr": 0.1})
     made = strategy_of(strategy)
-    if strategy == "spectral" and name != "numpy_spectral":
+    if strategy == "spectral" and not name.endswith("spectral"):
         with pytest.raises(RunError, match=NO_DIRECTION):
             made.start(grid, before, num_rounds=2, train_config=config)
         return
