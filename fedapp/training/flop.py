@@ -7,7 +7,6 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 # A pass back through the model takes about twice what one forward takes.
 PASSES = 3
@@ -32,6 +31,8 @@ def flop_of(model: nn.Module, x: Tensor) -> float:
     x : Tensor
         Inputs (n, ...) of some rows.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes a tenth of a second
+
     was = model.training
     model.eval()
     try:
