@@ -21,6 +21,7 @@ from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer, can, train_one, way_of
 from studies.benchmarks.training import all_of
+from tests.selection import covering
 from tests.training.cases import reference
 
 SIZES = (20, 3, 13, 8, 30, 17)  # in batches of 8: 3, 1, 2, 1, 4 and 3 steps an epoch
@@ -158,9 +159,10 @@ def test_what_has_no_dual_form_is_stacked() -> None:
     assert way_of(replace(task, optimizer=optimizer_of("adam", ""))) == "stacked"
 
 
-@pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "perceptron"])
-@pytest.mark.parametrize("way", [None, *WAYS])
+@pytest.mark.parametrize(
+    ("way", "name", "rule"),
+    covering([None, *WAYS], ["logistic", "mlp", "cnn", "perceptron"], [PLAIN, ALL], rest=False),
+)
 def test_every_way_equals_the_formulas_in_the_order_of_the_tasks(
     way: str | None, name: str, rule: LocalRule, trainer: Callable[..., Trainer]
 ) -> None:
