@@ -117,13 +117,6 @@ def test_a_blank_is_a_class_and_no_natural_id(tmp_path: Path, suffix: str) -> No
 
 
 @FORMATS
-def test_a_group_without_a_name(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path, suffix, {"x": [1, 2], "label": [0, 1], "who": ["Ada", ""]})
-    with pytest.raises(DataError, match="column 'who' has 1 empty cells; all must be filled"):
-        load_dataset("files", path, columns=DataColumns(group="who"))
-
-
-@FORMATS
 @pytest.mark.parametrize(
     ("columns", "text"),
     [

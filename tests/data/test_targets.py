@@ -102,6 +102,18 @@ def test_columns_of_a_table(tmp_path: Path) -> None:
     )
 
 
+KEYS: dict[str, Any] = {
+    "class_imbalance": 0.0,
+    "data_imbalance": 0.0,
+    "min_samples": 2,
+    "dirichlet_alpha": 1.0,
+    "test_on": "held-out",
+    "test_fraction": 0.1,
+    "seed": 0,
+}
+SKEWED = KEYS | {"class_imbalance": 50.0, "dirichlet_alpha": 0.02, "test_fraction": 0.2, "seed": 3}
+
+
 # Strata ------------------------------------------------------------------------------------------------------
 
 
@@ -138,16 +150,7 @@ def test_equal_targets_are_in_one_stratum_and_larger_ones_in_none_before(y: np.n
 @pytest.mark.parametrize("partitioner", ["label-quantity-skew", "dirichlet", "shards", "iid"])
 def test_numbers_are_divided_by_tenths(partitioner: str) -> None:
     y = np.random.default_rng(1).normal(size=(2000, 1))
-    keys: dict[str, Any] = {
-        "class_imbalance": 50.0,
-        "data_imbalance": 0.0,
-        "min_samples": 2,
-        "dirichlet_alpha": 0.02,
-        "test_on": "held-out",
-        "test_fraction": 0.2,
-        "seed": 3,
-    }
-    partition = make_partition(with_targets(y), 10, partitioner=partitioner, **keys)
+    partition = make_partition(with_targets(y), 10, partitioner=partitioner, **SKEWED)
     assert len(partition.client_indices) == 1600
     spread = np.mean([y[partition.client(i)].std() for i in range(10)])
     # A skewed client's targets lie together; an iid one's are spread like all.
@@ -155,16 +158,7 @@ def test_numbers_are_divided_by_tenths(partitioner: str) -> None:
 
 
 def test_constant_targets_are_one_stratum_that_is_divided_evenly() -> None:
-    keys: dict[str, Any] = {
-        "class_imbalance": 50.0,
-        "data_imbalance": 0.0,
-        "min_samples": 2,
-        "dirichlet_alpha": 0.02,
-        "test_on": "held-out",
-        "test_fraction": 0.2,
-        "seed": 3,
-    }
-    partition = make_partition(with_targets(np.ones((50, 1))), 4, partitioner="label-quantity-skew", **keys)
+    partition = make_partition(with_targets(np.ones((50, 1))), 4, partitioner="label-quantity-skew", **SKEWED)
     assert partition.sizes.tolist() == [10] * 4
 
 
@@ -184,55 +178,28 @@ def test_constant_targets_are_one_stratum_that_is_divided_evenly() -> None:
     ],
 )
 def test_odd_targets_are_remarked_on(y: np.ndarray, said: list[str]) -> None:
-    keys: dict[str, Any] = {
-        "class_imbalance": 0.0,
-        "data_imbalance": 0.0,
-        "min_samples": 2,
-        "dirichlet_alpha": 1.0,
-        "test_on": "held-out",
-        "test_fraction": 0.1,
-        "seed": 0,
-    }
     data = with_targets(y)
-    assert remarks(data, make_partition(data, 3, partitioner="iid", **keys)) == said
+    assert remarks(data, make_partition(data, 3, partitioner="iid", **KEYS)) == said
 
 
 def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {
-        "class_imbalance": 0.0,
-        "data_imbalance": 0.0,
-        "min_samples": 2,
-        "dirichlet_alpha": 1.0,
-        "test_on": "held-out",
-        "test_fraction": 0.1,
-        "seed": 0,
-    }
     x, y = np.arange(80).reshape(40, 2), np.arange(40) % 2
     said = "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
     for dtype, expected in ((np.uint8, [said]), (np.int16, [])):
         path = save(tmp_path / f"{dtype.__name__}.npz", {"x_train": x.astype(dtype), "y_train": y})
         data = load_dataset("npz", path)
-        assert remarks(data, make_partition(data, 3, partitioner="iid", **keys)) == expected
+        assert remarks(data, make_partition(data, 3, partitioner="iid", **KEYS)) == expected
 
 
 def test_a_division_by_groups_of_a_table(tmp_path: Path) -> None:
     wards = ["a"] * 5 + ["b"] * 4 + ["c"] * 1
     path = table(tmp_path / "a.csv", {"x": range(10), "label": [0, 1] * 5, "ward": wards})
     data = load_dataset("files", path, columns=DataColumns(group="ward"))
-    keys: dict[str, Any] = {
-        "class_imbalance": 0.0,
-        "data_imbalance": 0.0,
-        "min_samples": 2,
-        "dirichlet_alpha": 1.0,
-        "test_on": "held-out",
-        "test_fraction": 0.1,
-        "seed": 0,
-    }
-    partition = make_partition(data, 2, partitioner="natural", **keys)
+    partition = make_partition(data, 2, partitioner="natural", **KEYS)
     assert data.groups is not None
     for client in range(2):
         assert len({wards[row] for row in partition.client(client)}) == 1
     with pytest.raises(
         DataError, match="has 2 natural clients with at least min-samples = 2 rows; at most 2"
     ):
-        make_partition(data, 3, partitioner="natural", **keys)
+        make_partition(data, 3, partitioner="natural", **KEYS)

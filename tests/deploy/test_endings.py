@@ -17,6 +17,7 @@ from fedapp.deploy.local import LocalDeployment
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import GONE, read_summary
 from tests.end_to_end.processes import server_apps
+from tests.runs import lines_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -120,7 +121,7 @@ def test_after_flwr_stop_the_record_says_stopped_and_is_complete(
     assert deployment.status() == "finished:stopped"
     assert trial.raw["status"] == "stopped"
     assert "reason" not in trial.raw
-    lines = [json.loads(line) for line in (trial.path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(trial.path)
     assert trial.raw["aggregations"] == lines[-1]["aggregation"]
     assert last_clients(trial.path)["name"] == ["device-0", "device-1"]
     for name in ("model.safetensors", "curves.png", "checkpoint"):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedapp.config import ConfigError
 from tests.runs import lines_of
 
 CLIENTS = 4
@@ -140,12 +139,6 @@ def test_partitioners(metrics_of, partitioner):
     assert metrics_of(config)[-1]["participants"] == CLIENTS
 
 
-def test_client_evaluation_reports_the_federated_loss(metrics_of):
-    metrics = metrics_of({"client-evaluation": True, "model": "logistic", "num-server-rounds": 8})
-    assert metrics[-1]["client-loss"] < metrics[1]["client-loss"]
-    assert 0 < metrics[-1]["client-accuracy"] <= 1
-
-
 def test_a_time_budget_ends_the_run(metrics_of):
     # F0: every round takes 1 s; three fit in 3.5 s.
     config = {"num-server-rounds": 50, "time-budget": 3.5, "time-scenario": "F0", "model": "logistic"}
@@ -171,12 +164,3 @@ def test_everything_else_at_once(metrics_of):
     metrics = metrics_of(config)
     assert [m["aggregation"] for m in metrics] == [0, 3, 6, 8]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
-
-
-def test_a_taken_run_name_is_refused_and_its_results_kept(metrics_of, tmp_path):
-    one_round = {"num-server-rounds": 1, "model": "logistic"}
-    metrics_of(one_round)
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"run-name = .run.: .* choose another name"):
-        metrics_of(one_round)
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before

@@ -1,12 +1,11 @@
 """The vectorized engine against real Ray, as a user starts them."""
 
-import json
-
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from fedapp.report.client_tables import by_evaluation
+from tests.runs import lines_of, summary_of
 
 RUNS = {
     "fedavg": {"model": "mlp", "data-imbalance": 1.0, "num-server-rounds": 3},
@@ -33,7 +32,7 @@ def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, s
     logs, models, by_client = [], [], []
     for run in runs:
         assert run.returncode == 0, run.output
-        lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        lines = lines_of(run.path)
         told = []
         for line in lines:
             line["clients"] = by_evaluation(run.path)[line["aggregation"]]
@@ -47,7 +46,7 @@ def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, s
         )
         model = safetensors.numpy.load_file(run.path / "model.safetensors")
         models.append(np.concatenate([model[name].ravel() for name in sorted(model)]).astype(float))
-    engines = [json.loads((run.path / "summary.json").read_text())["engine"] for run in runs]
+    engines = [summary_of(run.path)["engine"] for run in runs]
     assert engines == ["vectorized", "ray"]
     assert logs[0] == logs[1]
     assert len(logs[0]) > 3

@@ -1,7 +1,5 @@
 """A fleet of 1,000 devices that differ in speed and come and go: one config under every strategy, on every engine."""
 
-import json
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +10,7 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.run import make_grid
 from fedapp.report.client_tables import last_clients
 from strategies import REGISTRY, AsynchronousStrategy
+from tests.runs import lines_of, summary_of
 
 CLIENTS = 1000
 # Rows and lognormal devices such that a task takes 1.1 s (median), and 2.2 s at most. Of a day of 5 s each device is
@@ -45,7 +44,7 @@ def go(tmp_path, strategy, engine, name):
 
 def bits(path):
     """Return all that a run has on record, but for real time."""
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(path)
     tables = {name: pq.read_table(path / f"{name}.parquet").to_pydict() for name in ("clients", "tasks")}
     told = {"metrics": {str(at): line for at, line in enumerate(lines)}, **tables}
     return {"model": (path / "model.safetensors").read_bytes()} | {
@@ -102,7 +101,7 @@ def test_ray_has_the_bits_of_the_sequential_engine_with_1000_devices(simulate, s
         simulate(config, engine=engine, federation="num-supernodes=1000") for engine in ("sequential", "ray")
     ]
     assert [run.returncode for run in runs] == [0, 0], [run.output for run in runs]
-    engines = [json.loads((run.path / "summary.json").read_text())["engine"] for run in runs]
+    engines = [summary_of(run.path)["engine"] for run in runs]
     assert engines == ["sequential", "ray"]
     one, other = (bits(run.path) for run in runs)
     for what in one:

@@ -13,38 +13,22 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report.client_tables import last_clients, read_tasks
 from fedapp.report.page.timeline import timeline
+from tests.runs import lines_of, summary_of
 
 CLIENTS = 4  # F80: tasks take 0.2, 0.467, 0.733 and 1 s
 Go = Callable[..., Path]
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
-    """Run the app in this process; return the run's folder."""
-
-    def run(name: str = "run", **values: Any) -> Path:
-        given = {
-            "model": "logistic",
-            "num-server-rounds": 4,
-            "checkpoint-every": 1,
-            "eval-every": 1,
-            "results-dir": str(tmp_path),
-            "run-name": name,
-            **values,
-        }
-        experiment = server.prepare(RunConfig.load(given), CLIENTS)
-        return server.run(SequentialGrid(client_app.app, CLIENTS), experiment).path
-
-    return run
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+def go(run_app: Go) -> Go:
+    """Run the app for four rounds; return the run's folder."""
+    given = {"model": "logistic", "num-server-rounds": 4, "checkpoint-every": 1, "eval-every": 1}
+    return lambda name="run", **values: run_app({**given, **values}, CLIENTS, name=name)
 
 
 def test_what_was_late_and_wasted_is_summed(go: Go) -> None:
     path = go(**{"round-deadline": 0.5})
-    lines, summary = lines_of(path), json.loads((path / "summary.json").read_text())
+    lines, summary = lines_of(path), summary_of(path)
     # Rounds begin at 0, 0.5, 0.967 and 1.467: client 2 is free in the third again, client 3 in the fourth.
     assert [line.get("late-updates") for line in lines] == [None, 2, 0, 1, 1]
     assert [line.get("participants") for line in lines] == [None, 2, 2, 2, 2]

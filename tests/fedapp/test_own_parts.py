@@ -1,6 +1,5 @@
 """Parts of one's own in a run: what doesn't fit is said in one line, before any client starts; all engines agree."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
+from tests.runs import lines_of, summary_of
 
 HERE = "tests.fedapp.own_parts"
 
@@ -25,9 +25,7 @@ def run(tmp_path: Path, name: str, engine: Any = SequentialGrid, **config: Any) 
 
 
 def last(path: Path) -> Mapping[str, Any]:
-    lines: list[Mapping[str, Any]] = [
-        json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = lines_of(path)
     return lines[-1]
 
 
@@ -84,7 +82,7 @@ def test_tied_weights_stay_one_with_noise_too(tmp_path: Path, config: dict[str, 
     assert np.array_equal(model["first.weight"], model["second.weight"])
     # each of three arrays, with NumPy's header of 128 bytes, travels once: 3 rounds of 4 clients
     once = 4 * (64 * 64 + 64 * 10 + 10) + 3 * 128
-    assert json.loads((path / "summary.json").read_text())["bytes-down"] == 3 * 4 * once
+    assert summary_of(path)["bytes-down"] == 3 * 4 * once
 
 
 @pytest.mark.parametrize(

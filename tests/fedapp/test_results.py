@@ -15,6 +15,7 @@ import torch
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Partition
 from fedapp.server.run_directory import RunDirectory
+from tests.runs import summary_of
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_files_are_replaced_whole_and_leave_no_temporary_one(directory: RunDirec
         directory.write_summary({"aggregations": number})
         directory.write_model({"w": torch.full((2,), float(number))})
     assert names(directory) == ["config.toml", "model.safetensors", "summary.json"]
-    assert json.loads((directory.path / "summary.json").read_text()) == {"aggregations": 2}
+    assert summary_of(directory.path) == {"aggregations": 2}
 
 
 def test_a_write_that_is_cut_off_leaves_the_old_file(
@@ -189,4 +190,4 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         directory.write_summary({"aggregations": 2})
-    assert json.loads((directory.path / "summary.json").read_text()) == {"aggregations": 1}
+    assert summary_of(directory.path) == {"aggregations": 1}

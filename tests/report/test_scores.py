@@ -16,6 +16,7 @@ from fedapp.report.figures import _heat_map, _stacked_bars, draw_curves, new_fig
 from fedapp.report.files import best_at, measured_by, metrics_among, step_of
 from fedapp.report.page.content import page_content
 from fedapp.report.table import closing_table
+from tests.runs import lines_of, summary_of
 
 CONFIG = 'strategy = "{}"\ndataset = "d"\nmodel = "m"\nmetrics = "{}"\n'
 
@@ -68,10 +69,10 @@ def write(folder: Path, *, strategy: str = "fedavg", named: str = "auto", rounds
 
 
 def closing(folder: Path, named: str) -> str:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = lines_of(folder)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as capture:
-        console.print(closing_table(json.loads((folder / "summary.json").read_text()), records, named))
+        console.print(closing_table(summary_of(folder), records, named))
     return capture.get()
 
 

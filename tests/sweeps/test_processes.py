@@ -14,6 +14,7 @@ from fedapp.config import RunConfig
 from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.runner import perform
 from strategies import FederatedStrategy, RunError
+from tests.runs import summary_of
 
 TINY = {"model": "logistic", "batch-size": 0, "num-server-rounds": 2, "checkpoint-every": 1}
 
@@ -30,7 +31,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path):
     planned = PlannedRun({"case": "αβ"}, RunConfig.load(TINY), 3)
     assert perform(planned, tmp_path, "sequential") == ""
     run = tmp_path / f"run-{planned.key}"  # which nothing in its label can call
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     (run / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     with subprocess.Popen(

@@ -27,6 +27,7 @@ from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.results import write_results
 from fedapp.sweeps.sweep import make_sweep, outcome_in
 from fedapp.sweeps.tuning import pick
+from tests.runs import summary_of
 
 # A run takes a tenth of a second; a worker process takes seconds to start.
 TINY = "model='logistic' batch-size=0 num-server-rounds=2 num-clients=3 figures=false"
@@ -76,10 +77,7 @@ def test_every_combination_is_a_run_and_a_failed_one_a_row(swept):
 
 def test_the_table_has_mean_and_deviation_over_seeds(swept):
     out, done = swept
-    finals = [
-        json.loads((path / "summary.json").read_text())["accuracy"]
-        for path in sorted(out.glob("runs/lr-0.5*"))
-    ]
+    finals = [summary_of(path)["accuracy"] for path in sorted(out.glob("runs/lr-0.5*"))]
     mean, spread = np.mean(finals), np.std(finals, ddof=1)
     report = (out / "report.md").read_text()
     assert f"{mean:.3f} ± {spread:.2g}" in report

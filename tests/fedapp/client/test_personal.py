@@ -1,6 +1,5 @@
 """Clients' own models and test rows in the app: on both engines in process, on devices, and what is said."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fedapp.server.personal import evaluates_on_clients
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import RUN_ID, be_the_server
+from tests.runs import lines_of
 
 CLIENTS = 4
 COMMON = {"model": "logistic", "num-server-rounds": 3, "test-on": "own"}
@@ -29,24 +29,15 @@ Go = Callable[..., Path]
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
-    """Run in this process; return the run's folder."""
-
-    def run(engine: str = "vectorized", name: str = "", **given: Any) -> Path:
-        values = {**COMMON, **{key.replace("_", "-"): value for key, value in given.items()}}
-        values |= {"results-dir": str(tmp_path), "run-name": name or engine}
-        experiment = server.prepare(RunConfig.load(values), CLIENTS)
-        return server.run(make_grid(engine, CLIENTS, workers=1), experiment).path
-
-    return run
+def go(run_app: Go) -> Go:
+    """Run the app for three rounds; return the run's folder."""
+    return lambda engine="vectorized", name="", **given: run_app(
+        COMMON, CLIENTS, name=name or engine, engine=engine, **given
+    )
 
 
 def model(path: Path) -> bytes:
     return (path / "model.safetensors").read_bytes()
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 # ---- What doesn't change -------------------------------------------------------------------------------------------
@@ -88,7 +79,7 @@ def test_fine_tuning_leaves_no_trace_in_the_model(go: Go, strategy: str) -> None
         go(name=f"{epochs}", strategy=strategy, buffer_size=2, fine_tune_epochs=epochs) for epochs in (0, 2)
     )
     assert model(without) == model(tuned)
-    before, after = lines(without)[-1], lines(tuned)[-1]
+    before, after = lines_of(without)[-1], lines_of(tuned)[-1]
     assert not any(key.startswith("personal-") for key in before)
     assert after["personal-loss-mean"] < after["client-loss-mean"]
     same = [key for key in before if not key.startswith("client-")]
@@ -128,7 +119,7 @@ def test_statistics_of_a_clients_own_model_are_its_own(go: Go) -> None:
 
 def test_every_client_is_scored_on_its_own_test_rows_by_any_method(go: Go) -> None:
     path = go(strategy="fedfix", num_server_rounds=6)
-    told, last = last_clients(path), lines(path)[-1]
+    told, last = last_clients(path), lines_of(path)[-1]
     with np.load(path / "partition.npz") as stored:
         sizes = np.diff(stored["test_offsets"])
         assert len(stored["test_offsets"]) == CLIENTS + 1
@@ -139,7 +130,7 @@ def test_every_client_is_scored_on_its_own_test_rows_by_any_method(go: Go) -> No
     # The objective is that of the rows that are trained on.
     other = go(name="held-out", strategy="fedfix", num_server_rounds=1, test_on="held-out")
     assert "federated-loss" in last
-    assert "federated-loss" in lines(other)[-1]
+    assert "federated-loss" in lines_of(other)[-1]
     assert last["federated-loss"] != pytest.approx(last["client-loss-mean"], rel=1e-3)
 
 

@@ -1,6 +1,5 @@
 """A strategy of the user's own, by module and class, whose parameters are keys of the run config."""
 
-import json
 import pickle
 import re
 import sys
@@ -23,6 +22,7 @@ from fedapp.config.run_config import key_of
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report.client_tables import last_clients
 from strategies import AsynchronousConfig, FedAvg, StrategyConfig, parameter
+from tests.runs import summary_of
 
 HALF_LIFE = "custom.half_life:HalfLife"
 
@@ -44,7 +44,7 @@ def test_its_parameter_is_a_key_that_acts_and_is_recorded(tmp_path: Path) -> Non
     other = finish({"strategy": HALF_LIFE, "half-life": 5}, tmp_path, "other")
     assert tomllib.loads((one / "config.toml").read_text())["half-life"] == 0.5
     assert (one / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()
-    assert json.loads((one / "summary.json").read_text())["unread-keys"] == []
+    assert summary_of(one)["unread-keys"] == []
     last = last_clients(one)
     # τ = 0.2, 0.6, 1; d_i = p_i 2^(−τ_i / 0.5)
     p, d = last["importance"], last["weight"]
@@ -159,7 +159,7 @@ def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(
         path = finish({"strategy": "fedavg", "half-life": 3.0}, tmp_path)
     finally:
         run_config.schema_with.cache_clear()
-    assert json.loads((path / "summary.json").read_text())["unread-keys"] == ["half-life"]
+    assert summary_of(path)["unread-keys"] == ["half-life"]
 
 
 def test_the_documented_keys_are_those_declared() -> None:
@@ -332,7 +332,7 @@ def test_a_key_in_it_and_by_itself_must_be_the_same() -> None:
 
 def test_with_a_strategy_that_has_none_it_is_named_as_unread(tmp_path: Path) -> None:
     path = finish({"strategy": "fedavg", "strategy-config": "half-life=2.0"}, tmp_path)
-    assert json.loads((path / "summary.json").read_text())["unread-keys"] == ["strategy-config"]
+    assert summary_of(path)["unread-keys"] == ["strategy-config"]
 
 
 def test_a_run_goes_on_with_it_or_without_but_not_with_another(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Values that nothing in a run reads: named once, listed in summary.json, and really without effect."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -18,6 +17,7 @@ from fedapp.config.run_config import key_of
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
+from tests.runs import summary_of
 from tests.selection import spread
 
 CLIENTS = 3
@@ -28,23 +28,13 @@ Go = Callable[..., Path]
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
-    """Run the app in this process; return the run's folder."""
-
-    def run(values: Values, name: str = "run") -> Path:
-        given = {**COMMON, "results-dir": str(tmp_path), "run-name": name, **values}
-        experiment = server.prepare(RunConfig.load(given), CLIENTS)
-        return server.run(SequentialGrid(client_app.app, CLIENTS), experiment).path
-
-    return run
+def go(run_app: Go) -> Go:
+    """Run the app for two rounds; return the run's folder."""
+    return lambda values, name="run": run_app({**COMMON, **values}, CLIENTS, name=name)
 
 
 def unread(values: Values) -> dict[str, Any]:
     return dict(server.prepare(RunConfig.load({**COMMON, **values}), CLIENTS).unread)
-
-
-def summary(path: Path) -> dict[str, Any]:
-    return json.loads((path / "summary.json").read_text())
 
 
 def content(path: Path, values: Values) -> dict[str, bytes]:
@@ -174,183 +164,116 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
+# A key, a value of it, and with which others it changes the run.
+CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
+    ("server-lr", 0.5, {}),
+    ("server-optimizer", "adam", {"strategy": "spectral"}),
+    ("compression", "int8", {}),
+    ("compression", "topk:0.1", {"strategy": "async-fedavg"}),
+    ("proximal-mu", 0.3, {"strategy": "fedprox"}),
+    ("perturbation-beta", 0.3, {"strategy": "spectral"}),
+    ("feddyn-alpha", 0.3, {"strategy": "feddyn"}),
+    (
+        "stale-weight",
+        0.5,
+        {"strategy": "fedstale", "participation": "uniform", "fraction-train": 0.5},
+    ),
+    (
+        "participation-cutoff",
+        1,
+        {
+            "strategy": "fedau",
+            "participation": "uniform",
+            "fraction-train": 0.4,
+            "num-server-rounds": 4,
+        },
+    ),
+    ("ditto-lambda", 0.3, {"strategy": "ditto"}),
+    ("fedamp-sigma", 1.0, {"strategy": "fedamp"}),
+    ("fedamp-alpha", 0.3, {"strategy": "fedamp"}),
+    ("proximal-mu", 0.3, {"strategy": "fedamp"}),
+    ("test-on", "own", {}),
+    ("test-fraction", 0.3, {"test-on": "own"}),
+    ("fine-tune-epochs", 1, {"test-on": "own"}),
+    ("aggregation-weights", "identical", {"strategy": "async-fedavg"}),
+    ("fedfix-interval", 2.0, {"strategy": "fedfix"}),
+    ("buffer-size", 2, {"strategy": "fedbuff", "buffer-size": 3}),
+    ("concurrency", 2, {"strategy": "async-fedavg"}),
+    ("staleness-discount", "polynomial:1", {"strategy": "fedasync", "num-server-rounds": 6}),
+    ("mixing-alpha", 0.3, {"strategy": "fedasync"}),
+    ("delay-threshold", 1, {"strategy": "ringmaster", "num-server-rounds": 6}),
+    ("cache-age", 1, {"strategy": "aced", "num-server-rounds": 9}),
+    ("max-local-steps", 5, {"strategy": "fedcompass", "num-server-rounds": 6}),
+    ("min-local-steps", 9, {"strategy": "fedcompass", "num-server-rounds": 9}),
+    (
+        "group-slack",
+        9.0,
+        {"strategy": "fedcompass", "num-server-rounds": 9, "time-scenario": "exponential"},
+    ),
+    ("server-optimizer", "yogi", {"strategy": "fadas", "buffer-size": 2}),
+    ("message-floor", 0.5, {"strategy": "spectral"}),
+    ("neighbours", 1, {"client-weights": "adjacency"}),
+    ("message-epsilon", 1.0, {"client-weights": "adjacency"}),
+    ("message-delta", 0.1, {"strategy": "spectral", "message-epsilon": 1.0}),
+    ("client-weights", "uniform", {}),
+    ("client-weights", "uniform", {"participation": "paired", "client-evaluation": True}),
+    ("client-weights", "adjacency", {"participation": "paired"}),
+    ("faulty-clients", 1, {"client-weights": "uniform", "aggregation-rule": "trimmed-mean"}),
+    ("round-deadline", 0.7, {}),
+    ("over-select", 0.5, {"participation": "uniform", "fraction-train": 0.4}),
+    ("late", "next", {"round-deadline": 0.7, "num-server-rounds": 4}),
+    ("size-ratio-bound", 1.1, {"safeguards": "on"}),
+    ("examples-bound", 9, {"clock": "wall"}),
+    ("norm-ratio-bound", 0.5, {"safeguards": "on", "strategy": "spectral"}),
+    ("arrival-weight-bound", 0.1, {"safeguards": "on", "strategy": "async-fedavg"}),
+    ("safeguards", "on", {"size-ratio-bound": 1.1}),
+    ("dp-clipping-norm", 0.1, {"dp": "local"}),
+    ("dp-noise-multiplier", 0.1, {"dp": "local", "strategy": "async-fedavg"}),
+    ("dp-delta", 0.1, {"dp": "local"}),
+    ("time-scenario", "exponential", {}),
+    ("time-scenario", "lognormal:1", {}),
+    ("task-work", "flop", {"time-scenario": "lognormal:1,1e6"}),
+    ("availability", "bernoulli:0.5", {}),
+    ("task-failure", 0.9, {}),
+    (
+        "aggregation-weights",
+        "observed",
+        {"strategy": "fedbuff", "buffer-size": 2, "num-server-rounds": 6},
+    ),
+    ("time-scenario", "F0", {"clock": "wall", "step-heterogeneity": "speed", "local-epochs": 3}),
+    ("class-imbalance", 1.0, {}),
+    ("data-imbalance", 0.0, {}),
+    ("data-imbalance", 1.0, {"partitioner": "dirichlet"}),
+    ("dirichlet-alpha", 9.0, {"partitioner": "dirichlet"}),
+    ("similarity", 0.7, {"partitioner": "similarity"}),
+    ("stragglers", 0.7, {"local-epochs": 9}),
+    ("drop-stragglers", True, {"stragglers": 0.7}),
+    ("test-fraction", 0.3, {}),
+    ("local-epochs", 2, {"step-heterogeneity": "lognormal:0.1"}),
+]
+
+
+def test_what_nothing_reads_is_named_and_nothing_else() -> None:
+    for values, named in CASES:
+        assert sorted(unread(values)) == sorted(named)
+    for key, value, others in CHANGES:
+        assert unread({**others, key: value}) == {}, key
+
+
 @pytest.mark.parametrize(("values", "named"), spread(CASES, 8), ids=[str(named) for _, named in CASES])
 def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any], named: list[str]) -> None:
     path = go(values)
-    assert sorted(summary(path)["unread-keys"]) == sorted(named)
+    assert sorted(summary_of(path)["unread-keys"]) == sorted(named)
     without = go({key: value for key, value in values.items() if key not in named}, "without")
-    assert summary(without)["unread-keys"] == []
+    assert summary_of(without)["unread-keys"] == []
     assert content(path, values) == content(without, values)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "others"),
-    spread(
-        [
-            ("server-lr", 0.5, {}),
-            ("server-optimizer", "adam", {"strategy": "spectral"}),
-            ("compression", "int8", {}),
-            ("compression", "topk:0.1", {"strategy": "async-fedavg"}),
-            ("proximal-mu", 0.3, {"strategy": "fedprox"}),
-            ("perturbation-beta", 0.3, {"strategy": "spectral"}),
-            ("feddyn-alpha", 0.3, {"strategy": "feddyn"}),
-            (
-                "stale-weight",
-                0.5,
-                {"strategy": "fedstale", "participation": "uniform", "fraction-train": 0.5},
-            ),
-            (
-                "participation-cutoff",
-                1,
-                {
-                    "strategy": "fedau",
-                    "participation": "uniform",
-                    "fraction-train": 0.4,
-                    "num-server-rounds": 4,
-                },
-            ),
-            ("ditto-lambda", 0.3, {"strategy": "ditto"}),
-            ("fedamp-sigma", 1.0, {"strategy": "fedamp"}),
-            ("fedamp-alpha", 0.3, {"strategy": "fedamp"}),
-            ("proximal-mu", 0.3, {"strategy": "fedamp"}),
-            ("test-on", "own", {}),
-            ("test-fraction", 0.3, {"test-on": "own"}),
-            ("fine-tune-epochs", 1, {"test-on": "own"}),
-            ("aggregation-weights", "identical", {"strategy": "async-fedavg"}),
-            ("fedfix-interval", 2.0, {"strategy": "fedfix"}),
-            ("buffer-size", 2, {"strategy": "fedbuff", "buffer-size": 3}),
-            ("concurrency", 2, {"strategy": "async-fedavg"}),
-            ("staleness-discount", "polynomial:1", {"strategy": "fedasync", "num-server-rounds": 6}),
-            ("mixing-alpha", 0.3, {"strategy": "fedasync"}),
-            ("delay-threshold", 1, {"strategy": "ringmaster", "num-server-rounds": 6}),
-            ("cache-age", 1, {"strategy": "aced", "num-server-rounds": 9}),
-            ("max-local-steps", 5, {"strategy": "fedcompass", "num-server-rounds": 6}),
-            ("min-local-steps", 9, {"strategy": "fedcompass", "num-server-rounds": 9}),
-            (
-                "group-slack",
-                9.0,
-                {"strategy": "fedcompass", "num-server-rounds": 9, "time-scenario": "exponential"},
-            ),
-            ("server-optimizer", "yogi", {"strategy": "fadas", "buffer-size": 2}),
-            ("message-floor", 0.5, {"strategy": "spectral"}),
-            ("neighbours", 1, {"client-weights": "adjacency"}),
-            ("message-epsilon", 1.0, {"client-weights": "adjacency"}),
-            ("message-delta", 0.1, {"strategy": "spectral", "message-epsilon": 1.0}),
-            ("client-weights", "uniform", {}),
-            ("client-weights", "uniform", {"participation": "paired", "client-evaluation": True}),
-            ("client-weights", "adjacency", {"participation": "paired"}),
-            ("faulty-clients", 1, {"client-weights": "uniform", "aggregation-rule": "trimmed-mean"}),
-            ("round-deadline", 0.7, {}),
-            ("over-select", 0.5, {"participation": "uniform", "fraction-train": 0.4}),
-            ("late", "next", {"round-deadline": 0.7, "num-server-rounds": 4}),
-            ("size-ratio-bound", 1.1, {"safeguards": "on"}),
-            ("examples-bound", 9, {"clock": "wall"}),
-            ("norm-ratio-bound", 0.5, {"safeguards": "on", "strategy": "spectral"}),
-            ("arrival-weight-bound", 0.1, {"safeguards": "on", "strategy": "async-fedavg"}),
-            ("safeguards", "on", {"size-ratio-bound": 1.1}),
-            ("dp-clipping-norm", 0.1, {"dp": "local"}),
-            ("dp-noise-multiplier", 0.1, {"dp": "local", "strategy": "async-fedavg"}),
-            ("dp-delta", 0.1, {"dp": "local"}),
-            ("time-scenario", "exponential", {}),
-            ("time-scenario", "lognormal:1", {}),
-            ("task-work", "flop", {"time-scenario": "lognormal:1,1e6"}),
-            ("availability", "bernoulli:0.5", {}),
-            ("task-failure", 0.9, {}),
-            (
-                "aggregation-weights",
-                "observed",
-                {"strategy": "fedbuff", "buffer-size": 2, "num-server-rounds": 6},
-            ),
-            ("time-scenario", "F0", {"clock": "wall", "step-heterogeneity": "speed", "local-epochs": 3}),
-            ("class-imbalance", 1.0, {}),
-            ("data-imbalance", 0.0, {}),
-            ("data-imbalance", 1.0, {"partitioner": "dirichlet"}),
-            ("dirichlet-alpha", 9.0, {"partitioner": "dirichlet"}),
-            ("similarity", 0.7, {"partitioner": "similarity"}),
-            ("stragglers", 0.7, {"local-epochs": 9}),
-            ("drop-stragglers", True, {"stragglers": 0.7}),
-            ("test-fraction", 0.3, {}),
-            ("local-epochs", 2, {"step-heterogeneity": "lognormal:0.1"}),
-        ],
-        10,
-    ),
-)
+@pytest.mark.parametrize(("key", "value", "others"), spread(CHANGES, 10))
 def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: Any, others: Values) -> None:
     path, before = go({**others, key: value}), go(others, "before")
-    assert summary(path)["unread-keys"] == []
+    assert summary_of(path)["unread-keys"] == []
     assert content(path, others) != content(before, others)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"strategy": "fedprox", "proximal-mu": 1.0, "server-optimizer": "yogi", "server-lr": 0.1},
-        {
-            "strategy": "spectral",
-            "perturbation-beta": 0.3,
-            "neighbour-memory": 1.0,
-            "neighbours": 1,
-            "message-floor": 0.1,
-            "message-epsilon": 500.0,
-            "message-delta": 0.01,
-            "client-weights": "adjacency",
-        },
-        {"strategy": "fedavg", "client-weights": "adjacency", "neighbours": 1, "message-floor": 0.1},
-        {"strategy": "fedfix", "fedfix-interval": 2.0, "client-weights": "uniform", "time-scenario": "F0"},
-        {
-            "strategy": "fedbuff",
-            "buffer-size": 2,
-            "aggregation-weights": "identical",
-            "update-norm-bound": 1.0,
-        },
-        {"strategy": "fedbuff", "buffer-size": 2, "concurrency": 2, "dp": "local", "dp-clipping-norm": 2.0},
-        {
-            "strategy": "fedavg",
-            "client-weights": "uniform",
-            "aggregation-rule": "median",
-            "faulty-clients": 1,
-        },
-        {"strategy": "fedavg", "client-weights": "uniform", "dp": "central", "dp-noise-multiplier": 0.1},
-        {
-            "participation": "uniform",
-            "fraction-train": 0.5,
-            "client-evaluation": True,
-            "lr-schedule": "cosine",
-        },
-        {
-            "participation": "md",
-            "fraction-train": 0.5,
-            "round-deadline": 0.7,
-            "over-select": 0.5,
-            "late": "next",
-        },
-        {"participation": "paired", "client-weights": "uniform", "client-evaluation": True},
-        {"participation": "paired", "client-weights": "adjacency"},
-        {"clock": "wall", "time-scenario": "F50", "step-heterogeneity": "speed", "local-epochs": 3},
-        {
-            "time-scenario": "zipf:2,1e9",
-            "task-work": "flop",
-            "availability": "diurnal:0.5,9",
-            "task-failure": 0.1,
-        },
-        {"local-epochs": 0, "local-steps": 3, "step-heterogeneity": "list:1,2,3", "normalize-steps": True},
-        {"partitioner": "dirichlet", "dirichlet-alpha": 1.0, "min-samples": 3, "test-fraction": 0.3},
-        {"class-imbalance": 1.0, "data-imbalance": 1.0, "test-on": "unseen-clients", "test-fraction": 0.3},
-        {
-            "eval-every": 2,
-            "seed": 3,
-            "momentum": 0.5,
-            "l2": 0.1,
-            "clip-norm": 1.0,
-            "batch-size": 8,
-            "init": "zeros",
-        },
-    ],
-    ids=str,
-)
-def test_nothing_is_said_where_all_is_read(values: Values) -> None:
-    assert unread(values) == {}
 
 
 def test_where_prometheus_asks_is_read_if_it_may_ask(free_port: int) -> None:
@@ -424,7 +347,7 @@ def test_a_resumed_run_lists_what_it_was_given(go: Go) -> None:
     again = RunConfig.load({"resume": str(path), "num-server-rounds": 3})
     assert again.client_weights == "adjacency"
     server.run(SequentialGrid(client_app.app, CLIENTS), server.prepare(again, CLIENTS))
-    assert (summary(path)["aggregations"], summary(path)["unread-keys"]) == (
+    assert (summary_of(path)["aggregations"], summary_of(path)["unread-keys"]) == (
         3,
         ["client-weights", "proximal-mu"],
     )

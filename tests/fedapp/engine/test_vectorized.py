@@ -1,7 +1,6 @@
 """The vectorized engine against the sequential one: same events, same replies, same model up to rounding."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -26,6 +25,7 @@ from strategies.flower import messages
 from strategies.flower.grids import WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.updates.sums import BlockSum, SumRequest
+from tests.runs import lines_of, summary_of, vector_of
 from tests.selection import covering, only, spread
 
 CLIENTS = 5
@@ -87,7 +87,7 @@ def sequential_grid(clients: int = CLIENTS) -> SequentialGrid:
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(path)
     known = by_evaluation(path)
     for line in lines:
         line["clients"] = known.get(line["aggregation"], {})  # none with client-records = "never"
@@ -97,11 +97,6 @@ def events(path: Path) -> list[dict[str, Any]]:
         for name in [name for name in line["clients"] if name.startswith("personal-")]:
             line[f"{name}-by-client"] = line["clients"].pop(name)
     return lines
-
-
-def model_of(path: Path) -> np.ndarray:
-    model = safetensors.numpy.load_file(path / "model.safetensors")
-    return np.concatenate([model[name].ravel() for name in sorted(model)]).astype(np.float64)
 
 
 def assert_equal_runs(path: Path, reference: Path) -> None:
@@ -118,9 +113,9 @@ def assert_equal_runs(path: Path, reference: Path) -> None:
             # a test row on the boundary between two classes may fall on either side
             close = 5e-3 if "accuracy" in key else 1e-6
             assert line[key] == pytest.approx(other[key], rel=1e-3, abs=close, nan_ok=True)
-    ours, theirs = model_of(path), model_of(reference)
+    ours, theirs = vector_of(path), vector_of(reference)
     assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
-    summary, other = (json.loads((folder / "summary.json").read_text()) for folder in (path, reference))
+    summary, other = (summary_of(folder) for folder in (path, reference))
     assert (summary["engine"], other["engine"]) == ("vectorized", "sequential")
     for key in ("status", "aggregations", "failures", "bytes-up", "bytes-down"):
         assert summary[key] == other[key]
@@ -213,7 +208,7 @@ def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Conf
     path, reference = (run(grid, small(**values)) for grid in (vectorized_grid(way=way), sequential_grid()))
     assert_equal_runs(path, reference)
     plain = run(sequential_grid(), small(**{**values, "augment": "none"}))
-    assert np.linalg.norm(model_of(path) - model_of(plain)) > 1e-3 * np.linalg.norm(model_of(path))
+    assert np.linalg.norm(vector_of(path) - vector_of(plain)) > 1e-3 * np.linalg.norm(vector_of(path))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +245,9 @@ def test_every_kind_of_local_work_equals_the_sequential_engine(
             assert list(clients) == list(others)
             assert all(clients[key] == pytest.approx(others[key], rel=1e-2, abs=5e-3) for key in clients)
             assert line == pytest.approx(other, rel=1e-2, abs=5e-3)
-        assert np.linalg.norm(model_of(path) - model_of(reference)) <= 1e-5 * np.linalg.norm(model_of(path))
+        assert np.linalg.norm(vector_of(path) - vector_of(reference)) <= 1e-5 * np.linalg.norm(
+            vector_of(path)
+        )
     else:
         assert_equal_runs(path, reference)
 
@@ -348,7 +345,7 @@ def test_failing_clients_reach_the_strategy_as_in_the_sequential_engine(
         faulty = type(engine.__name__, (Faulty, engine), {})
         paths.append(run(faulty(client_app.app, CLIENTS), small(strategy=strategy, model="logistic")))
     assert_equal_runs(*paths)
-    summary = json.loads((paths[0] / "summary.json").read_text())
+    summary = summary_of(paths[0])
     assert summary["failures"] >= 5
     assert summary["accuracy"] > 0.3  # three still learn
 
@@ -397,7 +394,7 @@ def test_clients_whose_training_raises_reach_it_too(
     assert_equal_runs(*paths)
     assert said[0] == said[1] != []
     assert all("client 1 (node 2)" in text for text in said[0])
-    assert json.loads((paths[0] / "summary.json").read_text())["failures"] > 0
+    assert summary_of(paths[0])["failures"] > 0
 
 
 def requests_of(config: RunConfig, grid: SequentialGrid) -> list[Message]:
@@ -499,7 +496,7 @@ def test_a_run_can_be_interrupted_between_the_pulls_of_a_round(
 
     grid = VectorizedGrid(client_app.app, CLIENTS, Counting(workers=1))
     path = run(grid, small(strategy=strategy, model="logistic"), lambda: trained >= pulls)
-    summary = json.loads((path / "summary.json").read_text())
+    summary = summary_of(path)
     assert summary["status"] == "interrupted"
     # It stops at once, in the middle of a round; of one that asks for sums, some blocks are ahead.
     assert pulls <= trained <= pulls + (3 if strategy == "fedavg" else 0)
@@ -507,4 +504,4 @@ def test_a_run_can_be_interrupted_between_the_pulls_of_a_round(
     if strategy == "fedavg":
         assert summary["aggregations"] == pulls // CLIENTS  # complete rounds
     assert events(path)[-1]["aggregation"] == summary["aggregations"]
-    assert model_of(path).size == 650
+    assert vector_of(path).size == 650

@@ -1,6 +1,5 @@
 """What the model is worth to each client: with every strategy, in a simulation and on devices, and after a kill."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.report.client_tables import GROWING, WALL, by_evaluation, read_clients
 from strategies import REGISTRY
+from tests.runs import lines_of
 
 
 def simulated(clients: int = 3) -> SequentialGrid:
     return SequentialGrid(client_app.app, clients)
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("strategy", REGISTRY)

@@ -1,6 +1,5 @@
 """Divergence and drift of the clients, as a run records them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.server import Experiment, prepare, run
 from strategies.flower.grids import DEPLOYMENT
+from tests.runs import lines_of
 from tests.selection import one_of_each
 
 
@@ -43,7 +43,7 @@ def record(
         )
         experiment = prepare(config, 5)
         folder = run(SequentialGrid(client_app.app, 5), experiment).path
-        return experiment, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return experiment, lines_of(folder)
 
     return run_it
 

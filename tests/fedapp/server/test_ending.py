@@ -149,12 +149,7 @@ def context(**values: Any) -> Context:
     ("values", "line"),
     [
         ({"lr": -1.0}, "lr = -1.0: must be a number > 0"),
-        (
-            {"participation": "fixed:7"},
-            "participation names client 7: there are 3 clients, allowed are 0 to 2",
-        ),
         ({"min_clients": 4, "round_timeout": 0.01}, "3 of 4 clients connected within 0.01 s"),
-        ({"model": "lstm"}, "model = 'lstm': lstm goes with text"),
     ],
 )
 def test_the_serverapp_says_it_in_one_line(

@@ -1,6 +1,5 @@
 """A run whose clients all fail from some round on until its end has failed, and keeps what it has."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fedapp.server.record import Entry
 from strategies import FedAvg, Progress, RunError
 from strategies.flower import messages
 from tests.fedapp.server.conftest import NAMES, Devices
+from tests.runs import summary_of
 
 
 class Break(Devices):
@@ -32,10 +32,6 @@ class Break(Devices):
         self.client_app: Any = work
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "summary.json").read_text()))
-
-
 @pytest.mark.parametrize(("rounds", "first"), [(6, 4), (40, 37)])
 def test_no_valid_reply_in_the_last_rounds_is_a_failed_run(
     rounds: int, first: int, go: Any, tmp_path: Path
@@ -44,7 +40,7 @@ def test_no_valid_reply_in_the_last_rounds_is_a_failed_run(
         RunError, match=r"^no reply was valid in the last \d of \d+ rounds; the last reason was"
     ):
         go(grid=Break(lambda number: number >= first), num_server_rounds=rounds)
-    told = summary(tmp_path / "run")
+    told = summary_of(tmp_path / "run")
     assert (told["status"], told["aggregations"], told["complete"]) == ("failed", rounds, False)
     assert told["reason"].startswith(
         f"no reply was valid in the last {rounds - first + 1} of {rounds} rounds"
@@ -62,12 +58,12 @@ def test_no_valid_reply_in_the_last_rounds_is_a_failed_run(
     ],
 )
 def test_less_than_that_is_none(rounds: int, breaks: Callable[[int], bool], go: Any) -> None:
-    assert summary(go(grid=Break(breaks), num_server_rounds=rounds))["status"] == "finished"
+    assert summary_of(go(grid=Break(breaks), num_server_rounds=rounds))["status"] == "finished"
 
 
 def test_the_count_goes_on_in_a_resumed_run(go: Any, tmp_path: Path) -> None:
     bad = Break(lambda number: number >= 3)
-    assert summary(go(grid=bad, num_server_rounds=4, checkpoint_every=1))["status"] == "finished"
+    assert summary_of(go(grid=bad, num_server_rounds=4, checkpoint_every=1))["status"] == "finished"
     with pytest.raises(RunError, match="in the last 3 of 5 rounds"):
         go(grid=bad, resume=str(tmp_path / "run"), num_server_rounds=5)
     with pytest.raises(RunError, match="in the last 3 of 5 rounds"):  # it isn't finished: nothing has changed
@@ -78,7 +74,7 @@ def test_without_rounds_it_is_when_everybody_is_dropped(go: Any, tmp_path: Path)
     keys = {"strategy": "async-fedavg", "clock": "wall", "time_budget": 10.0, "num_server_rounds": 10_000}
     with pytest.raises(RunError, match="every client was dropped before the end, after"):
         go(grid=Break(lambda number: number > 1), **keys)
-    assert summary(tmp_path / "run")["status"] == "failed"
+    assert summary_of(tmp_path / "run")["status"] == "failed"
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
@@ -86,7 +82,7 @@ def test_a_round_in_which_all_are_at_work_on_what_counts_later_is_none(go: Any) 
     # Tasks of 0.33 to 1 s and a round every 0.15 s: most rounds have nobody's work.
     keys = {"time_scenario": "F0", "round_deadline": 0.15, "late": "next", "eval_every": 26}
     path = go(num_server_rounds=26, local_epochs=0, local_steps=1, **keys)
-    told = summary(path)
+    told = summary_of(path)
     assert (told["status"], told["failures"], told["tasks-dropped"]) == ("finished", 0, 0)
     assert told["tasks-late"] > 0
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
@@ -23,6 +22,7 @@ from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.federation.graph import graph_arrays
 from strategies import RunError
 from strategies.flower import messages
+from tests.runs import summary_of, vector_of
 
 CLIENTS = 4
 
@@ -69,17 +69,12 @@ def go(tmp_path: Path, table: str) -> Go:
     return run
 
 
-def model_of(path: Path) -> np.ndarray:
-    arrays = safetensors.numpy.load_file(path / "model.safetensors")
-    return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
-
-
 def moments_of(path: Path) -> dict[str, list[float]]:
     return json.loads((path / "standardization.json").read_text())
 
 
 def accuracy_of(path: Path) -> float:
-    return json.loads((path / "summary.json").read_text())["accuracy"]
+    return summary_of(path)["accuracy"]
 
 
 def test_devices_put_together_what_pooling_the_rows_gives(go: Go, table: str) -> None:
@@ -87,7 +82,7 @@ def test_devices_put_together_what_pooling_the_rows_gives(go: Go, table: str) ->
     found = moments_of(on_devices)
     assert found["mean"] == pytest.approx(moments_of(simulated)["mean"], rel=1e-13)
     assert found["deviation"] == pytest.approx(moments_of(simulated)["deviation"], rel=1e-12)
-    assert model_of(on_devices) == pytest.approx(model_of(simulated), abs=1e-6)
+    assert vector_of(on_devices) == pytest.approx(vector_of(simulated), abs=1e-6)
     rows = np.load(simulated / "partition.npz")["client_indices"]
     pooled = np.load(table)["x_train"].astype(np.float32).astype(np.float64)[rows]
     assert found["mean"] == pytest.approx(pooled.mean(axis=0), rel=1e-12)
@@ -99,8 +94,8 @@ def test_devices_put_together_what_pooling_the_rows_gives(go: Go, table: str) ->
 
 
 def test_engines_agree(go: Go) -> None:
-    one = model_of(go())
-    assert model_of(go(grid=VectorizedGrid(client_app.app, CLIENTS))) == pytest.approx(one, abs=1e-5)
+    one = vector_of(go())
+    assert vector_of(go(grid=VectorizedGrid(client_app.app, CLIENTS))) == pytest.approx(one, abs=1e-5)
 
 
 def test_a_graphs_directions_are_of_standardized_inputs(go: Go, table: str) -> None:
@@ -119,7 +114,7 @@ def test_a_run_that_goes_on_keeps_them(go: Go, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fedapp.server.standardize._asked", lambda *_: asked.append(_) or [])
     again = go(on_devices=True, num_server_rounds=4, resume=path)
     assert (again, asked) == (path, [])
-    assert np.array_equal(model_of(again), model_of(whole))
+    assert np.array_equal(vector_of(again), vector_of(whole))
     (path / "standardization.json").unlink()
     with pytest.raises(ConfigError, match=r"resume = .*standardization\.json can't be read"):
         go(on_devices=True, num_server_rounds=5, resume=path)

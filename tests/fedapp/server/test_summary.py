@@ -19,6 +19,7 @@ from fedapp.server import prepare, run
 from fedapp.server.journal import machine
 from fedapp.server.run_directory import RunDirectory
 from tests.fedapp.server.conftest import Devices
+from tests.runs import summary_of
 
 RUNNING = {"status": "running", "process": this_process(), "strategy": "fedavg", "aggregations": 7}
 
@@ -67,12 +68,12 @@ def test_a_killed_run_has_failed_once_anybody_looks(killed: Callable[[], Path], 
     assert going["status"] == "running"
     assert going["process"].keys() == {"host", "pid", "boot"}
     path = killed()
-    assert json.loads((path / "summary.json").read_text())["status"] == "running"
+    assert summary_of(path)["status"] == "running"
     found = read_summary(path)
     assert (found["status"], found["reason"]) == ("failed", GONE)
     assert "process" not in found
     assert found["aggregations"] >= 1
-    assert json.loads((path / "summary.json").read_text()) == found  # and now it is written down
+    assert summary_of(path) == found  # and now it is written down
     assert read_summary(path) == found
 
 

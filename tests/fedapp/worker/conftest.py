@@ -83,14 +83,14 @@ def start_worker(tmp_path: Path) -> Iterator[Start]:
     yield from starting(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
-    """A worker for the tests of a file."""
+    """A worker for all tests: one takes seconds to start."""
     for start in starting(tmp_path_factory.mktemp("worker")):
         yield start()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def odd_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
     """A worker whose handlers do what odd.py says."""
     for start in starting(tmp_path_factory.mktemp("odd")):
