@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -342,7 +343,22 @@ def put(part: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content[part].update({key: value})
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of two methods, each with a checkpoint."""
+    folder = tmp_path_factory.mktemp("finished")
+    for strategy in STRATEGIES:
+        own = f'strategy="{strategy}" model="logistic" checkpoint-every=1 server-lr=0.1 num-server-rounds=2'
+        place = f'results-dir="{folder}" run-name="{strategy}" figures=false'
+        arguments = ["--engine", "sequential", "-c", f"{own} {place}", "--federation-config"]
+        assert run_simulation.main([*arguments, "num-supernodes=3"]) == 0
+    return folder
+
+
+STRATEGIES = ("fedavg", "async-fedavg")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -359,11 +375,9 @@ def put(part: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_a_checkpoint_that_does_not_fit(
-    strategy: str, change: Any, says: str, refusal: Refusal, tmp_path: Path
+    strategy: str, change: Any, says: str, refusal: Refusal, finished: Path, tmp_path: Path
 ) -> None:
-    own = f'strategy="{strategy}" model="logistic" checkpoint-every=1 server-lr=0.1 num-server-rounds=2'
-    first = ["--engine", "sequential", "-c", f'{own} results-dir="{tmp_path}" run-name="r"']
-    assert run_simulation.main([*first, "--federation-config", "num-supernodes=3"]) == 0
+    shutil.copytree(finished / strategy, tmp_path / "r")
     tampered(tmp_path / "r", change)
     text = refusal(f'resume="{tmp_path}/r" num-server-rounds=4', 3)
     assert text.startswith(f"resume = '{tmp_path}/r': ")

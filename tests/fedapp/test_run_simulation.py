@@ -115,13 +115,6 @@ def test_a_name_that_is_taken(engine: str, fails: Callable[..., str], tmp_path: 
     assert line.startswith("run-name = 'run': ")
 
 
-@pytest.mark.parametrize("run_name", ["", "run"])
-def test_a_results_dir_that_is_a_file(run_name: str, fails: Callable[..., str], tmp_path: Path) -> None:
-    path = str(tmp_path / "file")
-    Path(path).touch()
-    assert fails("-c", f'results-dir="{path}" run-name="{run_name}"').startswith(f"results-dir = {path!r}: ")
-
-
 def test_two_mistakes_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-c", 'lr=-1 seed="x"']) == 1
     lines = capsys.readouterr().err.splitlines()
@@ -138,6 +131,7 @@ def test_an_unknown_option_is_argparses() -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.thorough
 def test_as_a_command(tmp_path: Path) -> None:
     before = os.times()
     done = subprocess.run(

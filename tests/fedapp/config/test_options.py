@@ -1,7 +1,6 @@
 """Options in the syntax of ``flwr run``: what is read, what is refused, and a key that is given twice."""
 
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.config import ConfigError, RunConfig
-from fedapp.config.options import read_options, read_run_options
-from fedapp.server.run_directory import RunDirectory
+from fedapp.config import ConfigError
+from fedapp.config.options import read_options
 
 
 @pytest.mark.parametrize(
@@ -179,34 +177,3 @@ def test_it_is_refused_if_and_only_if_a_key_is_there_twice(pairs: list[tuple[str
         assert read_options("-c", texts) == {key: tomllib.loads(f"v = {value}")["v"] for key, value in pairs}
     else:
         assert " is given twice, as " in refusal(texts, "-c")
-
-
-# A run's config.toml ---------------------------------------------------------------------------------------
-
-
-def test_the_config_of_a_run_directory_can_be_run_again(
-    tmp_path: Path, configure: Callable[..., RunConfig]
-) -> None:
-    config = configure(results_dir=str(tmp_path / "results"), strategy="fedprox", lr=0.3)
-    directory = RunDirectory(config)
-    directory.write_config(num_clients=7)
-    path = directory.path / "config.toml"
-    written = tomllib.loads(path.read_text("utf-8"))
-    assert written["num-clients"] == 7
-    assert "torch" in written["versions"]
-    assert RunConfig.load(read_options("--run-config", [str(path)])) == config
-    values, num_clients = read_run_options("--run-config", [str(path), "lr=0.1"])
-    assert (RunConfig.load(values).lr, num_clients) == (0.1, 7)
-
-
-def test_a_run_that_is_repeated_gets_a_name_of_its_own(
-    tmp_path: Path, configure: Callable[..., RunConfig]
-) -> None:
-    config = configure(results_dir=str(tmp_path / "results"), run_name="mine")
-    directory = RunDirectory(config)
-    directory.write_config(num_clients=7)
-    texts = [str(directory.path / "config.toml")]
-    again = RunConfig.load(read_options("--run-config", texts))
-    assert again == config.model_copy(update={"run_name": ""})
-    named = RunConfig.load(read_options("--run-config", [*texts, "run-name=other"]))
-    assert named.run_name == "other"
