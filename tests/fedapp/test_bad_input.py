@@ -148,7 +148,7 @@ def test_images_that_would_be_taken_for_something_else(
 def test_data_without_a_direction(weights: str, refusal: Refusal, tmp_path: Path) -> None:
     np.savez(tmp_path / "zeros.npz", x_train=np.zeros((60, 4), np.float32), y_train=np.arange(60) % 3)
     text = refusal(f'dataset="npz" data-path="{tmp_path}/zeros.npz" {weights}')
-    assert text == "no client sent a direction to place it in the graph; the log names the reasons"
+    assert text.startswith("no client sent a direction to place it in the graph; the log names the reasons")
 
 
 def test_a_run_in_which_nothing_is_accepted_has_diverged(refusal: Refusal, tmp_path: Path) -> None:
