@@ -15,6 +15,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedapp.terminal import show_everywhere
+
 # Commands whose modules take seconds to import: ``module:function``, or the Typer of a group of commands.
 IMPORTED_WHEN_CALLED = {
     "sweep": "fedapp.sweeps.command:sweep",
@@ -224,6 +226,7 @@ def methods(
 
 def main() -> None:
     """Run the command line."""
+    show_everywhere()
     app()
 
 

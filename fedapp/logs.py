@@ -110,8 +110,11 @@ class _Copy(logging.FileHandler):
 
 
 @contextmanager
-def copied_to(folder: Path) -> Iterator[None]:
-    """Copy what Flower and the app log into ``log.txt`` of a folder, at its end the error that ended the block."""
+def copied_to(folder: Path, in_one_line: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Copy what Flower and the app log into ``log.txt`` of a folder, at its end the error that ended the block.
+
+    Errors are recorded with their traceback, but for those of some types, which one line says all of.
+    """
     handler = _Copy(folder / NAME)
     flower = logging.getLogger("flwr")
     loggers = [flower, *(each for name in LOGGERS if not (each := logging.getLogger(name)).propagate)]
@@ -121,7 +124,10 @@ def copied_to(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         text = clean(str(error) or type(error).__name__, LONGEST_LINE)
-        handler.handle(logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": text}))
+        line: dict[str, Any] = {"levelno": logging.ERROR, "levelname": "ERROR", "msg": "%s", "args": (text,)}
+        if not isinstance(error, in_one_line):
+            line["exc_info"] = (type(error), error, error.__traceback__)
+        handler.handle(logging.makeLogRecord(line))
         raise
     finally:
         for logger in loggers:

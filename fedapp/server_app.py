@@ -12,7 +12,7 @@ from fedapp.config.run_keys import ROUNDS
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.report.files import read_summary
 from fedapp.server import prepare, run
-from fedapp.server.ending import one_line_errors, told_to_stop
+from fedapp.server.ending import one_line_errors, own_parts_named, told_to_stop
 from fedapp.server.progress import Heartbeat, HowFar
 from strategies.flower.exchange import never, wait_for_nodes
 from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
@@ -44,7 +44,8 @@ def main(grid: Grid, context: Context) -> None:
         experiment = prepare(config, number, on_devices=on_devices)
         if why:
             log.info(why)
-        run(grid, experiment)
+        with own_parts_named(config):
+            run(grid, experiment)
 
 
 def _wait_for_clients(grid: Grid, config: RunConfig) -> int:

@@ -13,6 +13,7 @@ from fedapp.config.words import read_words
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.names import AUTO, ENGINES, VECTORIZED, WAYS
+from fedapp.terminal import show_everywhere
 
 if TYPE_CHECKING:
     from fedapp.server import Observer
@@ -33,6 +34,7 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
     ``observers`` are additional observers, called at every aggregation.
     """
     plain_where_piped()
+    show_everywhere()
     try:
         values, stated, federation = _given(options)
         config = RunConfig.load(values)
@@ -44,10 +46,10 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
     except (ConfigError, DataError) as error:  # before PyTorch and Ray are imported, which takes seconds
         return _failed(error)
     from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
-    from fedapp.server import USER_ERRORS
+    from fedapp.server.ending import USER_ERRORS, own_parts_named
 
     try:
-        with logging_as(config.log_format), stop_on_interrupt() as stop:
+        with logging_as(config.log_format), stop_on_interrupt() as stop, own_parts_named(config):
             _say_clock(config, stated)
             if config.resume and not _COUNTED & federation.keys():
                 federation = {NUM_CLIENTS: read_run(config.resume)[1], **federation}

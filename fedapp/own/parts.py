@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -113,6 +114,28 @@ def source_digest(name: str) -> str:
     if len(digests) < 2:
         return digests[0][1][:10] if digests else ""
     return hashlib.sha256(repr(sorted(digests)).encode()).hexdigest()[:10]
+
+
+def raised_by(error: BaseException, values: Mapping[str, Any]) -> str:
+    """Return a line that names the user-defined part that raised an error, and where; "" if none of a config's did.
+
+    The place is the innermost line of the traceback that is in a file of the part.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    for key, names in own_parts(values).items():
+        for name in names:
+            try:
+                files = {str(file) for file in source_files(name)}
+            except (OwnPartError, OSError):
+                continue
+            if place := next(
+                (frame for frame in frames if str(Path(frame.filename).resolve()) in files), None
+            ):
+                return (
+                    f"{key} = {name!r}: raised {type(error).__name__}: {error} "
+                    f"({Path(place.filename).name}, line {place.lineno}, in {place.name})"
+                )
+    return ""
 
 
 def changed_since(values: Mapping[str, Any]) -> str:

@@ -11,10 +11,11 @@ from flwr.serverapp import Grid
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.logs import copied_to, logging_as, plain_where_piped
+from fedapp.own import raised_by
 from fedapp.report import read_metrics
 from fedapp.report.files import FAILED
 from fedapp.server.divergence import Divergence
-from fedapp.server.ending import ToldToStop
+from fedapp.server.ending import USER_ERRORS, ToldToStop
 from fedapp.server.evaluation import Evaluation, when_by_client
 from fedapp.server.experiment import Experiment, task_config
 from fedapp.server.exporter import Exporter
@@ -79,7 +80,7 @@ def run(
         if lines is not None:
             lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
         try:
-            with copied_to(directory.path):
+            with copied_to(directory.path, USER_ERRORS):
                 _run(grid, experiment, strategy, directory, observers)
         finally:
             directory.close()
@@ -140,7 +141,7 @@ def _run(
         status = "interrupted"
         raise
     except Exception as error:
-        status, reason = "diverged" if isinstance(error, DivergedError) else FAILED, _line(error)
+        status, reason = "diverged" if isinstance(error, DivergedError) else FAILED, _line(error, config)
         raise
     finally:
         # A full disk, which may be what ended the run, must not hide why.
@@ -148,9 +149,10 @@ def _run(
             record.end(status, reason, complete=complete)
 
 
-def _line(error: Exception) -> str:
+def _line(error: Exception, config: RunConfig) -> str:
     """Return what an error says, as it may stand in summary.json."""
-    return messages.clean(in_keys(error) or type(error).__name__)
+    raised = "" if isinstance(error, USER_ERRORS) else raised_by(error, config.flat())
+    return messages.clean(raised or in_keys(error) or type(error).__name__)
 
 
 def _with_unread(experiment: Experiment, engine: str) -> Experiment:

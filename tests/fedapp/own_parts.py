@@ -1,7 +1,11 @@
 """Parts that don't fit, and some that do."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from strategies import FedAvg
 
 number = 7
 
@@ -120,3 +124,8 @@ class NeedsGamma:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.sum(1)
+
+
+class RaisesAtItsFirstRound(FedAvg):
+    def configure_train(self, *_: object, **__: object) -> Any:
+        raise ZeroDivisionError("my own")

@@ -1,5 +1,6 @@
 """Parts of one's own in a run: what doesn't fit is said in one line, before any client starts; all engines agree."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import run_simulation as command
 from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
+from tests.fedapp import own_parts
 from tests.runs import lines_of, summary_of
 
 HERE = "tests.fedapp.own_parts"
@@ -143,3 +146,26 @@ def test_a_module_beside_the_working_directory_is_found(
 def test_options_of_sgd_are_not_read(configure: Callable[..., Any]) -> None:
     with pytest.raises(server.USER_ERRORS, match=r"^optimizer-options = 'eps=1': sgd has none"):
         server.prepare(RunConfig.load({"optimizer-options": "eps=1"}), 4)
+
+
+def test_what_a_strategy_of_ones_own_raises_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_figures: None
+) -> None:
+    """The line names the part, the file and the line; log.txt has the traceback."""
+    words = [
+        f"strategy={HERE}:RaisesAtItsFirstRound",
+        f"results-dir={tmp_path}",
+        "run-name=run",
+        "model=logistic",
+    ]
+    assert command.main([*words, "num-clients=2"]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    place = re.fullmatch(
+        rf"error: strategy = '{HERE}:RaisesAtItsFirstRound': raised ZeroDivisionError: my own "
+        r"\(own_parts.py, line (\d+), in configure_train\); the run's log.txt has the traceback",
+        line,
+    )
+    assert place
+    assert "my own" in Path(own_parts.__file__).read_text().splitlines()[int(place[1]) - 1]
+    assert "Traceback (most recent call last)" in (tmp_path / "run" / "log.txt").read_text()
+    assert "line " + place[1] in summary_of(tmp_path / "run")["reason"]
