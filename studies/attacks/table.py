@@ -125,13 +125,17 @@ def verdict(rows: list[Row]) -> str:
         for row in judged
         if not row.holds
     ]
+    others = [row for row in rows if row.division == NON_IID and row.attack != HONEST]
+    least, worst = min(row.lost(ON) for row in others), max(others, key=lambda row: row.lost(ON))
     within = f"in {len(judged) - len(more)} of {len(judged)} rows" if more else f"in all {len(judged)} rows"
     return (
         f"With safeguards an attack on IID data costs at most {MOST_BY_ATTACK:g} points {within}"
         + (f", and more in the others: {'; '.join(more)}" if more else "")
         + ". "
         f"Where all devices are honest, safeguards cost at most {honest:.1f} points, on non-IID data and with a rare "
-        "writer, too."
+        f"writer, too. On non-IID data, where the hostile device's own are missing as well, one of five costs "
+        f"{least:.0f} to {worst.lost(ON):.0f} points by the attacks that were run, most "
+        f"by `{worst.attack}` with `{worst.method}`."
     )
 
 
