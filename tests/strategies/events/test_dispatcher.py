@@ -80,6 +80,7 @@ def test_newcomers_are_sent_the_model_and_their_tasks_are_due_by_the_scenario(ma
     assert dict(sent["config"]) == {"lr": 0.5, "server-round": 1, messages.CLIENT: 2, messages.TASK: 1}
     assert it.ledger.since.bytes_down == 3 * messages.num_bytes(model_of())
     assert (it.ledger.dispatched, [it.accounts[i].tasks for i in range(3)]) == (3, [1, 1, 1])
+    assert {member.since for member in it.ledger.members.values()} == {0}
 
 
 def test_the_next_model_goes_out_with_the_next_task_and_to_nobody_at_work(make: Make) -> None:
@@ -126,6 +127,8 @@ def test_another_model_and_vectors_beside_it_go_to_those_for_whom_the_method_say
     )
     it.run.aggregations = 5
     it.part.welcome(it.clients)
+    # The sixth aggregation began before they came.
+    assert {member.since for member in it.ledger.members.values()} == {6}
     tasks = it.under_way()
     assert [(tasks[i].version, tasks[i].companions["h"].tolist()) for i in range(3)] == [
         (5, [0.0, 0.0]),

@@ -79,6 +79,14 @@ def test_client_evaluation_is_the_federated_objective(federation: Make, start: S
     assert run.metric("client-loss") == pytest.approx([2.875, 0.5 * (1 / 32 + 1 / 16 + 5 * 12.25 / 8)])
 
 
+@pytest.mark.parametrize(("scheme", "expected"), [("async", [0, 3, 6, 7]), ("fedbuff", [0, 2, 4, 6, 7])])
+def test_by_default_a_model_is_evaluated_after_as_many_contributions_as_clients(
+    federation: Make, start: Start, scheme: str, expected: list[int]
+) -> None:
+    run = start(scheme, federation(), 7, eval_every=0, lr=0.1)  # of three clients; fedbuff waits for two
+    assert [p.aggregation for p in run.evaluations] == expected
+
+
 @pytest.mark.parametrize("scheme", KINDS)
 @pytest.mark.parametrize(
     ("eval_every", "rounds", "expected"),
