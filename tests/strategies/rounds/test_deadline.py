@@ -79,7 +79,7 @@ def test_a_round_for_which_nobody_is_free_closes_when_the_first_is() -> None:
 
 @pytest.mark.parametrize(
     ("needed", "over", "asked"),
-    [(10, 0.3, 13), (10, 0.1, 11), (3, 0.5, 5), (7, 0.0, 7), (1, 0.01, 2), (100, 0.07, 107)],
+    [(10, 0.3, 13), (10, 0.1, 11), (3, 0.5, 5), (7, 0.0, 7), (1, 0.01, 2), (100, 0.07, 107), (50, 0.1, 55)],
 )
 def test_how_many_are_asked(needed: int, over: float, asked: int) -> None:
     assert number_to_ask(needed, over) == asked
