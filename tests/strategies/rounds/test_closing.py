@@ -129,6 +129,16 @@ def test_late_work_counts_in_the_round_in_which_it_comes(make: Make) -> None:
     assert not it.part.waits_for_late_work
 
 
+def test_late_work_of_a_round_that_some_were_not_free_for_keeps_its_share_of_the_weight(make: Make) -> None:
+    it = make(round_deadline=0.5, late="next")
+    it.round(1, P)
+    it.round(2, [1.0])  # client 0 alone is free; at 0.7 s client 1 has come, too
+    current, replies, _ = it.round(3, [1 / 3, 2 / 3])  # to 1.2 s; client 1 is done at 1.3 s
+    assert (it.who(replies), it.part.busy()) == ([0, 2], [1])
+    assert it.part.state()["late-tasks"][0][4] == pytest.approx(2 / 3 * 3 / 8)
+    assert current.weights == pytest.approx([1 / 6, 5 / 6])  # 1/3 · 3/8 and 5/8
+
+
 def test_late_work_is_saved_and_restored_and_forgotten(make: Make) -> None:
     it, again = (make(round_deadline=0.7, late="next") for _ in range(2))
     it.round(1, P)
