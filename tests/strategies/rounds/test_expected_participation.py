@@ -1,6 +1,6 @@
 """Rounds that close early, played through: small cases by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,23 @@ from strategies.timing.scheduler import Outlook
 
 
 class Fixed:
-    """Clients that are always there, each with a time of its own."""
+    """Clients with a time each, that are there when a whole number of ``every`` seconds has passed; 0: always."""
 
-    def __init__(self, *times: float) -> None:
-        self.times = times
+    def __init__(self, *times: float, every: Sequence[int] = ()) -> None:
+        self.times, self.every = times, every or [0] * len(times)
 
     def outlook(self, client: Client, task: int, when: float) -> Outlook:
         return Outlook(when + self.times[client.index], lost=False)
 
     def comes(self, client: Client, when: float) -> float:
-        return when
+        every = self.every[client.index]
+        return when if not every else -(-when // every) * every
 
 
 def played(
     *times: float,
     given: float = 1.0,
+    every: Sequence[int] = (),
     look: Callable[[int, int], None] = lambda free, there: None,
     **rules: Any,
 ) -> Played:
@@ -39,7 +41,9 @@ def played(
         look(len(free), there)
         return Draw(tuple(range(len(free))), tuple(given * p))
 
-    return play(Fixed(*times), clients, np.full(len(times), 1 / len(times)), draw, Rules(**rules))
+    return play(
+        Fixed(*times, every=every), clients, np.full(len(times), 1 / len(times)), draw, Rules(**rules)
+    )
 
 
 def test_the_halves_tell_what_is_known() -> None:
@@ -63,6 +67,14 @@ def test_work_of_earlier_rounds_counts_in_one_that_asks_nobody() -> None:
     alone = played(3, deadline=1.0, late="next")
     assert (alone.asked[0], alone.counted[0]) == (167, 166)
     assert alone.weight.tolist() == alone.counted.tolist()
+
+
+def test_late_work_counts_beside_the_share_that_the_free_ones_have_of_those_that_are_there() -> None:
+    # Client 1 takes three rounds of a second, and client 2 is there for the first of each three. Round 1 is of 0 and
+    # 2, ½ each, and 2 of client 0 alone. In round 3 client 0's d is its half of those that are there, and that of
+    # client 1 is still the third that it was drawn with: ½ to ⅓.
+    mixed = played(1, 3, 1, every=(0, 0, 3), deadline=1.0, late="next")
+    assert mixed.shares == pytest.approx([(0.5 + 1 + 0.6) / 3, 0.4 / 3, 0.5 / 3], abs=0.005)
 
 
 def test_a_round_gives_the_weights_that_were_drawn() -> None:
