@@ -54,11 +54,11 @@ def test_hook_and_witness_see_the_bounded_model() -> None:
     assert seen == [(2, [4.0, 5.0])] * 2
 
 
-def test_safeguards_shorten_what_is_longer_than_twice_the_median() -> None:
-    part = receiver(begun(), safeguards("on", norm_ratio=2.0))
-    made = [received(part, (1.0, 1.0 + norm), index)[1] for index, norm in enumerate((1.0, 3.0, 20.0))]
-    # Norms 1, 3, 20: the median is 3 when the third comes.
-    assert [each.update.tolist() for each in made] == [[0, 1], [0, 3], [0, 6]]
+def test_safeguards_shorten_what_is_longer_than_usual_once_three_norms_are_known() -> None:
+    part, norms = receiver(begun(), safeguards("on", norm_ratio=1.5)), (1.0, 20.0, 3.0, 20.0)
+    made = [received(part, (1.0, 1.0 + norm), index)[1] for index, norm in enumerate(norms)]
+    # The median of two would be 10.5; that of all four is 11.5, and 1.5 times that 17.25.
+    assert [each.update.tolist() for each in made] == [[0, 1], [0, 20], [0, 3], [0, 17.25]]
 
 
 def test_a_reply_takes_as_many_bytes_as_the_model_what_went_beside_it_what_is_declared_and_1_mib() -> None:

@@ -16,7 +16,7 @@ from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
 from strategies.updates.buffers import UNTRAINED, Buffers, UsualBuffers
 from strategies.updates.chain import Bound, Local
-from tests.strategies.parts import client
+from tests.strategies.parts import client, safeguards
 
 Make = Callable[..., Any]
 Spoil = Callable[[dict[str, Any], RecordDict], None]
@@ -166,6 +166,16 @@ def test_bounds_by_hand() -> None:
     assert changes[0][1].tolist() == [-3.5, 0.0]  # a counter isn't lowered
 
 
+def test_all_of_a_round_are_compared_and_between_rounds_the_last_of_32_clients() -> None:
+    buffers, usual = Buffers(np.arange(1), np.zeros(1, bool), np.zeros(1, bool)), UsualBuffers(3)
+    changes = [(i, np.array([0.0 if i < 25 else 100.0])) for i in range(41)]
+    usual.bound(buffers, changes)  # 25 of 41 say 0; of the last 32 it would be half
+    assert {float(change[0]) for _, change in changes} == {0.0}
+    usual.see(9, np.zeros(1))  # the first of those that are known, which is the latest now
+    usual.bound(buffers, [(50, np.zeros(1))])
+    assert usual.state()["buffers-of"] == [*range(11, 41), 9, 50]
+
+
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=9), st.floats(-1e30, 1e30), st.integers(0, 2**16))
 def test_a_minority_of_liars_stays_near_the_honest(honest: list[float], lie: float, seed: int) -> None:
     liars = (len(honest) - 1) // 2
@@ -207,11 +217,22 @@ def test_a_jump_of_the_statistics_alone_is_shortened_and_marked() -> None:
     layout = Layout.of(record(model()))
     base = layout.to_vector(record(model()))
     local = Local(client(0), base.copy(), base, untrained=np.array([3.0, 5.0, 7.0]))
-    Bound(2.5, Buffers.of(layout, UNTRAINED))(local)
-    # Mean and variance jump by (3, 4), which is halved; the counter stays as it is.
+    Bound(1.25, Buffers.of(layout, UNTRAINED))(local)
+    # Mean and variance jump by (3, 4), of which a quarter remains; the counter stays as it is.
     assert local.untrained is not None
-    assert (local.bounded, local.untrained.tolist()) == (True, [1.5, 3.0, 7.0])
+    assert (local.bounded, local.untrained.tolist()) == (True, [0.75, 2.0, 7.0])
     assert local.model.tolist() == base.tolist()
+
+
+def test_updates_wait_until_three_or_all_are_known_of_norms_and_of_buffers() -> None:
+    one, none = (Buffers(np.arange(n), np.zeros(n, bool), np.zeros(n, bool)) for n in (1, 0))
+    guards = safeguards("on", norm_ratio=2.0)
+    for index in range(2):
+        guards.see(Local(client(index), np.ones(2), np.zeros(2)))
+    assert [guards.must_wait(clients, none) for clients in (2, 3)] == [False, True]
+    guards.see(Local(client(2), np.ones(2), np.zeros(2)))
+    assert [guards.must_wait(3, buffers) for buffers in (none, one)] == [False, True]
+    assert not safeguards("off", norm_ratio=2.0).must_wait(3, one)
 
 
 # Records that nobody asked for ---------------------------------------------------------------------
