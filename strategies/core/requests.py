@@ -1,6 +1,8 @@
 """The requests to clients: the messages that ask them to train, and who has not answered yet."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -8,11 +10,14 @@ from flwr.serverapp import Grid
 
 from strategies.clients.roster import Client
 from strategies.core.compressed_updates import CompressedUpdates
+from strategies.core.patience import Limit, Patience
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.flower.exchange import looks, pushed
+from strategies.flower.exchange import looks, never, pushed
 from strategies.timing.load import Loads
+
+_USUAL = "usual-times-"  # before the kind of a request, in a checkpoint
 
 Fields = Callable[[], Mapping[str, Any]]
 Records = Callable[[Client], Mapping[str, messages.RecordType]]
@@ -88,16 +93,50 @@ class TrainingRequests:
             self._loads.note(client.index, messages.total_bytes(request), part)
 
 
-class PendingReplies:
-    """Sends requests, yields the replies, and knows which clients haven't answered yet."""
+@dataclass(frozen=True)
+class _Overdue:
+    """A request whose reply its round didn't wait for; the reply tells what its client usually takes."""
 
-    def __init__(self, run: RunState) -> None:
-        self._run = run
+    client: int
+    node_id: int
+    sent: float
+    patience: Patience
+
+
+class PendingReplies:
+    """Sends requests, yields the replies, and knows which clients haven't answered yet.
+
+    Parameters
+    ----------
+    gives_up : callable
+        Returns True if replies are awaited by what clients usually take (strategies/core/patience.py), not until the
+        timeout. A client whose reply wasn't there is at work until it comes, or until the timeout.
+    """
+
+    def __init__(self, run: RunState, gives_up: Callable[[], bool] = never) -> None:
+        self._run, self._gives_up = run, gives_up
         self._asked: dict[int, int] = {}  # indices of the clients that haven't answered, by node id
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what clients usually take, and which are at work since an earlier round."""
+        self._patience = {kind: Patience() for kind in (messages.TRAIN, messages.EVALUATE)}
+        self._overdue: dict[str, _Overdue] = {}  # by message id
+        self._late_bytes = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what clients usually take; overdue replies of a run that ended don't come."""
+        found = (patience.state(f"{_USUAL}{kind}") for kind, patience in self._patience.items())
+        return {name: rows for each in found for name, rows in each.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what clients usually take."""
+        self.reset()
+        self._patience = {kind: Patience.restored(state, f"{_USUAL}{kind}") for kind in self._patience}
 
     def at_work(self) -> list[int]:
         """Return the indices of the clients that haven't answered; safe to call from another thread."""
-        return list(self._asked.copy().values())
+        return [*self._asked.copy().values(), *(each.client for each in self._overdue.copy().values())]
 
     def expect(self, clients: Mapping[int, int]) -> None:
         """Expect answers of these clients and of no others: indices by node id."""
@@ -107,13 +146,46 @@ class PendingReplies:
         """Note a node's answer; return its client's index, None if no answer of the node is expected."""
         return self._asked.pop(node_id, None)
 
+    def free(self, grid: Grid, kind: str) -> list[Client]:
+        """Return the connected clients that can be sent a request, ``messages.TRAIN`` or ``EVALUATE``.
+
+        The others are at work on an overdue request, or rest because they missed several rounds in a row.
+        """
+        run, now = self._run, self._run.pace.now()
+        for _, reply in next(looks(grid, dict.fromkeys(self._overdue, 0), 0.0, run.stopped), []):
+            self._came_late(reply)
+        nodes = {client.index: client.node_id for client in run.clients}
+        self._overdue = {
+            name: each
+            for name, each in self._overdue.items()
+            if now < each.sent + run.timeout and nodes.get(each.client, each.node_id) == each.node_id
+        }
+        busy = {each.client for each in self._overdue.values()}
+        patience, number = self._patience[kind], run.aggregations
+        return [c for c in run.clients if c.index not in busy and not patience.rests(c.index, number)]
+
+    def take_late_bytes(self) -> int:
+        """Return the bytes of the overdue replies that have come since the last call."""
+        size, self._late_bytes = self._late_bytes, 0
+        return size
+
     def awaited(
-        self, grid: Grid, requests: Iterable[Message], arrived: Callable[[int], None] | None = None
+        self,
+        grid: Grid,
+        requests: Iterable[Message],
+        arrived: Callable[[int], None] | None = None,
+        overdue: dict[int, str] | None = None,
     ) -> Iterator[Message]:
-        """Push requests at once, and yield the replies as they come; ``arrived`` gets each client's index."""
+        """Push requests at once, and yield the replies as they come; ``arrived`` gets each client's index.
+
+        Replies that are no longer awaited, by client index, and why are put into ``overdue``.
+        """
         requests = list(requests)
         nodes = {request.metadata.dst_node_id for request in requests}
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
+        kind = requests[0].metadata.message_type if requests else ""
+        if self._gives_up() and (patience := self._patience.get(kind)) is not None:
+            return self._patiently(grid, pushed(grid, requests), arrived, patience, overdue)
         return self._replies(grid, pushed(grid, requests), arrived)
 
     def _replies(
@@ -128,3 +200,70 @@ class PendingReplies:
                     yield reply
         finally:
             self.expect({})
+
+    def _patiently(
+        self,
+        grid: Grid,
+        waiting: dict[str, int],
+        arrived: Callable[[int], None] | None,
+        patience: Patience,
+        overdue: dict[int, str] | None,
+    ) -> Iterator[Message]:
+        """Yield the replies until the rest isn't awaited any more; late replies of earlier rounds may come, too."""
+        run, began, asked = self._run, self._run.pace.now(), dict(self._asked)
+        sent, took = dict(waiting), dict[int, float]()  # what hasn't been answered, and when the rest was
+
+        def limits() -> dict[int, Limit] | None:
+            return patience.limits(took, [asked[node] for node in sent.values() if node in asked])
+
+        def limit() -> float:
+            known = limits()
+            longest = inf if known is None else max((each.seconds for each in known.values()), default=inf)
+            return min(longest, run.timeout)
+
+        try:
+            for look in looks(grid, {**dict.fromkeys(self._overdue, 0), **waiting}, limit, run.stopped):
+                for node_id, reply in look:
+                    if sent.pop(reply.metadata.reply_to_message_id, None) is None:
+                        self._came_late(reply)
+                        continue
+                    index = self.answered(node_id)
+                    if index is not None and not reply.has_error():
+                        took[index] = run.pace.now() - began
+                        patience.answered(index, took[index])
+                    if arrived is not None and index is not None:
+                        arrived(index)
+                    yield reply
+                if not sent:
+                    break
+            if not run.stopped():
+                self._give_up(sent, began, patience, limits(), overdue)
+        finally:
+            self.expect({})
+
+    def _give_up(
+        self,
+        sent: Mapping[str, int],
+        began: float,
+        patience: Patience,
+        limits: Mapping[int, Limit] | None,
+        overdue: dict[int, str] | None,
+    ) -> None:
+        """Note the requests, nodes by message id, whose replies aren't awaited any more."""
+        seconds = self._run.pace.now() - began
+        for name, node_id in sent.items():
+            if (index := self._asked.get(node_id)) is None:
+                continue
+            patience.missed(index, self._run.aggregations)
+            if limits is None or limits[index].seconds >= self._run.timeout:
+                continue  # the timeout is over, and with it the message's time to live
+            self._overdue[name] = _Overdue(index, node_id, began, patience)
+            if overdue is not None:
+                overdue[index] = f"no reply within {seconds:.3g} s: {limits[index].why}"
+
+    def _came_late(self, reply: Message) -> None:
+        """Note an overdue reply: what it took is usual for its client."""
+        task = self._overdue.pop(reply.metadata.reply_to_message_id)
+        if not reply.has_error():
+            task.patience.answered(task.client, self._run.pace.now() - task.sent, late=True)
+            self._late_bytes += messages.total_bytes(reply) if reply.has_content() else 0

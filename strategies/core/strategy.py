@@ -35,6 +35,7 @@ from strategies.flower import internals, messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import never
+from strategies.flower.grids import DEPLOYMENT, MEMORY, engine_of
 from strategies.timing.availability import ALWAYS, check_presence
 from strategies.timing.load import Loads
 from strategies.timing.scheduler import Scheduler
@@ -174,7 +175,7 @@ class FederatedStrategy(Strategy):
         corrects = self.capabilities.corrects_participation
         away = AbsentClients(run, self.accounts) if corrects and not by_graph else None
         self.population = Population(run, roster, self.safeguards, config.client_weights, graph, away)
-        self.pending = PendingReplies(run)
+        self.pending = PendingReplies(run, self._gives_up)
         compresses = config.compression != NONE
         compressed = CompressedUpdates(config.compression, config.seed, run) if compresses else None
         self.compressed = compressed
@@ -444,6 +445,12 @@ class FederatedStrategy(Strategy):
         """Drop what an earlier run left: a new one begins."""
         for part in self.parts():
             part.reset()
+
+    def _gives_up(self) -> bool:
+        """Return True if missing replies aren't awaited until the timeout: on devices, with safeguards."""
+        run = self.run
+        on_devices = run.grid is not None and engine_of(run.grid) in (DEPLOYMENT, MEMORY)
+        return run.own_loop and run.in_real_time() and on_devices and self.safeguards.active
 
     @contextmanager
     def _running(self, grid: Grid, timeout: float) -> Iterator[None]:

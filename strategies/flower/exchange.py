@@ -58,17 +58,21 @@ def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
 
 
 def looks(
-    grid: Grid, waiting: dict[str, int], timeout: float, stopped: Callable[[], bool] = never
+    grid: Grid,
+    waiting: dict[str, int],
+    timeout: float | Callable[[], float],
+    stopped: Callable[[], bool] = never,
 ) -> Iterator[list[tuple[int, Message]]]:
     """Poll for the replies to messages, by message id, until all have arrived or the timeout has passed.
 
-    Yield the replies of each poll, maybe none, as pairs of the value in ``waiting`` and the reply; the message is
+    A timeout that follows from the replies is a callable, which is asked at every poll. Yield the replies of each poll, maybe none, as pairs of the value in ``waiting`` and the reply; the message is
     then removed from ``waiting``. A second reply to a message is ignored. A caller may stop iterating at any time:
     every reply that was pulled has been yielded.
     """
     clock, expired = WallClock(), False
+    limit = timeout if callable(timeout) else lambda: timeout
     while waiting and not expired and not stopped():
-        expired = clock.now() >= timeout  # replies since the last poll still count
+        expired = clock.now() >= limit()  # replies since the last poll still count
         pulled = list(grid.pull_messages(list(waiting)))
         yield [
             (waiting.pop(name), reply)
@@ -77,7 +81,7 @@ def looks(
         ]
         if not pulled and not expired:
             wait = min(max(0.1 * clock.now(), SHORTEST_POLL), LONGEST_POLL)
-            clock.wait_until(min(clock.now() + wait, timeout))
+            clock.wait_until(min(clock.now() + wait, limit()))
 
 
 class Mail:

@@ -105,7 +105,7 @@ class WorkingGrid(Protocol):
         ...
 
 
-DEPLOYMENT, RAY = "deployment", "ray"
+DEPLOYMENT, RAY, MEMORY = "deployment", "ray", "memory"
 
 
 def engine_of(grid: Grid) -> str:

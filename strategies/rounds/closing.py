@@ -1,6 +1,6 @@
 """When a round closes, and which replies count in it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message
@@ -12,6 +12,7 @@ from strategies.clients.weights import Weights
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.core.wrapper import OuterLoop
+from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.rounds.round import Chosen, Round
 
@@ -99,13 +100,29 @@ class Closing(Protocol):
 
 
 class WaitForAll:
-    """Closes a round when all its participants have answered, or the timeout is over."""
+    """Closes a round when all its participants have answered, or the rest isn't awaited any more.
+
+    A reply is awaited until the timeout; on devices, with safeguards, by what clients usually take
+    (strategies/core/patience.py). What comes later is late, and dropped.
+
+    Parameters
+    ----------
+    suffices : callable
+        Returns True if a round can be drawn among some of the connected clients; otherwise all can be asked.
+    """
 
     early = False
     waits_for_late_work = False
 
-    def __init__(self, run: RunState, pending: PendingReplies, timeline: Timeline) -> None:
-        self._run, self._pending, self._timeline = run, pending, timeline
+    def __init__(
+        self,
+        run: RunState,
+        pending: PendingReplies,
+        timeline: Timeline,
+        suffices: Callable[[Sequence[Client]], bool] = bool,
+    ) -> None:
+        self._run, self._pending, self._timeline, self._suffices = run, pending, timeline, suffices
+        self._bytes: dict[int, int] = {}  # of the requests of a round in real time, by client index
 
     def begin(self) -> None:
         """Do nothing: nothing is late."""
@@ -123,12 +140,15 @@ class WaitForAll:
         """Do nothing: every loop waits for all replies."""
 
     def busy(self) -> list[int]:
-        """Return no client."""
-        return []
+        """Return the clients whose replies were no longer awaited, and haven't come."""
+        return self._pending.at_work()
 
     def free(self, grid: Grid) -> list[Client]:
-        """Return all clients."""
-        return self._run.clients
+        """Return the clients that aren't at work on earlier rounds; all, if no round can be drawn among these."""
+        if not self._run.pace.real_time:
+            return self._run.clients
+        free = self._pending.free(grid, messages.TRAIN)
+        return free if self._suffices(free) else self._run.clients
 
     def nobody(self, free: Sequence[Client]) -> Chosen | None:
         """Return None: participants are drawn in every round."""
@@ -139,20 +159,26 @@ class WaitForAll:
         return None
 
     def open(self, current: Round, config: ConfigRecord) -> None:
-        """Do nothing."""
+        """Forget the requests of the last round."""
+        self._bytes = {}
 
     def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Do nothing."""
+        """Note the bytes of a client's request."""
+        if self._run.pace.real_time:
+            self._bytes[client.index] = messages.total_bytes(request)
 
     def ready(self, current: Round) -> None:
         """Do nothing."""
 
     def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
-        """Send the requests, and return all replies, as they come."""
+        """Send the requests, and return the replies that are awaited, as they come."""
         current.begin(requests, self._timeline, self._run.pace)
         requests = current.to_work_on(requests)
         return self._pending.awaited(
-            grid, requests, lambda index: self._timeline.arrived(index, self._run.pace.now())
+            grid,
+            requests,
+            lambda index: self._timeline.arrived(index, self._run.pace.now()),
+            current.overdue,
         )
 
     def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
@@ -160,8 +186,17 @@ class WaitForAll:
         return replies
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
-        """Return no counts."""
-        return {}
+        """Return the counts of replies that weren't awaited any more: those are late, not failed."""
+        late, wasted = current.overdue.keys() & current.failures.keys(), self._pending.take_late_bytes()
+        if not late and not wasted:
+            return {}
+        wasted += sum(self._bytes.get(index, 0) for index in late)
+        return {
+            messages.LATE_UPDATES: len(late),
+            messages.DROPPED_UPDATES: len(late),
+            messages.FAILURES: len(current.failures) - len(late),
+            messages.BYTES_WASTED: wasted,
+        }
 
     def cut_off(self) -> bool:
         """Return True if the run is stopped."""
@@ -176,8 +211,11 @@ class WaitForAll:
         return expected
 
     def may_evaluate(self) -> list[Client]:
-        """Return all clients."""
-        return self._run.clients
+        """Return the clients that aren't at work on earlier rounds."""
+        run = self._run
+        if run.grid is None or not run.pace.real_time:
+            return run.clients
+        return self._pending.free(run.grid, messages.EVALUATE)
 
     def state(self) -> dict[str, Any]:
         """Return nothing."""

@@ -502,9 +502,11 @@ class EarlyClosing:
 
     def may_evaluate(self) -> list[Client]:
         """Return the connected clients; in real time without those at work, for which no evaluation waits."""
-        if not self._run.pace.real_time:
-            return self._run.clients
-        return [client for client in self._run.clients if client.index not in self.late_work.tasks]
+        run = self._run
+        if run.grid is None or not run.pace.real_time:
+            return run.clients
+        free = self._pending.free(run.grid, messages.EVALUATE)
+        return [client for client in free if client.index not in self.late_work.tasks]
 
     # ---- A run, and going on where an earlier one was ----------------------------------------------------------
 

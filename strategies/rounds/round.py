@@ -52,6 +52,8 @@ class Round:
         The contributions, where a hook needs all of them at once.
     failures : dict of int to str
         The reason why a client's work doesn't count, by client index.
+    overdue : dict of int to str
+        The reason why a client's reply isn't awaited any more before the timeout, by client index.
     outcomes : dict of int to str
         The outcome of each client's task, by client index: see strategies/clients/accounts.py.
     bounded : set of int
@@ -78,6 +80,7 @@ class Round:
     bytes_down: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
+    overdue: dict[int, str] = field(default_factory=dict)
     bytes_up: int = 0
     outcomes: dict[int, str] = field(default_factory=dict)
     bounded: set[int] = field(default_factory=set)
@@ -157,7 +160,7 @@ class Round:
     ) -> None:
         """Note why a client's work doesn't count, and its outcome: by default the fault that its reply shows."""
         lost = client.index in self.lost
-        self.failures[client.index] = GONE if lost else reason
+        self.failures[client.index] = GONE if lost else self.overdue.get(client.index, reason)
         self.outcomes[client.index] = messages.LOST if lost else outcome or messages.fault_of(reply)
         if reply is not None and messages.refused_by_mod(reply):
             self.by_mods.add(client.index)

@@ -73,6 +73,12 @@ class Selection:
         if drawn < rule.least:
             raise ValueError(f"{rule.text}: needs {rule.least} clients a round or more, {drawn} take part")
 
+    def suffices(self, clients: Sequence[Client]) -> bool:
+        """Return True if a round can be drawn among these of the connected clients."""
+        if self.scheme.scheme == "paired":  # its last client is in every round
+            return len(clients) == len(self._run.clients)
+        return any(self.scheme.may_draw(client.index) for client in clients)
+
     def lots(self, server_round: int) -> np.random.Generator:
         """Return the random generator of a round's draw."""
         return streams.generator(self._config.seed, "participants", server_round)

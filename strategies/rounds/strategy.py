@@ -79,7 +79,7 @@ class SynchronousStrategy(FederatedStrategy):
         if config.stragglers:
             check_stragglers(config)
         _check(name, self)
-        self.closing: Closing = WaitForAll(self.run, self.pending, self.timeline)
+        self.closing: Closing = WaitForAll(self.run, self.pending, self.timeline, self.selection.suffices)
         if config.round_deadline or config.over_select:
             self.closing = make_early_closing(
                 config,
@@ -480,7 +480,7 @@ class SynchronousStrategy(FederatedStrategy):
 
     def parts(self) -> list[Any]:
         """Return the parts that have a state: those of every strategy, and those of the round loop."""
-        return [*super().parts(), self.closing, self.aggregator]
+        return [*super().parts(), self.pending, self.closing, self.aggregator]
 
 
 def _check(name: str, strategy: SynchronousStrategy) -> None:

@@ -1,7 +1,9 @@
 """Rounds that close early on real SuperNodes, of which one is slow: nobody waits for it, and no work is lost."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -40,6 +42,26 @@ def test_a_device_that_hangs_is_late_once_and_not_asked_again(make_trial: MakeTr
     summary = trial.summary
     assert (summary["tasks-late"], summary["tasks-dropped"], summary["failures"]) == (1, 1, 0)
     assert summary["bytes-wasted"] > 0
+
+
+@pytest.mark.timeout(1800)
+def test_a_device_that_never_answers_costs_later_rounds_less_than_three_times_the_usual(
+    make_trial: MakeTrial,
+) -> None:
+    trial, rounds = make_trial({}, {}, {}, {}, {"fault": "hangs"}), 5
+    trial.begin({"num-server-rounds": rounds, "round-timeout": 3600.0})
+    trial.end(1500)
+    complete(trial, rounds)
+    lines = trial.metrics
+    assert [line["participants"] for line in lines[1:]] == [4] * rounds
+    assert [line["late-updates"] for line in lines[1:]][0] == 1
+    assert outcomes(trial.path, 4) == ["late"]
+    assert trial.summary["failures"] == 0
+    assert "left out client 4 (device-4, node " in trial.output
+    assert "a round waits 10 times as long as half of the clients took" in trial.output
+    rows = [row for row in read_tasks(trial.path).to_pylist() if row["outcome"] == "accepted"]
+    usual = median(row["ended"] - row["began"] for row in rows)
+    assert median(b["time"] - a["time"] for a, b in pairwise(lines[1:])) <= 3 * usual
 
 
 def test_late_work_of_a_device_counts_in_a_later_round(make_trial: MakeTrial, tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""How long a round on devices waits for a reply that doesn't come: by what this client, or the median one, usually takes.
+
+Let M be the time after which half of the clients that were asked have answered; who reports a failure isn't counted
+among them. Before, a round waits for everybody, because the network may be slow for all. Then it waits for client i
+
+    10 × M, at least 60 s      if i has never been asked before
+    2.5 × M, at least 5 s      if i hasn't answered the last time, and never before
+    2.5 × max(M, U_i), at least 5 s, with U_i the mean or the last time of i's replies, whichever is longer
+
+and never longer than the timeout. So one client that never answers costs a later round 2.5 M, and a client that is
+always slow is waited for as soon as its first reply is there, in time or late: what it takes is usual for it. A client
+that misses k rounds in a row isn't asked in the 2^(k−1) − 1 rounds after its last one, so that a device that answers
+ever later stretches ever fewer rounds, and an honest one still has its turn.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from strategies.timing.scheduler import SHORTEST_DEADLINE
+
+
+class Wait(NamedTuple):
+    """A round waits ``times`` as long as a client usually takes, and ``least`` seconds at least."""
+
+    times: float
+    least: float
+
+
+USUAL = Wait(
+    2.5, 5.0
+)  # three times M with what a round does beside; five seconds are two polls of a SuperNode
+FIRST = Wait(10.0, SHORTEST_DEADLINE)
+
+
+class Limit(NamedTuple):
+    """The seconds after which a client's reply isn't awaited any more, and the reason in words."""
+
+    seconds: float
+    why: str
+
+
+@dataclass
+class _Known:
+    """What is known of a client: its replies' total seconds, number and last time; its misses in a row, and its rest."""
+
+    seconds: float = 0.0
+    answers: int = 0
+    latest: float = 0.0
+    misses: int = 0
+    rests_until: int = 0
+
+    @property
+    def usual(self) -> float:
+        return max(self.seconds / self.answers, self.latest) if self.answers else 0.0
+
+
+class Patience:
+    """The usual times of clients for one kind of request, and how long a round waits for each."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def answered(self, client: int, seconds: float, *, late: bool = False) -> None:
+        """Note that a client's reply took so many seconds; ``late``: its round was over."""
+        known = self._known.setdefault(client, _Known())
+        known.seconds, known.answers, known.latest = known.seconds + seconds, known.answers + 1, seconds
+        if not late:
+            known.misses = known.rests_until = 0
+
+    def missed(self, client: int, number: int) -> None:
+        """Note that a client's reply wasn't there when round ``number`` closed."""
+        known = self._known.setdefault(client, _Known())
+        known.misses += 1
+        known.rests_until = number + 2 ** min(known.misses - 1, 30)
+
+    def rests(self, client: int, number: int) -> bool:
+        """Return True if a client isn't to be asked in round ``number``, because it missed several in a row."""
+        return client in self._known and number < self._known[client].rests_until
+
+    def limits(self, took: Mapping[int, float], missing: Collection[int]) -> dict[int, Limit] | None:
+        """Return how long each missing reply is awaited; None: as long as it takes.
+
+        Parameters
+        ----------
+        took : mapping of int to float
+            Seconds after which each client has answered in this round, by its index.
+        missing : collection of int
+            The clients that haven't answered.
+        """
+        if len(took) < max(len(missing), 1):
+            return None
+        half = sorted(took.values())[-(-(len(took) + len(missing)) // 2) - 1]
+        return {client: self._limit(self._known.get(client, _Known()), half) for client in missing}
+
+    @staticmethod
+    def _limit(known: _Known, half: float) -> Limit:
+        wait = USUAL if known.answers or known.misses else FIRST
+        usual = max(half, known.usual)
+        whose = "it usually takes" if known.usual > half else "half of the clients took"
+        least = f", and at least {wait.least:g} s" if wait.least >= wait.times * usual else ""
+        return Limit(
+            max(wait.times * usual, wait.least),
+            f"a round waits {wait.times:g} times as long as {whose}{least}",
+        )
+
+    # ---- Saved and restored --------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Return the usual times under a name; nothing where none is known."""
+        rows = [(client, *astuple(known)) for client, known in sorted(self._known.items())]
+        return {name: np.array(rows, dtype=np.float64)} if rows else {}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], name: str) -> "Patience":
+        """Return the usual times of a state."""
+        patience = cls()
+        for client, seconds, answers, latest, misses, rests_until in np.array(state.get(name, ())).tolist():
+            patience._known[int(client)] = _Known(
+                seconds, int(answers), latest, int(misses), int(rests_until)
+            )
+        return patience
