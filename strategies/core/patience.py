@@ -1,14 +1,14 @@
-"""How long a round on devices waits for a reply that doesn't come: by what this client, or the median one, usually takes.
+"""How long a round on devices waits for a reply that doesn't come: by what its client, or the median one, takes.
 
 Let M be the time after which half of the clients that were asked have answered; who reports a failure isn't counted
 among them. Before, a round waits for everybody, because the network may be slow for all. Then it waits for client i
 
     10 × M, at least 60 s      if i has never been asked before
-    2.5 × M, at least 5 s      if i hasn't answered the last time, and never before
+    2.5 × M, at least 5 s      if i has been asked before, and has never answered
     2.5 × max(M, U_i), at least 5 s, with U_i the mean or the last time of i's replies, whichever is longer
 
 and never longer than the timeout. So one client that never answers costs a later round 2.5 M, and a client that is
-always slow is waited for as soon as its first reply is there, in time or late: what it takes is usual for it. A client
+always slow is waited for as soon as its first reply is there, in time or late: what it takes is usual for it. One
 that misses k rounds in a row isn't asked in the 2^(k−1) − 1 rounds after its last one, so that a device that answers
 ever later stretches ever fewer rounds, and an honest one still has its turn.
 """
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
 
 @dataclass
 class _Known:
-    """What is known of a client: its replies' total seconds, number and last time; its misses in a row, and its rest."""
+    """What is known of a client: its replies' total seconds, number and last time; its misses in a row, its rest."""
 
     seconds: float = 0.0
     answers: int = 0

@@ -65,7 +65,8 @@ def looks(
 ) -> Iterator[list[tuple[int, Message]]]:
     """Poll for the replies to messages, by message id, until all have arrived or the timeout has passed.
 
-    A timeout that follows from the replies is a callable, which is asked at every poll. Yield the replies of each poll, maybe none, as pairs of the value in ``waiting`` and the reply; the message is
+    A timeout that follows from the replies is a callable, which is asked at every poll.
+    Yield the replies of each poll, maybe none, as pairs of the value in ``waiting`` and the reply; the message is
     then removed from ``waiting``. A second reply to a message is ignored. A caller may stop iterating at any time:
     every reply that was pulled has been yielded.
     """

@@ -1,4 +1,4 @@
-"""How long a round waits for a reply, alone and by hand: M is the time after which half of those asked have answered."""
+"""How long a round waits for a reply, alone and by hand: M is the time after which half of the clients answered."""
 
 import pytest
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ def go(federation: Make, model: Make, train_config: Make) -> Make:
         strategy.start(
             grid, model(0.1), num_rounds=rounds, timeout=timeout, train_config=train_config(1, 0.1)
         )
-        strategy.seconds = [b.time - a.time for a, b in zip(reports, reports[1:], strict=False)]
+        strategy.seconds = [b.time - a.time for a, b in pairwise(reports)]
         strategy.asked = [sorted(grid.asked(messages.TRAIN, number)) for number in range(1, rounds + 1)]
         strategy.told = lambda name: [report.metrics.get(name, 0) for report in reports[1:]]
         return strategy, grid
@@ -138,7 +139,7 @@ def test_an_evaluation_does_not_wait_for_ever_either(go: Make, caplog: pytest.Lo
         grid.lose(4, category="evaluate")
 
     with caplog.at_level(logging.WARNING):
-        strategy, grid = go(USUAL, evaluates=True, after=lose)
+        strategy, _ = go(USUAL, evaluates=True, after=lose)
     assert "1 of 5 haven't answered in time" in caplog.text
     assert strategy.seconds == pytest.approx([114, 21, 21, 21], abs=1.0)
     assert strategy.asked == [FIVE, FOUR, FOUR, FOUR]  # it is at work on the evaluation
