@@ -175,7 +175,7 @@ class FederatedStrategy(Strategy):
         corrects = self.capabilities.corrects_participation
         away = AbsentClients(run, self.accounts) if corrects and not by_graph else None
         self.population = Population(run, roster, self.safeguards, config.client_weights, graph, away)
-        self.pending = PendingReplies(run, self._gives_up)
+        self.pending = PendingReplies(run, partial(_gives_up, run, self.safeguards))
         compresses = config.compression != NONE
         compressed = CompressedUpdates(config.compression, config.seed, run) if compresses else None
         self.compressed = compressed
@@ -446,12 +446,6 @@ class FederatedStrategy(Strategy):
         for part in self.parts():
             part.reset()
 
-    def _gives_up(self) -> bool:
-        """Return True if missing replies aren't awaited until the timeout: on devices, with safeguards."""
-        run = self.run
-        on_devices = run.grid is not None and engine_of(run.grid) in (DEPLOYMENT, MEMORY)
-        return run.own_loop and run.in_real_time() and on_devices and self.safeguards.active
-
     @contextmanager
     def _running(self, grid: Grid, timeout: float) -> Iterator[None]:
         """Run this object's own loop, not one around it such as that of Flower's wrappers."""
@@ -482,6 +476,12 @@ class FederatedStrategy(Strategy):
 
 def _new_optimizer(run: RunState) -> ServerOptimizer:
     return run.config.new_optimizer()
+
+
+def _gives_up(run: RunState, safeguards: Safeguards) -> bool:
+    """Return True if missing replies aren't awaited until the timeout: on devices, with safeguards."""
+    on_devices = run.grid is not None and engine_of(run.grid) in (DEPLOYMENT, MEMORY)
+    return run.own_loop and run.in_real_time() and on_devices and safeguards.active
 
 
 def _pace(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
