@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedapp.api.results import ComparedRuns, RunResult, SweepResult
-from fedapp.api.values import as_value, as_values, in_python_names, load_config
+from fedapp.api.values import as_value, as_values, in_python_names, is_divided, load_config
 from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
@@ -71,6 +71,8 @@ def run(
         If the run fails, diverges or is interrupted; its folder stays, and the message names it.
     """
     config = load_config(keys)
+    if num_clients is None and is_divided(keys.get("dataset")):
+        num_clients = len(keys["dataset"])
     if engine == AUTO:
         engine = VECTORIZED if way else config.engine  # auto, but for a run that is resumed
     made: list[RunDirectory] = []

@@ -3,7 +3,8 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 from uuid import uuid4
 
@@ -63,11 +64,43 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
         pair = given if isinstance(given, tuple) and len(given) == 2 else (given,)
         if key == "dataset" and all(map(is_hugging_face_form, pair)):
             values[key] = register(_returning(given))
+        elif key == "dataset" and is_divided(given):
+            values |= {"partitioner": "natural"} | _file_of_arrays(_joined(given), keys)
+        elif key == "dataset" and hasattr(given, "to_parquet"):
+            values |= _file_of_table(given, keys)
         elif key == "dataset" and not isinstance(given, str) and not callable(given):
             values |= _file_of_arrays(given, keys)
         else:
             values[key] = as_value(key, given)
+    if is_divided(keys.get("dataset")) and "partitioner" in keys:
+        values["partitioner"] = as_value("partitioner", keys["partitioner"])
     return values
+
+
+def is_divided(given: object) -> bool:
+    """Tell whether data are a list with a pair (x, y) for each client."""
+    return (
+        isinstance(given, list)
+        and bool(given)
+        and all(isinstance(each, tuple) and len(each) == 2 for each in given)
+    )
+
+
+def _joined(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return clients' rows as one, with the client of each row as its natural client."""
+    arrays = [[_array(name, value) for name, value in zip(_PAIR, pair, strict=True)] for pair in pairs]
+    for client, (x, y) in enumerate(arrays):
+        if x.shape[:1] != y.shape[:1] or x.shape[1:] != arrays[0][0].shape[1:]:
+            raise ConfigError(
+                f"dataset: client {client} has inputs {x.shape} and labels {y.shape}; as many rows of both are "
+                f"needed, and inputs like those of client 0, {arrays[0][0].shape}"
+            )
+    x, y = (np.concatenate(each) for each in zip(*arrays, strict=True))
+    return {
+        "x_train": x,
+        "y_train": y,
+        "group_train": np.repeat(np.arange(len(pairs)), [len(y) for _, y in arrays]),
+    }
 
 
 def as_value(key: str, given: Any) -> Value:
@@ -124,10 +157,31 @@ def _returning(given: Any) -> Callable[[], Any]:
     return dataset
 
 
+def _file_of_table(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
+    """Save a DataFrame in the cache, in a file named by its digest, so that other processes find it."""
+    _refuse_path(keys)
+    try:
+        content = BytesIO()
+        given.to_parquet(content, index=False)
+    except (ValueError, TypeError, OverflowError) as error:  # those of Arrow are ValueErrors, too
+        raise ConfigError(f"dataset: the table has a column that no file holds ({error})") from None
+    path = handed_over_dir() / f"{hashlib.sha256(content.getbuffer()).hexdigest()[:20]}.parquet"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{uuid4().hex}.parquet")
+        temporary.write_bytes(content.getbuffer())
+        temporary.replace(path)
+    return {"dataset": "files", "data-path": str(path)}
+
+
+def _refuse_path(keys: Mapping[str, Any]) -> None:
+    if "data_path" in keys or "data-path" in keys:
+        raise ConfigError("data-path: isn't read where dataset is arrays or a table")
+
+
 def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     """Save arrays in the cache, in a file named by their digest, so that other processes find them."""
-    if "data_path" in keys or "data-path" in keys:
-        raise ConfigError("data-path: isn't read where dataset is arrays")
+    _refuse_path(keys)
     path = handed_over_dir() / f"{_digest(arrays := _arrays(given))}.npz"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +204,9 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
         named = dict(zip(_ARRAYS, given, strict=False))
     else:
         raise ConfigError(
-            f"dataset: is a {type(given).__name__}; must be a name, (x, y), (x, y, x_test, y_test), a mapping with "
-            f"{' and '.join(_PAIR)}, a torch Dataset, a Dataset or DatasetDict of Hugging Face, or a function that "
-            "returns one of these"
+            f"dataset: is a {type(given).__name__}; must be a name, (x, y), (x, y, x_test, y_test), a "
+            f"list with (x, y) of each client, a mapping with {' and '.join(_PAIR)}, a DataFrame, a torch Dataset, a "
+            "Dataset or DatasetDict of Hugging Face, or a function that returns one of these"
         )
     return {name: _array(name, value) for name, value in named.items()}
 
@@ -160,6 +214,8 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
 def _array(name: str, value: Any) -> np.ndarray:
     """Return an array, or a tensor or a table's column as one; float64 as float32, in which models are trained."""
     try:
+        if hasattr(value, "toarray"):  # sparse rows, of scipy
+            value = value.toarray()
         found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"dataset: {name} is no array ({error})") from None

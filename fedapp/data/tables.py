@@ -142,7 +142,10 @@ def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> IntAr
 def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray") -> Array:
     _check_filled(path, name, column.null_count)
     if not _holds_numbers(column):
-        raise path_error(path, f"column {name!r} has type {column.type}; numbers are needed")
+        raise path_error(
+            path,
+            f"column {name!r} has type {column.type}; numbers are needed (pandas.get_dummies makes numbers of names)",
+        )
     with np.errstate(over="ignore"):
         values: Array = column.to_numpy().astype(np.float32)
     if not np.isfinite(values).all():
@@ -196,4 +199,6 @@ def _names(column: "pyarrow.ChunkedArray") -> Any:
 def _check_filled(path: Path, name: str, empty: int) -> None:
     """Refuse cells without a value."""
     if empty:
-        raise path_error(path, f"column {name!r} has {empty} empty cells; all must be filled")
+        raise path_error(
+            path, f"column {name!r} has {empty} empty cells; all must be filled (pandas: fillna, or dropna)"
+        )

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from sklearn.datasets import load_digits
 
 import fedapp
@@ -95,6 +96,39 @@ def test_natural_clients_may_be_a_column_of_texts(tmp_path):
         offsets, rows = division["client_offsets"], division["client_indices"]
     parity = [set(rows[begin:end] % 2) for begin, end in pairwise(offsets)]
     assert sorted(map(sorted, parity)) == [[0], [1]]
+
+
+def test_a_table_of_pandas_is_a_dataset(digits, tmp_path):
+    x, y = digits
+    table = pd.DataFrame(x[:300], columns=[f"pixel {number}" for number in range(64)]).assign(digit=y[:300])
+    keys = {**SMALL, "results_dir": tmp_path}
+    made = fedapp.run(**keys, dataset=table, label_column="digit")
+    assert made.config.dataset == "files"
+    like = fedapp.run(**keys, dataset=(x[:300].astype(np.float32), y[:300]))
+    assert made.summary["loss"] == pytest.approx(like.summary["loss"], rel=1e-6)
+    table.iloc[0, 0] = None
+    with pytest.raises(DataError, match=r"'pixel 0' has 1 empty cells; .* \(pandas: fillna, or dropna\)"):
+        fedapp.run(**keys, dataset=table, label_column="digit")
+    table["pixel 0"] = "dark"
+    with pytest.raises(DataError, match=r"'pixel 0' has type .*string; .* \(pandas.get_dummies makes"):
+        fedapp.run(**keys, dataset=table, label_column="digit")
+
+
+def test_the_division_of_a_list_is_taken(digits, tmp_path):
+    """Three clients with 40, 50 and 60 rows, sparse ones: a fifth of all rows tests, as many of each as are drawn."""
+    x, y = digits
+    ends = [(0, 40), (40, 90), (90, 150)]
+    parts = [(csr_matrix(x[first:last]), y[first:last]) for first, last in ends]
+    keys = {key: value for key, value in SMALL.items() if key != "num_clients"}
+    made = fedapp.run(**keys, dataset=parts, test_on="own", test_fraction=0.2, results_dir=tmp_path)
+    assert made.num_clients == 3
+    arrays = np.load(made.path / "partition.npz")
+    rows = np.split(arrays["client_indices"], arrays["client_offsets"][1:-1])
+    held = np.split(arrays["test_indices"], arrays["test_offsets"][1:-1])
+    for own, tested, (first, last) in zip(rows, held, ends, strict=True):
+        assert sorted([*own, *tested]) == list(range(first, last))
+    with pytest.raises(ConfigError, match=r"^dataset: client 1 has inputs \(3, 2\) and labels \(4,\)"):
+        fedapp.run(**keys, dataset=[(np.zeros((3, 2)), [0, 1, 0]), (np.zeros((3, 2)), [0, 1, 0, 1])])
 
 
 def test_runs_on_two_datasets_are_two_lines_and_not_two_seeds(digits, tmp_path):
