@@ -7,7 +7,7 @@ it ended, and which machine made it.
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,11 @@ def _processor() -> str:
 class Summary(Observer):
     """Writes the summary with every evaluation and at the end.
 
+    Parameters
+    ----------
+    unstable : callable
+        Returns the warning of the stability monitor; "" if there was none.
+
     Attributes
     ----------
     content : dict
@@ -198,9 +203,15 @@ class Summary(Observer):
     """
 
     def __init__(
-        self, experiment: Experiment, engine: str, directory: RunDirectory, watch: WallClock
+        self,
+        experiment: Experiment,
+        engine: str,
+        directory: RunDirectory,
+        watch: WallClock,
+        unstable: Callable[[], str],
     ) -> None:
         self.experiment = experiment
+        self.unstable = unstable
         self.engine = engine
         self.directory = directory
         self.watch = watch
@@ -245,6 +256,7 @@ class Summary(Observer):
             "engine": self.engine,
             "num-clients": self.experiment.num_clients,
             "unread-keys": self.unread,
+            **({"unstable": warning} if (warning := self.unstable()) else {}),
             "wall-seconds": self.watch.now(),
             **({} if status == RUNNING else {"date": date.today().isoformat(), "machine": machine()}),
             "aggregations": self._last.get("aggregation", 0),

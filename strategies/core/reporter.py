@@ -72,6 +72,8 @@ class Reporter:
         ``round`` or ``aggregation``. Every round is logged, and an aggregation at most once a second.
     bytes_kept : callable
         Returns the bytes that the method keeps of its clients.
+    evaluated : callable
+        Told the global model's loss at every evaluation that has one: the federated loss where that is known.
 
     Attributes
     ----------
@@ -89,10 +91,12 @@ class Reporter:
         unit: str,
         bytes_kept: Callable[[], int],
         observer: Observer | None = None,
+        *,
+        evaluated: Callable[[float], None],
     ) -> None:
         self._run, self._accounts, self._roster = run, accounts, roster
         self._unit, self._bytes_kept = unit, bytes_kept
-        self.observer = observer
+        self.observer, self._evaluated = observer, evaluated
         self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
 
@@ -134,6 +138,8 @@ class Reporter:
             known = shares() if aggregation and self.observer is not None else {}
             clients = self._of_clients(known, collected)
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
+        if shares is not None and (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
+            self._evaluated(float(loss))
         if self.observer is None:
             self._log_line(aggregation, scalars)
         else:

@@ -31,6 +31,7 @@ from strategies.core.reporter import Observer, Reporter
 from strategies.core.requests import PendingReplies, TrainingRequests
 from strategies.core.run_state import Memory, RunState, State
 from strategies.core.server_step import ServerStep, check_extrapolation
+from strategies.core.stability import StabilityMonitor, keys_that_help
 from strategies.flower import internals, messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.errors import RunError
@@ -90,6 +91,8 @@ class FederatedStrategy(Strategy):
         The messages to clients, and how a reply becomes a contribution.
     server_step : ServerStep
         The server optimizer's step.
+    stability : StabilityMonitor
+        Whether the model swings or grows.
     evaluator, reporter : Evaluator, Reporter
         The evaluation on clients, and what a run reports.
     compressed : CompressedUpdates, optional
@@ -198,11 +201,14 @@ class FederatedStrategy(Strategy):
             witness=witness,
         )
         self.server_step = ServerStep(run, partial(_new_optimizer, run), config.server_lr, self.own_lr)
+        self.stability = StabilityMonitor(partial(keys_that_help, config, has_rounds=self.has_rounds))
         self.evaluator = Evaluator(
             run, self.population, self.pending, config.seed, self.evaluation_rule, self.personal_model
         )
         unit = "round" if self.has_rounds else "aggregation"
-        self.reporter = Reporter(run, self.accounts, roster, unit, self.bytes_kept, observer)
+        self.reporter = Reporter(
+            run, self.accounts, roster, unit, self.bytes_kept, observer, evaluated=self.stability.evaluated
+        )
 
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
 
@@ -409,7 +415,14 @@ class FederatedStrategy(Strategy):
 
     def parts(self) -> list[Any]:
         """Return the parts whose states make up a checkpoint: each has ``state``, ``restore`` and ``reset``."""
-        found = [self.run, self.server_step, self.safeguards, self.population.roster, self.accounts]
+        found = [
+            self.run,
+            self.server_step,
+            self.stability,
+            self.safeguards,
+            self.population.roster,
+            self.accounts,
+        ]
         return [*found, *filter(None, (self.graph, self.population.away, self.compressed))]
 
     def state(self) -> State:

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+import fedapp
 from fedapp.config import RunConfig
 from fedapp.report.client_tables import by_evaluation, last_clients
 from fedapp.report.files import GONE, read_summary, this_process
 from fedapp.server import prepare, run
 from fedapp.server.journal import machine
 from fedapp.server.run_directory import RunDirectory
+from strategies import DivergedError
 from tests.fedapp.server.conftest import Devices
 from tests.runs import summary_of
 
@@ -175,3 +177,19 @@ def test_of_a_gpu_that_only_clients_may_have_used_no_more_is_said(
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: used)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "NVIDIA H200")
     assert machine().endswith(f" cores, {named}")
+
+
+@pytest.mark.parametrize(("server_lr", "unstable"), [(1.0, True), (0.0, False)])
+def test_a_run_whose_model_swings_says_so_beside_its_status(
+    server_lr: float, unstable: bool, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {"model": "logistic", "l2": 1.0, "lr": 0.3, "local_epochs": 0, "local_steps": 2}
+    keys |= {"strategy": "fedfix", "fedfix_interval": 0.05, "server_lr": server_lr, "eval_every": 1000}
+    keys |= {"results_dir": str(tmp_path), "run_name": "swings", "figures": False, "checkpoint_every": 0}
+    try:
+        fedapp.run(num_clients=5, num_server_rounds=200, quiet=True, **keys)
+    except DivergedError:
+        assert unstable
+    summary = json.loads((tmp_path / "swings" / "summary.json").read_text())
+    assert ("unstable" in summary) == unstable
+    assert not unstable or "what helps is a smaller lr or a smaller server_lr than 1" in summary["unstable"]

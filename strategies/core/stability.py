@@ -1,0 +1,159 @@
+"""The stability monitor: one warning when the model swings or grows instead of learning.
+
+Steps that are too large for the staleness of updates, or for the loss, show in the model before they show in a number
+that isn't finite. The monitor looks at the model's movement s_k over the k-th *sweep*, as many contributions as there
+are clients (a round), and, where the loss is known, at the loss:
+
+    grows     the median length of the last 3 movements is 8 times that of the first 3
+    swings    the last 8 movements turn back, cos(s_k, s_{k−1}) or cos(s_k, s_{k−2}) below −1/2 in most, don't get
+              shorter, and each is at least a quarter as long as the way from the initial model
+    loss      of the last 8 evaluations the loss rose in 3 or more by half of all that had been learnt; or it was
+              above 1.5 times the first loss in the last 3
+
+Noise at a plateau does none of it: its movements turn back, too, but are short beside the way that the model has
+come. Lengths are measured on at most 4096 entries of the model, evenly spread.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.core.config import StrategyConfig
+
+log = logging.getLogger("flwr.strategies")
+
+ENTRIES = 4096  # of the model, at most
+WINDOW, SHORT = 8, 3  # movements, and evaluations
+GROWTH, TURN, WAY = 8.0, -0.5, 0.25
+LOST, ABOVE, LEARNT = 0.5, 1.5, 0.1
+
+
+def keys_that_help(config: StrategyConfig, *, has_rounds: bool) -> str:
+    """Return the keys of a config by which the model moves less, in words."""
+    keys = ["a smaller lr"]
+    if config.server_lr:
+        keys.append(
+            f"a smaller server_lr than {config.server_lr:g}"
+            + ("" if has_rounds else " (0: the method's own)")
+        )
+    if hasattr(config, "buffer_size"):
+        keys.append("a larger buffer_size")
+    return f"what helps is {' or '.join(keys)}"
+
+
+class StabilityMonitor:
+    """Watches the model and the loss of a run.
+
+    Parameters
+    ----------
+    cure : callable
+        Returns the keys that help, in words.
+
+    Attributes
+    ----------
+    warning : str
+        What was logged; "" as long as the run is stable.
+    """
+
+    def __init__(self, cure: Callable[[], str]) -> None:
+        self._cure = cure
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self.warning = ""
+        self._first: NDArray[np.float64] | None = None  # the initial model, and the one of the last sweep
+        self._last: NDArray[np.float64] | None = None
+        self._part = 0.0  # of the sweep under way
+        self._moves: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
+        self._lengths: list[float] = []  # the last 3
+        self._at_first = 0.0  # the median of the first 3
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._first_loss = self._best_loss = math.nan
+
+    def state(self) -> dict[str, Any]:
+        """Return the warning; {} if there is none. A run that goes on is watched anew."""
+        return {"unstable": self.warning} if self.warning else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the warning, so that it isn't given twice."""
+        self.reset()
+        self.warning = str(state.get("unstable", ""))
+
+    def moved(self, model: NDArray[Any], part: float) -> None:
+        """Take note of a global model (D,) after an aggregation.
+
+        Parameters
+        ----------
+        part : float
+            The aggregation's part of a sweep: its contributions over the number of clients, 1 for a round.
+        """
+        if self.warning:
+            return
+        some = np.array(model[:: max(-(-len(model) // ENTRIES), 1)], dtype=np.float64)
+        if self._first is None or self._last is None:
+            self._first = self._last = some
+            return
+        self._part += part
+        if self._part < 1 - 1e-9:
+            return
+        self._part = 0.0
+        move, self._last = some - self._last, some
+        length, way = float(np.linalg.norm(move)), float(np.linalg.norm(some - self._first))
+        if length == 0:
+            return
+        self._moves.append(move)
+        self._lengths = [*self._lengths[1 - SHORT :], length]
+        if len(self._lengths) == SHORT:
+            usual = float(np.median(self._lengths))
+            self._at_first = self._at_first or usual
+            if usual > GROWTH * self._at_first:
+                self._warn(
+                    f"the model's movement has grown to {usual / self._at_first:.0f} times what it was at first"
+                )
+        if len(self._moves) == WINDOW and self._swings(way):
+            self._warn("the model swings: its movements turn back and don't get shorter")
+
+    def _swings(self, way: float) -> bool:
+        lengths = [float(np.linalg.norm(move)) for move in self._moves]
+        if min(lengths) < WAY * way or min(lengths) == 0 or sum(lengths[4:]) < 0.9 * sum(lengths[:4]):
+            return False
+        units = [move / length for move, length in zip(self._moves, lengths, strict=True)]
+        turns = [
+            float(min(units[k] @ units[k - 1], units[k] @ units[k - 2])) < TURN for k in range(2, WINDOW)
+        ]
+        return sum(turns) > len(turns) / 2
+
+    def evaluated(self, loss: float) -> None:
+        """Take note of the global model's loss at an evaluation."""
+        if self.warning:
+            return
+        self._losses.append(loss)
+        if math.isnan(self._first_loss):
+            self._first_loss = self._best_loss = loss
+            return
+        recent = list(self._losses)[-SHORT:]
+        if (
+            self._first_loss > 0
+            and len(recent) == SHORT
+            and all(not each <= ABOVE * self._first_loss for each in recent)
+        ):
+            self._warn(f"the loss has come to {loss:.4g} from {self._first_loss:.4g}")
+        self._best_loss = min(self._best_loss, loss)
+        learnt = self._first_loss - self._best_loss
+        if learnt > LEARNT * abs(self._first_loss):
+            losses = list(self._losses)
+            rises = [after - before > LOST * learnt for before, after in pairwise(losses)]
+            if sum(rises) >= SHORT:
+                self._warn("the loss swings by more than half of what the model had learnt")
+
+    def _warn(self, what: str) -> None:
+        if not self.warning:
+            self.warning = f"{what}: the steps are too large; {self._cure()}"
+            log.warning("%s", self.warning)

@@ -1,0 +1,131 @@
+"""The stability monitor alone, on sequences of models and of losses made by hand; and one run that diverges."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies import FedBuff, FedFix
+from strategies.core.config import AsynchronousConfig, SynchronousConfig
+from strategies.core.stability import ENTRIES, StabilityMonitor, keys_that_help
+from strategies.flower.errors import DivergedError
+
+Make = Callable[..., Any]
+RNG = np.random.default_rng(0)
+START, END, ACROSS = RNG.normal(size=(3, 50))
+
+
+def told(models: Iterable[np.ndarray], losses: Iterable[float] = (), part: float = 1.0) -> str:
+    monitor = StabilityMonitor(lambda: "try less")
+    for model in models:
+        monitor.moved(model, part)
+    for loss in losses:
+        monitor.evaluated(loss)
+    return monitor.warning
+
+
+def converging(number: int = 60) -> list[np.ndarray]:
+    return [END + 0.8**k * (START - END) for k in range(number)]
+
+
+def noise(number: int, size: float) -> list[np.ndarray]:
+    return [END + size * RNG.normal(size=50) for _ in range(number)]
+
+
+STABLE = {
+    "straight to the end": converging(),
+    "to the end, where rounding is all that moves": converging(400),
+    "noise at a plateau": converging(20) + noise(60, 0.1),
+    "a short swing that dies out": [END + (-0.9) ** k * (START - END) for k in range(60)],
+    "along a valley": [np.sqrt(k) * END + 0.1 * (-1) ** k * ACROSS for k in range(100)],
+    "a random walk": list(np.cumsum(RNG.normal(size=(80, 50)), axis=0)),
+    "at rest, and then on": [START] * 10 + converging(),
+}
+UNSTABLE = {
+    "grows on one side": [START + 1.3**k * END for k in range(30)],
+    "grows from side to side": [END + (-1.2) ** k * START for k in range(30)],
+    "grows slowly, in a wave": [1.1**k * np.cos(k * 1.2) * END for k in range(60)],
+    "swings": [END + (-1) ** k * START for k in range(30)],
+    "swings in a wave": [np.cos(k * np.pi / 2) * END + 1e-3 * ACROSS * k for k in range(30)],
+}
+
+
+@pytest.mark.parametrize("models", STABLE.values(), ids=STABLE)
+def test_a_model_that_learns_or_rests_is_stable(models: list[np.ndarray]) -> None:
+    assert told(models) == ""
+
+
+@pytest.mark.parametrize("models", UNSTABLE.values(), ids=UNSTABLE)
+def test_one_that_swings_or_grows_is_said_to_once(
+    models: list[np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "flwr.strategies"):
+        warning = told(models)
+    assert warning.endswith("the steps are too large; try less")
+    assert [record.getMessage() for record in caplog.records] == [warning]
+    # Between two of these models others come that count a quarter of a sweep each.
+    assert told((model for model in models for _ in range(4)), part=0.25) == warning
+
+
+def test_a_large_model_is_looked_at_in_part() -> None:
+    large = [np.resize(model, 3 * ENTRIES + 1) for model in UNSTABLE["swings"]]
+    assert "swings" in told(large)
+
+
+LEARNS = [2.3, 1.9, 1.2, 0.8, 0.6, 0.5, 0.45, 0.4, 0.4, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("losses", "warns"),
+    [
+        (LEARNS, False),
+        ([*LEARNS, 0.6, 0.4, 0.7, 0.4, 0.6, 0.4], False),  # noise at a plateau
+        ([*LEARNS, 0.5, 0.7, 1.0, 1.5, 2.0, 2.2], False),  # overfits
+        ([*LEARNS, 2.0], False),  # once
+        ([*LEARNS, 2.0, 0.5, 1.9, 0.5, 2.1], True),
+        ([2.3, 2.31, 2.3, 2.32, 2.29, 2.33, 2.3], False),  # nothing is learnt
+        ([2.3, 3.0, 4.0, 9.0, 20.0], True),
+        ([2.3, 1.5, float("inf"), float("nan"), float("inf")], True),
+        ([-1.0, -2.0, -3.0], False),
+    ],
+)
+def test_losses(losses: list[float], warns: bool) -> None:
+    assert bool(told([], losses)) == warns
+
+
+def test_it_names_the_keys_that_the_strategy_has() -> None:
+    assert keys_that_help(SynchronousConfig(), has_rounds=True) == "what helps is a smaller lr"
+    assert keys_that_help(SynchronousConfig(server_lr=2.0), has_rounds=True) == (
+        "what helps is a smaller lr or a smaller server_lr than 2"
+    )
+    assert keys_that_help(FedBuff.Config(server_lr=1.0), has_rounds=False) == (
+        "what helps is a smaller lr or a smaller server_lr than 1 (0: the method's own) or a larger buffer_size"
+    )
+    assert "server_lr" not in keys_that_help(AsynchronousConfig(), has_rounds=False)
+
+
+@pytest.mark.parametrize(("server_lr", "warns"), [(1.0, True), (0.0, False)])
+def test_fedfix_with_the_papers_step_is_said_to_diverge(
+    server_lr: float,
+    warns: bool,
+    federation: Make,
+    model: Make,
+    train_config: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = FedFix(fedfix_interval=0.05, server_lr=server_lr, fraction_evaluate=0.0)
+    rest = {"num_rounds": 200, "train_config": train_config(1, 0.9)}
+    if warns:
+        with pytest.raises(DivergedError):
+            strategy.start(federation([3.0] * 3, [1] * 3), model(1.0), **rest)
+    else:
+        strategy.start(federation([3.0] * 3, [1] * 3), model(1.0), **rest)
+    assert ("server_lr than 1 (0: the method's own)" in strategy.stability.warning) == warns
+    assert caplog.text.count("the steps are too large; what helps") == warns
+    state = strategy.stability.state()
+    assert bool(state) == warns
+    strategy.stability.reset()
+    strategy.stability.restore(state)
+    assert bool(strategy.stability.warning) == warns
