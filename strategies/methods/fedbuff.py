@@ -19,6 +19,7 @@ one contribution of every client together then moves the model as far as a round
 synchronous FedAvg, and the step is 1.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +32,8 @@ from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.staleness import discount_of, discount_parameter
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Outlook, Schedule, Times
+
+log = logging.getLogger("flwr.strategies")
 
 # Number of aggregations that are simulated; longer runs use their shares, too.
 HORIZON = 20_000
@@ -118,6 +121,16 @@ class FedBuff(Buffered):
 
     Config: ClassVar[type[StrategyConfig]] = FedBuffConfig
     config: FedBuffConfig
+
+    def check(self, num_clients: int) -> None:
+        """Refuse a buffer that would never fill, and log where FedBuff is FedAvg."""
+        super().check(num_clients)
+        if self.config.buffer_size == num_clients > 1:
+            log.info(
+                "buffer_size = %d is the number of clients: every model waits for all of them, and no work is stale, "
+                "as in FedAvg",
+                num_clients,
+            )
 
     @property
     def discounts(self) -> bool:

@@ -1,5 +1,6 @@
 """When each asynchronous scheme aggregates and with which weights, without a loop."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -283,6 +284,15 @@ def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
     with pytest.raises(ValueError, match=r"^buffer_size = 4: there are 3 clients, must be at most that$"):
         FedBuff(FedBuff.Config(buffer_size=4)).start(grid, model(1.0), train_config=train_config())
     assert grid.asked() == []
+
+
+@pytest.mark.parametrize(("size", "said"), [(2, 0), (3, 1)])
+def test_a_buffer_of_all_clients_is_said_to_be_fedavg(
+    size: int, said: int, federation: Make, model: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr.strategies"):
+        FedBuff(buffer_size=size).start(federation(), model(1.0), num_rounds=2)
+    assert caplog.text.count("waits for all of them, and no work is stale, as in FedAvg") == said
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
