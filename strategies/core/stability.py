@@ -78,13 +78,23 @@ class StabilityMonitor:
         self._first_loss = self._best_loss = math.nan
 
     def state(self) -> dict[str, Any]:
-        """Return the warning; {} if there is none. A run that goes on is watched anew."""
-        return {"unstable": self.warning} if self.warning else {}
+        """Return the warning and what a run is compared with: its beginning; the last movements aren't kept."""
+        known = not math.isnan(self._first_loss)
+        return {
+            **({"unstable": self.warning} if self.warning else {}),
+            **({"moved-at-first": self._at_first} if self._at_first else {}),
+            **({"losses-before": [self._first_loss, self._best_loss]} if known else {}),
+            **({} if self._first is None else {"began-at": self._first}),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the warning, so that it isn't given twice."""
+        """Restore these; a state of an earlier version has none of them."""
         self.reset()
         self.warning = str(state.get("unstable", ""))
+        self._at_first = float(state.get("moved-at-first", 0.0))
+        self._first_loss, self._best_loss = state.get("losses-before", (math.nan, math.nan))
+        first = state.get("began-at")
+        self._first = None if first is None else np.array(first)
 
     def moved(self, model: NDArray[Any], part: float) -> None:
         """Take note of a global model (D,) after an aggregation.
@@ -97,8 +107,10 @@ class StabilityMonitor:
         if self.warning:
             return
         some = np.array(model[:: max(-(-len(model) // ENTRIES), 1)], dtype=np.float64)
-        if self._first is None or self._last is None:
-            self._first = self._last = some
+        if self._first is None:
+            self._first = some
+        if self._last is None:
+            self._last = some
             return
         self._part += part
         if self._part < 1 - 1e-9:

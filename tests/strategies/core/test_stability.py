@@ -124,8 +124,22 @@ def test_fedfix_with_the_papers_step_is_said_to_diverge(
         strategy.start(federation([3.0] * 3, [1] * 3), model(1.0), **rest)
     assert ("server_lr than 1 (0: the method's own)" in strategy.stability.warning) == warns
     assert caplog.text.count("the steps are too large; what helps") == warns
-    state = strategy.stability.state()
-    assert bool(state) == warns
-    strategy.stability.reset()
-    strategy.stability.restore(state)
-    assert bool(strategy.stability.warning) == warns
+
+
+def test_a_run_that_goes_on_is_compared_with_its_beginning() -> None:
+    plateau = noise(40, 0.1)
+    for goes_on, warns in ((True, False), (False, True)):
+        monitor, rest = StabilityMonitor(str), StabilityMonitor(str)
+        for model in converging(20):
+            monitor.moved(model, 1.0)
+        for loss in LEARNS:
+            monitor.evaluated(loss)
+        if goes_on:
+            rest.restore(monitor.state())
+        for model in plateau:
+            rest.moved(model, 1.0)
+        for loss in (0.4, 0.7, 0.8, 0.7):
+            rest.evaluated(loss)
+        assert bool(rest.warning) == warns
+    rest.restore(rest.state())
+    assert rest.warning
