@@ -198,7 +198,7 @@ def _record(
 ) -> Record:
     """Put together who watches: those that measure before those that write, who end in this order."""
     config, watch = experiment.config, WallClock()
-    summary = Summary(experiment, engine, directory, watch, lambda: strategy.stability.warning)
+    summary = Summary(experiment, engine, directory, watch, lambda: strategy.reporter.stability.warning)
     display = Display(
         config.num_server_rounds,
         summary,

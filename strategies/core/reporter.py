@@ -13,6 +13,7 @@ from strategies.clients.accounts import Accounts
 from strategies.clients.roster import Roster
 from strategies.clock import WallClock
 from strategies.core.run_state import RunState
+from strategies.core.stability import StabilityMonitor
 from strategies.flower import messages
 
 
@@ -72,7 +73,7 @@ class Reporter:
         ``round`` or ``aggregation``. Every round is logged, and an aggregation at most once a second.
     bytes_kept : callable
         Returns the bytes that the method keeps of its clients.
-    evaluated : callable
+    stability : StabilityMonitor
         Told the global model's loss at every evaluation that has one: the federated loss where that is known.
 
     Attributes
@@ -90,13 +91,12 @@ class Reporter:
         roster: Roster,
         unit: str,
         bytes_kept: Callable[[], int],
-        observer: Observer | None = None,
-        *,
-        evaluated: Callable[[float], None],
+        observer: Observer | None,
+        stability: StabilityMonitor,
     ) -> None:
         self._run, self._accounts, self._roster = run, accounts, roster
         self._unit, self._bytes_kept = unit, bytes_kept
-        self.observer, self._evaluated = observer, evaluated
+        self.observer, self.stability = observer, stability
         self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
 
@@ -139,7 +139,7 @@ class Reporter:
             clients = self._of_clients(known, collected)
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
         if shares is not None and (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
-            self._evaluated(float(loss))
+            self.stability.evaluated(float(loss))
         if self.observer is None:
             self._log_line(aggregation, scalars)
         else:

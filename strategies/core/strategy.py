@@ -91,8 +91,6 @@ class FederatedStrategy(Strategy):
         The messages to clients, and how a reply becomes a contribution.
     server_step : ServerStep
         The server optimizer's step.
-    stability : StabilityMonitor
-        Whether the model swings or grows.
     evaluator, reporter : Evaluator, Reporter
         The evaluation on clients, and what a run reports.
     compressed : CompressedUpdates, optional
@@ -201,14 +199,12 @@ class FederatedStrategy(Strategy):
             witness=witness,
         )
         self.server_step = ServerStep(run, partial(_new_optimizer, run), config.server_lr, self.own_lr)
-        self.stability = StabilityMonitor(partial(keys_that_help, config, has_rounds=self.has_rounds))
+        stability = StabilityMonitor(partial(keys_that_help, config, has_rounds=self.has_rounds))
         self.evaluator = Evaluator(
             run, self.population, self.pending, config.seed, self.evaluation_rule, self.personal_model
         )
         unit = "round" if self.has_rounds else "aggregation"
-        self.reporter = Reporter(
-            run, self.accounts, roster, unit, self.bytes_kept, observer, evaluated=self.stability.evaluated
-        )
+        self.reporter = Reporter(run, self.accounts, roster, unit, self.bytes_kept, observer, stability)
 
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
 
@@ -418,7 +414,7 @@ class FederatedStrategy(Strategy):
         found = [
             self.run,
             self.server_step,
-            self.stability,
+            self.reporter.stability,
             self.safeguards,
             self.population.roster,
             self.accounts,

@@ -379,7 +379,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 self.check(len(ledger.members.keys() | {client.index for client in run.clients}))
                 self.dispatcher.welcome(run.clients)
                 self._log_concurrency()
-            self.stability.moved(run.model, 0.0)
+            self.reporter.stability.moved(run.model, 0.0)
             if state is None:
                 self.reporter.report(
                     0,
@@ -660,7 +660,7 @@ class AsynchronousStrategy(FederatedStrategy):
             ledger.count(member, weight)
         run.result.arrays = run.layout.to_record(moved)
         run.model = run.layout.rounded(moved)
-        self.stability.moved(run.model, len(contributions) / self.most_at_work)
+        self.reporter.stability.moved(run.model, len(contributions) / self.most_at_work)
         self.dispatcher.take_model()
         ledger.since.take(contributions, run.flower.weighted_by_key)
         run.aggregations += 1

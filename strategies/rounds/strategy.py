@@ -202,7 +202,7 @@ class SynchronousStrategy(FederatedStrategy):
                     break
                 result.arrays = arrays or result.arrays
                 pace.clock.wait_until(pace.now() + closing.duration(self._round, server_round))
-                self.stability.moved(run.model, 1.0)  # from which this round began
+                self.reporter.stability.moved(run.model, 1.0)  # from which this round began
                 run.aggregations, metrics = server_round, train_metrics or MetricRecord()
                 result.train_metrics_clientapp[server_round] = metrics
                 told = run.told(self.optimizer)

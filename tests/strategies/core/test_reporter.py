@@ -11,29 +11,20 @@ from strategies.clients.accounts import ACCEPTED, Accounts
 from strategies.clients.roster import Roster
 from strategies.core.config import SynchronousConfig
 from strategies.core.reporter import Progress, Reporter
+from strategies.core.stability import StabilityMonitor
 from tests.strategies.parts import begun, client
 
 OF_CLIENTS = {"weight": [0.25, 0.75]}
 
 
-def reporter(
-    observer: Any, unit: str = "round", config: Any = None, kept: int = 0, losses: list[float] | None = None
-) -> Reporter:
+def reporter(observer: Any, unit: str = "round", config: Any = None, kept: int = 0) -> Reporter:
     accounts = Accounts()
     accounts.took(0, 2.0, ACCEPTED)
     accounts.took(1, 3.0, messages.LATE)
     accounts[1].bytes, accounts[1].lost = 40, 2
     run = begun([client(0), client(1)], config)
     run.clock.wait_until(7.0)
-    return Reporter(
-        run,
-        accounts,
-        Roster(),
-        unit,
-        lambda: kept,
-        observer,
-        evaluated=([] if losses is None else losses).append,
-    )
+    return Reporter(run, accounts, Roster(), unit, lambda: kept, observer, StabilityMonitor(str))
 
 
 def seen_of(part: Any, **options: Any) -> Progress:
@@ -55,8 +46,7 @@ def test_an_observer_gets_the_numbers_the_costs_and_the_time() -> None:
 
 
 def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_shares() -> None:
-    losses: list[float] = []
-    part, seen = reporter(None, losses=losses), []
+    part, seen = reporter(None), []
     part.observer = seen.append
     part.by_client = {"acc": {1: 0.5}}
     told = MetricRecord({"loss": 0.5, messages.CLIENT_LOSSES: [1.0, 3.0]})
@@ -68,7 +58,7 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
         shares=lambda: OF_CLIENTS,
         losses=lambda losses: {"federated-loss": sum(losses)},
     )
-    assert losses == [4.0]  # what the stability monitor is told
+    assert part.stability.state() == {"losses-before": [4.0, 4.0]}
     metrics = seen[0].metrics
     assert (part._run.evaluated, part._run.result.evaluate_metrics_serverapp[3]) == (3, told)
     assert (metrics["loss"], metrics["federated-loss"], metrics["client-loss-mean"]) == (0.5, 4.0, 2.0)
