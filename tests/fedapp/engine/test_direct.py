@@ -1,7 +1,7 @@
 """Asynchronous runs on the vectorized engine, which need no messages, against the same by messages: bit for bit."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.training.trainer import Trainer
 from strategies import REGISTRY, AsynchronousStrategy, FedBuff
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
-from strategies.flower.grids import WorkingGrid, WorkRequest
+from strategies.flower.grids import WorkingGrid
+from tests.fedapp.engine.conftest import Both, Counting
 from tests.selection import only
 
 Configure = Callable[..., RunConfig]
@@ -29,56 +29,19 @@ ASYNCHRONOUS = [
 ]
 
 
-class Counting(VectorizedGrid):
-    """Counts what it is asked for."""
-
-    def __init__(self, clients: int = CLIENTS, workers: int = 2) -> None:
-        super().__init__(client_app.app, clients, Trainer(None, workers))
-        self.tasks = self.models = 0
-
-    def hand_out(self, request: WorkRequest) -> Sequence[str]:
-        self.tasks += len(request.tasks)
-        return super().hand_out(request)
-
-    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
-        messages = list(messages)
-        self.models += sum(message.metadata.message_type == "train" for message in messages)
-        return super().push_messages(messages)
-
-
-Both = Callable[..., list[Path]]
-
-
 @pytest.fixture
-def both(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
+def both(run_both: Both) -> Both:
     """Run a config without messages, and then with them, which a hook that could write into them asks for."""
-    numbers = itertools.count()
-
-    def run(clients: int = CLIENTS, **values: Any) -> list[Path]:
-        given: dict[str, Any] = {
-            "strategy": "async-fedavg",
-            "model": "logistic",
-            "num_server_rounds": 30,
-            "eval_every": 10,
-            "batch_size": 16,
-            "min_samples": 1,
-            "time_scenario": "F80",
-            "results_dir": str(tmp_path),
-            **values,
-        }
-        paths = []
-        for writes in (False, True):
-            if writes:
-                method = REGISTRY[given["strategy"]]
-                own = {"outgoing": lambda self, client: {}}
-                monkeypatch.setitem(REGISTRY, given["strategy"], type(method.__name__, (method,), own))
-            config = configure(**given, run_name=f"run-{next(numbers)}")
-            grid = Counting(clients)
-            paths.append(server.run(grid, server.prepare(config, clients)).path)
-            assert (grid.tasks > 0, grid.models > 0) == (not writes, writes)
-        return paths
-
-    return run
+    given: dict[str, Any] = {
+        "strategy": "async-fedavg",
+        "model": "logistic",
+        "num_server_rounds": 30,
+        "eval_every": 10,
+        "batch_size": 16,
+        "min_samples": 1,
+        "time_scenario": "F80",
+    }
+    return lambda clients=CLIENTS, **values: run_both("outgoing", clients, **{**given, **values})
 
 
 def assert_same(path: Path, other: Path) -> None:
@@ -148,12 +111,14 @@ def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, 
         "results_dir": str(tmp_path),
         "checkpoint_every": 1,
     }
-    whole = server.run(Counting(), server.prepare(configure(**given, run_name="whole"), CLIENTS)).path
+    whole = server.run(Counting(CLIENTS), server.prepare(configure(**given, run_name="whole"), CLIENTS)).path
     seen = itertools.count()
     config = configure(**given, run_name="cut-off")
-    path = server.run(Counting(), server.prepare(config, CLIENTS), stopped=lambda: next(seen) > 120).path
+    path = server.run(
+        Counting(CLIENTS), server.prepare(config, CLIENTS), stopped=lambda: next(seen) > 120
+    ).path
     assert len((path / "metrics.jsonl").read_text().splitlines()) < 13
-    grid = Counting()
+    grid = Counting(CLIENTS)
     server.run(grid, server.prepare(configure(resume=str(path)), CLIENTS))
     assert grid.tasks
     assert not grid.models
@@ -163,31 +128,9 @@ def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, 
 
 
 def test_clients_that_cant_take_part_are_named_and_missed(
-    both: Both, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    both: Both, too_large: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 5)).astype(np.float32)
-    x[:10] *= 1e25  # all that client 0 has
-    labels = rng.integers(0, 3, 200)
-    file, groups = tmp_path / "data.npz", np.arange(20)
-    np.savez(
-        file,
-        x_train=x,
-        y_train=labels,
-        x_test=x[100:],
-        y_test=labels[100:],
-        group_train=np.repeat(groups, 10),
-        group_test=np.repeat(groups, 5),
-    )
-    path, other = both(
-        dataset="npz",
-        data_path=str(file),
-        partitioner="natural",
-        normalize=False,
-        lr=1.0,
-        clients=20,
-        num_server_rounds=60,
-    )
+    path, other = both(**too_large, clients=20, num_server_rounds=60)
     assert_same(path, other)
     texts = [record.getMessage() for record in caplog.records]
     assert sum(text.startswith("client 0 (node 1), task 1: its arrays") for text in texts) == 2
@@ -197,7 +140,7 @@ def test_clients_that_cant_take_part_are_named_and_missed(
 def test_a_task_that_raises_is_a_failure_with_its_reason(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid = Counting()
+    grid = Counting(CLIENTS)
     monkeypatch.setitem(grid.contexts[3].node_config, "partition-id", 99)
     config = configure(strategy="fedbuff", buffer_size=3, num_server_rounds=4, results_dir=str(tmp_path))
     server.run(grid, server.prepare(config, CLIENTS))
@@ -223,7 +166,7 @@ def test_who_writes_into_requests_or_waits_for_real_time_gets_messages() -> None
 
 
 def test_compressed_updates_travel_as_messages(configure: Configure, tmp_path: Path) -> None:
-    grid = Counting()
+    grid = Counting(CLIENTS)
     config = configure(
         strategy="fedbuff",
         buffer_size=3,

@@ -1,7 +1,6 @@
 """Rounds that ask the vectorized engine for sums, against the same rounds by messages: bit for bit."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,69 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedapp import client_app, server
+from fedapp import server
 from fedapp.config import RunConfig
 from fedapp.engine import summing
 from fedapp.engine.models import ModelsOnGPU
-from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.training.trainer import Trainer
-from strategies import REGISTRY, FedAvg, FedProx
+from strategies import FedAvg, FedProx
 from strategies.clients.roster import Client
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import WeightedSum, block_size
 from strategies.updates.sums import BlockSum, SumRequest, blocks
+from tests.fedapp.engine.conftest import Both, Counting
 from tests.selection import methods, only
 
 Configure = Callable[..., RunConfig]
 CLIENTS = 20
 
 
-class Counting(VectorizedGrid):
-    """Counts what it is asked for."""
-
-    def __init__(self, clients: int = CLIENTS, workers: int = 2) -> None:
-        super().__init__(client_app.app, clients, Trainer(None, workers))
-        self.rounds_of_sums = self.models = 0
-
-    def sums(self, request: SumRequest) -> Iterator[BlockSum]:
-        self.rounds_of_sums += 1
-        return super().sums(request)
-
-    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
-        messages = list(messages)
-        self.models += sum(message.metadata.message_type == "train" for message in messages)
-        return super().push_messages(messages)
-
-
 @pytest.fixture
-def both(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Path]]:
+def both(run_both: Both) -> Both:
     """Run a config with sums, and then by messages, which a hook that looks at every model asks for."""
-    numbers = itertools.count()
-
-    def run(clients: int = CLIENTS, **values: Any) -> list[Path]:
-        given: dict[str, Any] = {
-            "strategy": "fedavg",
-            "model": "logistic",
-            "num_server_rounds": 3,
-            "batch_size": 16,
-            "min_samples": 1,
-            "results_dir": str(tmp_path),
-            **values,
-        }
-        paths, seen = [], []
-        for looks in (False, True):
-            if looks:
-                method = REGISTRY[given["strategy"]]
-                own = {"received": lambda self, client, model: seen.append(client.index)}
-                monkeypatch.setitem(REGISTRY, given["strategy"], type(method.__name__, (method,), own))
-            config = configure(**given, run_name=f"run-{next(numbers)}")
-            grid = Counting(clients)
-            paths.append(server.run(grid, server.prepare(config, clients)).path)
-            assert (grid.rounds_of_sums > 0, grid.models > 0) == (not looks, looks)
-        assert seen
-        return paths
-
-    return run
+    given: dict[str, Any] = {
+        "strategy": "fedavg",
+        "model": "logistic",
+        "num_server_rounds": 3,
+        "batch_size": 16,
+        "min_samples": 1,
+    }
+    return lambda clients=CLIENTS, **values: run_both("received", clients, **{**given, **values})
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -105,21 +68,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", only(list(CASES), 8))
-def test_sums_equal_messages_bit_for_bit(case: str, both: Callable[..., list[Path]]) -> None:
+def test_sums_equal_messages_bit_for_bit(case: str, both: Both) -> None:
     path, other = both(**CASES[case])
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (path / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_many_clients_are_summed_block_by_block(both: Callable[..., list[Path]]) -> None:
+def test_many_clients_are_summed_block_by_block(both: Both) -> None:
     path, other = both(clients=150, num_server_rounds=2)
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (path / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_sums_on_a_gpu_differ_by_rounding_at_most(
-    both: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_on_a_gpu_differ_by_rounding_at_most(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(summing, "models_of", lambda *of: asked.append(ModelsOnGPU(*of)) or asked[-1])
     path, other = both(model="mlp", data_imbalance=1.0, partitioner="label-quantity-skew")
@@ -142,30 +103,9 @@ def test_the_number_of_threads_changes_nothing(workers: int, configure: Configur
 
 
 def test_a_model_that_is_not_finite_counts_for_nothing_and_is_named(
-    both: Callable[..., list[Path]], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    both: Both, too_large: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 5)).astype(np.float32)
-    x[:10] *= 1e25  # all that client 0 has
-    labels = rng.integers(0, 3, 200)
-    file = tmp_path / "data.npz"
-    np.savez(
-        file,
-        x_train=x,
-        y_train=labels,
-        x_test=x[100:],
-        y_test=labels[100:],
-        group_train=np.repeat(np.arange(20), 10),
-        group_test=np.repeat(np.arange(20), 5),
-    )
-    path, other = both(
-        dataset="npz",
-        data_path=str(file),
-        partitioner="natural",
-        num_server_rounds=2,
-        normalize=False,
-        lr=1.0,
-    )
+    path, other = both(**too_large, num_server_rounds=2)
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (path / name).read_bytes() == (other / name).read_bytes()
     said = [record.message for record in caplog.records if "left out client" in record.message]
