@@ -7,6 +7,17 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+# Metrics that depend on the model's values, and so on the rounding; the others are the same to the last bit.
+ROUNDED = (
+    "loss",
+    "accuracy",
+    "train-loss",
+    "federated-loss",
+    "federated-loss-std",
+    "surrogate-loss",
+    "surrogate-loss-std",
+)
+
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """Return the evaluations of a run."""

@@ -5,21 +5,12 @@ import pytest
 import safetensors.numpy
 
 from fedapp.report.client_tables import by_evaluation
-from tests.runs import lines_of, summary_of
+from tests.runs import ROUNDED, lines_of, summary_of, vector_of
 
 RUNS = {
     "fedavg": {"model": "mlp", "data-imbalance": 1.0, "num-server-rounds": 3},
     "async-fedavg": {"model": "logistic", "num-server-rounds": 20, "eval-every": 5},
 }
-ROUNDED = (
-    "loss",
-    "accuracy",
-    "train-loss",
-    "federated-loss",
-    "federated-loss-std",
-    "surrogate-loss",
-    "surrogate-loss-std",
-)
 
 
 # Without Ray, of every strategy and model: tests/fedapp/engine/test_vectorized.py.
@@ -44,8 +35,7 @@ def test_the_vectorized_engine_gives_the_model_and_the_events_of_ray(simulate, s
                 for line in lines
             ]
         )
-        model = safetensors.numpy.load_file(run.path / "model.safetensors")
-        models.append(np.concatenate([model[name].ravel() for name in sorted(model)]).astype(float))
+        models.append(vector_of(run.path))
     engines = [summary_of(run.path)["engine"] for run in runs]
     assert engines == ["vectorized", "ray"]
     assert logs[0] == logs[1]

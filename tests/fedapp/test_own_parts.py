@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import run_simulation as command
 from fedapp import client_app, server
@@ -15,7 +14,7 @@ from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from tests.fedapp import own_parts
-from tests.runs import lines_of, summary_of
+from tests.runs import arrays_of, close, lines_of, same_files, summary_of
 
 HERE = "tests.fedapp.own_parts"
 
@@ -28,8 +27,7 @@ def run(tmp_path: Path, name: str, engine: Any = SequentialGrid, **config: Any) 
 
 
 def last(path: Path) -> Mapping[str, Any]:
-    lines = lines_of(path)
-    return lines[-1]
+    return lines_of(path)[-1]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +44,7 @@ def last(path: Path) -> Mapping[str, Any]:
 )
 def test_sequential_and_vectorized_give_the_same_bits(tmp_path: Path, config: dict[str, Any]) -> None:
     one, other = (run(tmp_path, grid.__name__, grid, **config) for grid in (SequentialGrid, VectorizedGrid))
-    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert (one / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
+    assert same_files(one, other)
     assert last(one)["failures"] == 0
 
 
@@ -55,14 +52,12 @@ def test_sequential_and_vectorized_give_the_same_bits(tmp_path: Path, config: di
 def test_dense_layers_of_ones_own_are_stacked(tmp_path: Path, optimizer: str) -> None:
     config = {"model": "custom.nets:wide", "optimizer": optimizer, "lr": 0.003}
     paths = [run(tmp_path, grid.__name__, grid, **config) for grid in (SequentialGrid, VectorizedGrid)]
-    models = [safetensors.numpy.load_file(path / "model.safetensors") for path in paths]
-    vectors = [np.concatenate([model[name].ravel() for name in sorted(model)]) for model in models]
-    assert np.linalg.norm(vectors[0] - vectors[1]) <= 1e-5 * np.linalg.norm(vectors[1])
+    assert close(*paths)
 
 
 def test_a_model_in_training_mode_learns_and_its_statistics_are_averaged(tmp_path: Path) -> None:
     path = run(tmp_path, "run", VectorizedGrid, model="custom.nets:ConvNet", num_server_rounds=15)
-    model = safetensors.numpy.load_file(path / "model.safetensors")
+    model = arrays_of(path)
     assert model["norm.num_batches_tracked"].dtype == np.int64
     assert model["norm.num_batches_tracked"] > 15
     assert (model["norm.running_var"] > 0).all()
@@ -72,7 +67,7 @@ def test_a_model_in_training_mode_learns_and_its_statistics_are_averaged(tmp_pat
 def test_a_frozen_layer_stays_to_the_bit_and_gets_no_noise(tmp_path: Path) -> None:
     changes = ({}, {"num_server_rounds": 1}, {"dp": "central", "client_weights": "uniform"})
     paths = [run(tmp_path, f"run{k}", model=f"{HERE}:half_frozen", **more) for k, more in enumerate(changes)]
-    kept = [safetensors.numpy.load_file(path / "model.safetensors") for path in paths]
+    kept = [arrays_of(path) for path in paths]
     assert all(np.array_equal(model["1.weight"], kept[0]["1.weight"]) for model in kept)
     assert not np.array_equal(kept[0]["3.weight"], kept[1]["3.weight"])
 
@@ -80,7 +75,7 @@ def test_a_frozen_layer_stays_to_the_bit_and_gets_no_noise(tmp_path: Path) -> No
 @pytest.mark.parametrize("config", [{}, {"dp": "local", "dp_noise_multiplier": 0.01}])
 def test_tied_weights_stay_one_with_noise_too(tmp_path: Path, config: dict[str, Any]) -> None:
     path = run(tmp_path, "run", model=f"{HERE}:Tied", **config)
-    model = safetensors.numpy.load_file(path / "model.safetensors")
+    model = arrays_of(path)
     assert set(model) == {"first.weight", "second.weight", "output.weight", "output.bias"}
     assert np.array_equal(model["first.weight"], model["second.weight"])
     # each of three arrays, with NumPy's header of 128 bytes, travels once: 3 rounds of 4 clients

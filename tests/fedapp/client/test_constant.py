@@ -1,19 +1,16 @@
 """A constant vector that a strategy of one's own sends beside the model: clients add it to every gradient."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from fedapp import server
-from fedapp.config import RunConfig
-from fedapp.engine.run import make_grid
 from strategies import REGISTRY, FedAvg
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
+from tests.runs import arrays_of
 from tests.selection import only
 
 SHIFT = 0.25
@@ -29,7 +26,7 @@ class Shifted(FedAvg):
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_it_moves_every_parameter_by_the_step_size_times_it(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, run_app: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REGISTRY, "shifted", Shifted)
     models = []
@@ -41,36 +38,29 @@ def test_it_moves_every_parameter_by_the_step_size_times_it(
             "batch-size": 0,
             "local-epochs": 0,
             "local-steps": 1,
+            "num-server-rounds": 1,
+            "lr": 0.1,
         }
-        values |= {"num-server-rounds": 1, "lr": 0.1, "results-dir": str(tmp_path), "run-name": strategy}
-        experiment = server.prepare(RunConfig.load(values), 3)
-        path = server.run(make_grid(engine, 3, workers=1), experiment).path
-        models.append(safetensors.numpy.load_file(path / "model.safetensors"))
+        models.append(arrays_of(run_app(values, 3, engine=engine, name=strategy)))
     for name, plain in models[0].items():
         assert plain - models[1][name] == pytest.approx(0.1 * SHIFT, abs=1e-6)
 
 
 @pytest.mark.parametrize("strategy", only(["scaffold", "fednova", "feddyn", "mifa"], 2))
 def test_running_statistics_are_averaged_and_not_corrected_on_both_engines(
-    strategy: str, tmp_path: Path
+    strategy: str, run_app: Callable[..., Path]
 ) -> None:
-    models = []
-    for engine in ("sequential", "vectorized"):
-        values = {
-            "strategy": strategy,
-            "model": "tests.fedapp.own_parts:normalising",
-            "feddyn-alpha": 0.1,
-            "local-epochs": 0,
-            "local-steps": 2,
-            "step-heterogeneity": "list:1,2,4",
-            "num-server-rounds": 4,
-            "momentum": 0.5,
-            "results-dir": str(tmp_path),
-            "run-name": engine,
-        }
-        experiment = server.prepare(RunConfig.load(values), 3)
-        path = server.run(make_grid(engine, 3, workers=1), experiment).path
-        models.append(safetensors.numpy.load_file(path / "model.safetensors"))
+    values = {
+        "strategy": strategy,
+        "model": "tests.fedapp.own_parts:normalising",
+        "feddyn-alpha": 0.1,
+        "local-epochs": 0,
+        "local-steps": 2,
+        "step-heterogeneity": "list:1,2,4",
+        "num-server-rounds": 4,
+        "momentum": 0.5,
+    }
+    models = [arrays_of(run_app(values, 3, engine=each, name=each)) for each in ("sequential", "vectorized")]
     for name, array in models[0].items():
         assert array == pytest.approx(models[1][name], rel=1e-4, abs=1e-5)
     assert (models[0]["2.running_var"] > 0).all()

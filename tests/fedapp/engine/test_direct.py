@@ -19,6 +19,7 @@ from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
 from strategies.flower.grids import WorkingGrid
 from tests.fedapp.engine.conftest import Both, Counting
+from tests.runs import same_files
 from tests.selection import only
 
 Configure = Callable[..., RunConfig]
@@ -46,8 +47,7 @@ def both(run_both: Both) -> Both:
 
 def assert_same(path: Path, other: Path) -> None:
     """Compare models, metrics and, but for real seconds, what became of every task."""
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert (path / name).read_bytes() == (other / name).read_bytes()
+    assert same_files(path, other)
     tasks, others = (pq.read_table(each / "tasks.parquet") for each in (path, other))
     virtual = [name for name in tasks.column_names if not name.startswith("wall")]
     assert tasks.num_rows

@@ -20,6 +20,7 @@ from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import WeightedSum, block_size
 from strategies.updates.sums import BlockSum, SumRequest, blocks
 from tests.fedapp.engine.conftest import Both, Counting
+from tests.runs import same_files
 from tests.selection import methods, only
 
 Configure = Callable[..., RunConfig]
@@ -70,14 +71,12 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", only(list(CASES), 8))
 def test_sums_equal_messages_bit_for_bit(case: str, both: Both) -> None:
     path, other = both(**CASES[case])
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert (path / name).read_bytes() == (other / name).read_bytes()
+    assert same_files(path, other)
 
 
 def test_many_clients_are_summed_block_by_block(both: Both) -> None:
     path, other = both(clients=150, num_server_rounds=2)
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert (path / name).read_bytes() == (other / name).read_bytes()
+    assert same_files(path, other)
 
 
 def test_sums_on_a_gpu_differ_by_rounding_at_most(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +105,7 @@ def test_a_model_that_is_not_finite_counts_for_nothing_and_is_named(
     both: Both, too_large: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, other = both(**too_large, num_server_rounds=2)
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert (path / name).read_bytes() == (other / name).read_bytes()
+    assert same_files(path, other)
     said = [record.message for record in caplog.records if "left out client" in record.message]
     assert len(said) == 4
     assert said[:2] == said[2:]

@@ -25,22 +25,11 @@ from strategies.flower import messages
 from strategies.flower.grids import WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.updates.sums import BlockSum, SumRequest
-from tests.runs import lines_of, summary_of, vector_of
+from tests.runs import ROUNDED, lines_of, same_files, summary_of, vector_of
 from tests.selection import covering, only, spread
 
 CLIENTS = 5
 Configure = Callable[..., RunConfig]
-
-# What depends on the model's values, and so on the rounding; everything else is the same to the last bit.
-ROUNDED = (
-    "loss",
-    "accuracy",
-    "train-loss",
-    "federated-loss",
-    "federated-loss-std",
-    "surrogate-loss",
-    "surrogate-loss-std",
-)
 
 
 def is_rounded(key: str) -> bool:
@@ -284,9 +273,7 @@ def test_a_run_is_repeated_to_the_last_bit_on_any_number_of_threads(
         run(vectorized_grid(workers=workers), small(strategy=strategy, model=model, **work))
         for workers in (2, 2, 1, 3)
     ]
-    for path in paths[1:]:
-        for name in ("model.safetensors", "metrics.jsonl"):
-            assert (path / name).read_bytes() == (paths[0] / name).read_bytes()
+    assert all(same_files(path, paths[0]) for path in paths[1:])
 
 
 @pytest.mark.parametrize("strategy", ["scaffold", "spectral", "async-fedavg"])
