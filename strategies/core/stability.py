@@ -106,16 +106,16 @@ class StabilityMonitor:
         """
         if self.warning:
             return
+        self._part += part
+        if self._last is not None and self._part < 1 - 1e-9:
+            return
+        self._part = 0.0
         some = np.array(model[:: max(-(-len(model) // ENTRIES), 1)], dtype=np.float64)
         if self._first is None:
             self._first = some
         if self._last is None:
             self._last = some
             return
-        self._part += part
-        if self._part < 1 - 1e-9:
-            return
-        self._part = 0.0
         move, self._last = some - self._last, some
         length, way = float(np.linalg.norm(move)), float(np.linalg.norm(some - self._first))
         if length == 0:
