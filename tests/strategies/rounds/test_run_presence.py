@@ -145,16 +145,3 @@ def test_each_run_of_a_loop_around_it_is_checked(federation: Make, model: Model,
     assert len(list(strategy.configure_train(*args, federation()))) == 3
     with pytest.raises(RunError, match="needs 3 clients a round"):
         strategy.configure_train(*args, federation((3.0, 2.0), (1, 2)))
-
-
-def test_no_client_at_all_is_an_error(federation: Make, model: Model) -> None:
-    grid = federation()
-    for partition in range(3):
-        grid.spoil(partition, "refuse", "query")
-    with pytest.raises(RuntimeError, match="no client can take part"):
-        FedAvg().start(grid, model(1.0), num_rounds=1)
-
-
-def test_too_few_clients_are_an_error_after_the_timeout(federation: Make, model: Model) -> None:
-    with pytest.raises(RuntimeError, match=r"3 of 4 clients connected within 0\.05 s"):
-        FedAvg(config(min_clients=4)).start(federation(), model(1.0), num_rounds=1, timeout=0.05)
