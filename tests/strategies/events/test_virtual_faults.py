@@ -58,6 +58,15 @@ def test_a_dropped_client_is_asked_again_and_counts_again(
     assert text_of(caplog).count("client 2 answers again and counts again") == 1
 
 
+def test_a_dropped_client_is_asked_again_after_ten_of_its_task_times(federation: Make, start: Start) -> None:
+    grid = federation()
+    grid.spoil(2, "raise")  # its tasks take 1 s
+    run = start("async", grid, 200, lr=0.01, time_budget=13.5)
+    timeline = run.strategy.timeline
+    began = [span.began for span in [*timeline.take(), *timeline.under_way(13.5)] if span.client == 2]
+    assert began == pytest.approx([0.0, 1.0, 2.0, 13.0])
+
+
 def test_single_misses_do_not_add_up(
     federation: Make, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
