@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedapp import federation
 from fedapp.config import RunConfig
 from fedapp.report.comparison import Comparison
+from fedapp.report.exports import frame_of
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.sweeps.results import remarks, runs_frame, tuning_frame
@@ -191,18 +192,7 @@ class ComparedRuns:
     @cached_property
     def table(self) -> "pd.DataFrame":
         """A row for each setting and metric: mean and ``-std`` at the end, and at equal time, rounds and bytes."""
-        import pandas as pd
-
-        rows = []
-        for cell in self._comparison.cells:
-            for key in self._comparison.metrics:
-                row: dict[str, Any] = {"run": cell.name, "metric": key, "seeds": len(cell.seeds)}
-                row["end"], row["end-std"] = mean_and_spread(cell.finals(key))
-                for axis, place in self._comparison.axes.items():
-                    values = cell.values_at(axis, place, key)
-                    row[f"equal-{axis}"], row[f"equal-{axis}-std"] = mean_and_spread(values)
-                rows.append(row)
-        return pd.DataFrame(rows)
+        return frame_of(self._comparison)
 
     @property
     def equal(self) -> Mapping[str, float]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedapp.config import ConfigError
 from fedapp.report.comparison import Comparison
+from fedapp.report.exports import csv_of, json_of, latex_of
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import devices_of, differences_table, reasons, runs_in, runs_table, sweeps_in
 
@@ -52,17 +53,26 @@ def compare_command(
         Path | None,
         typer.Option("--out", "-o", help="folder for a figure and the table; default: only printed"),
     ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="print a table of LaTeX for each metric")] = False,
 ) -> None:
     """Runs beside each other: at their end, and at equal time, equal rounds and equal bytes.
 
     Runs that differ in their seed alone are one line, mean ± standard deviation. Names say what tells them apart.
+    With --csv, --json or --latex nothing else is on the standard output.
     """
+    forms = [form for form, wanted in ((csv_of, csv), (json_of, json), (latex_of, latex)) if wanted]
     try:
+        if len(forms) > 1 or (forms and out):
+            raise ConfigError("--csv, --json, --latex and --out: one at a time")
         comparison = Comparison(recorded(runs))
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
-    console = Console()
-    for table in comparison.tables():
+    console = Console(stderr=bool(forms))
+    for form in forms:
+        print(form(comparison), end="")
+    for table in () if forms else comparison.tables():
         console.print(table)
     for note in comparison.remarks:
         console.print(note, style="yellow", markup=False, highlight=False)

@@ -1,5 +1,6 @@
 """``fedapp compare``: runs beside each other where all have come equally far."""
 
+import csv
 import itertools
 import json
 import re
@@ -129,6 +130,29 @@ def test_the_command_prints_and_draws(runs: list[Path], tmp_path: Path) -> None:
         "| fedfix lr=0.25 | 1 | 0.700 | 0.700 | 0.600 | 0.600 |"
         in (tmp_path / "out" / "comparison.md").read_text()
     )
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "latex"])
+def test_a_comparison_for_other_programs(runs: list[Path], tmp_path: Path, form: str) -> None:
+    (runs[0] / "log.txt").write_text("2026-01-01 10:00 WARNING something\n")
+    done = CliRunner().invoke(app, ["compare", *map(str, runs), f"--{form}"])
+    assert done.exit_code == 0, done.output
+    assert "warning: something" in done.stderr
+    if form == "csv":
+        rows = list(csv.DictReader(done.stdout.splitlines()))
+    elif form == "json":
+        rows = json.loads(done.stdout)["rows"]
+    else:
+        assert r"fedavg lr=0.1 & 2, ! & 0.850 $\pm$ 0.071 & 0.600 $\pm$ 0.14 & 0.850" in done.stdout
+        return
+    assert [row["run"] for row in rows] == ["fedavg lr=0.1", "fedfix lr=0.25"]
+    numbers = [float(row[key] or "nan") for row in rows for key in ("seeds", "end", "end-std", "equal-time")]
+    assert numbers == pytest.approx([2, 0.85, 0.05 * 2**0.5, 0.6, 1, 0.7, float("nan"), 0.7], nan_ok=True)
+
+
+def test_one_form_at_a_time(runs: list[Path]) -> None:
+    done = CliRunner().invoke(app, ["compare", *map(str, runs), "--csv", "--json"])
+    assert done.output.strip() == "error: --csv, --json, --latex and --out: one at a time"
 
 
 def test_in_80_columns_nothing_is_cut_off(runs: list[Path], tmp_path: Path) -> None:
