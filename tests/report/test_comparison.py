@@ -143,7 +143,7 @@ def test_a_comparison_for_other_programs(runs: list[Path], tmp_path: Path, form:
     elif form == "json":
         rows = json.loads(done.stdout)["rows"]
     else:
-        assert r"fedavg lr=0.1 & 2, ! & 0.850 $\pm$ 0.071 & 0.600 $\pm$ 0.14 & 0.850" in done.stdout
+        assert r"fedavg lr=0.1 & 2, 1 ! & 0.850 $\pm$ 0.071 & 0.600 $\pm$ 0.14 & 0.850" in done.stdout
         return
     assert [row["run"] for row in rows] == ["fedavg lr=0.1", "fedfix lr=0.25"]
     numbers = [float(row[key] or "nan") for row in rows for key in ("seeds", "end", "end-std", "equal-time")]
