@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Kr
 from numpy.typing import NDArray
 
 from strategies.flower import messages
-from strategies.flower.arrays import Vector
+from strategies.flower.arrays import Vector, add_weighted
 from strategies.flower.internals import without_chatter
 from strategies.updates.safeguards import bounded, moved_by
 
@@ -147,7 +147,7 @@ class WeightedSum:
         if self.bound:
             update = bounded(weight, update, self.bound)
             self._furthest = max(self._furthest, moved_by(weight, update))
-        self._block += weight * update
+        add_weighted(self._block, weight, update)
         self.kept.append(weight)
         if self._squares:
             self._block_squares += weight * square_of(update)

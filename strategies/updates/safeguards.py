@@ -28,7 +28,7 @@ import numpy as np
 
 from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
-from strategies.flower.arrays import Vector, clip_update
+from strategies.flower.arrays import Vector, distance, shorten_update
 from strategies.updates.buffers import Buffers, UsualBuffers
 from strategies.updates.chain import Local
 
@@ -112,17 +112,17 @@ class UsualNorm:
         """Return max(n_i / ñ, 1) of a client: a client whose updates count more has shorter ones."""
         return max(self.sizes.get(client.index, 1.0), 1.0)
 
-    def see(self, local: Local) -> None:
-        """Record the norm of a client's update."""
-        self.norms[local.client.index] = float(np.linalg.norm(local.model - local.base))
+    def see(self, local: Local) -> float:
+        """Record the norm of a client's update, and return it."""
+        norm = self.norms[local.client.index] = distance(local.model, local.base)
+        return norm
 
     def __call__(self, local: Local) -> None:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
-        self.see(local)
+        norm = self.see(local)
         if len(self.norms) >= LEAST_NORMS and (usual := float(np.median(list(self.norms.values())))) > 0:
-            local.bounded |= clip_update(
-                local.model, local.base, self.ratio * usual / self.share(local.client)
-            )
+            bound = self.ratio * usual / self.share(local.client)
+            local.bounded |= shorten_update(local.model, local.base, bound, norm)
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
