@@ -1,0 +1,124 @@
+"""What the server does in one round: Flower's FedAvg, ours, and ours with safeguards, on the same replies.
+
+    python -m studies.benchmarks.server_round --clients 100 --size 1000000 --repeats 5
+
+Clients are a stub that answers with a model of its own in ten float32 arrays, so that only the server works. The
+three run in processes of their own, in turn; what is shown are medians of CPU seconds, of their ratios to Flower's in
+the same turn, and of the memory that a round takes beside the replies.
+"""
+
+import argparse
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+
+from strategies import FedAvg, messages, streams
+from strategies.testing import LocalGrid, be_the_server
+
+ARRAYS = 10
+KINDS = ("flower", "off", "on")  # Flower's own; ours by `safeguards`
+
+
+class Answers(LocalGrid):
+    """A Grid whose clients answer at once, with models that are there beforehand."""
+
+    def __init__(self, models: list[ArrayRecord]) -> None:
+        self._models, self._replies = models, dict[str, Message]()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes, one for each model."""
+        return range(1, len(self._models) + 1)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Answer the messages."""
+        ids = []
+        for message in messages:
+            ids.append(f"{len(self._replies)}-{message.metadata.dst_node_id}-{message.metadata.message_type}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._replies[ids[-1]] = self._answer(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies."""
+        return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
+
+    def _answer(self, message: Message) -> Message:
+        place = message.metadata.dst_node_id - 1
+        metrics: dict[str, Any] = {messages.NUM_EXAMPLES: 10}
+        if message.metadata.message_type == messages.DESCRIBE:
+            metrics |= {"partition-id": place, "num-partitions": len(self._models)}
+            return Message(RecordDict({messages.METRICS: MetricRecord(metrics)}), reply_to=message)
+        content = {messages.ARRAYS: self._models[place], messages.METRICS: MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
+
+
+def model_of(number: int, size: int) -> ArrayRecord:
+    """Return the model of a client, or the initial one for -1, in ``ARRAYS`` arrays of float32."""
+    rng = streams.generator(0, "server-round", number + 1)
+    values = rng.normal(size=size).astype(np.float32)
+    return ArrayRecord({f"{i}": Array(part) for i, part in enumerate(np.array_split(values, ARRAYS))})
+
+
+def measure(kind: str, clients: int, size: int) -> tuple[float, float]:
+    """Return the CPU seconds of a round, and the MiB that its process takes beside the replies at most."""
+    be_the_server()
+    logging.disable(logging.WARNING)
+    initial, models = model_of(-1, size), [model_of(number, size) for number in range(clients)]
+    if kind == "flower":
+        strategy: Any = FlowersFedAvg(fraction_evaluate=0.0)
+    else:
+        strategy = FedAvg(fraction_evaluate=0.0, safeguards=kind)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    strategy.start(Answers(models), initial, num_rounds=1, timeout=60.0)
+    seconds = time.process_time() - began
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--size", type=int, default=1_000_000, help="values of the model")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kind", choices=KINDS, help="measure this one, in this process")
+    options = parser.parse_args()
+    if options.kind:
+        print(json.dumps(measure(options.kind, options.clients, options.size)))
+        return
+    command = [
+        sys.executable,
+        "-m",
+        __spec__.name,
+        f"--clients={options.clients}",
+        f"--size={options.size}",
+    ]
+    turns = []
+    for _ in range(options.repeats):
+        ran = {
+            kind: subprocess.run([*command, f"--kind={kind}"], capture_output=True, text=True, check=True)
+            for kind in KINDS
+        }
+        turns.append({kind: json.loads(each.stdout.splitlines()[-1]) for kind, each in ran.items()})
+    for kind in KINDS:
+        seconds, ratio, memory = (
+            median(turn[kind][0] for turn in turns),
+            median(turn[kind][0] / turn[KINDS[0]][0] for turn in turns),
+            median(turn[kind][1] - turn[KINDS[0]][1] for turn in turns),
+        )
+        print(f"{kind:7} {seconds:6.2f} CPU s  {ratio:5.2f} times Flower's  {memory:+7.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()
