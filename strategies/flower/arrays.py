@@ -233,7 +233,8 @@ def _copied(values: np.ndarray, out: Vector) -> float:
     for start in range(0, len(out), BLOCK):
         part = out[start : start + BLOCK]
         part[:] = values[start : start + BLOCK]
-        square += float(part.dot(part))
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller names what is wrong
+            square += float(part.dot(part))
     return square
 
 
