@@ -38,7 +38,8 @@ from fedapp.config.strategy_keys import strategy_class
 from fedapp.data import Partition
 from fedapp.data.moments import Moments
 from fedapp.report.files import read_summary, replacing, write_summary
-from strategies.methods.fedbuff import HORIZON, FedBuff
+from strategies import FedBuff
+from strategies.methods.shared.buffer_schedule import HORIZON
 
 STATE, CHECKSUMS = "state.json", "checksums.json"
 
@@ -382,8 +383,7 @@ def _weighs_by_length(config: RunConfig) -> bool:
     """Tell whether a run's weights are played through beforehand, for as many aggregations as it may have."""
     strategy = strategy_class(config.strategy)
     return (
-        issubclass(strategy, FedBuff)
-        and strategy.periods is FedBuff.periods
+        getattr(strategy, "periods", None) is FedBuff.periods
         and config.clock != "wall"
         and config.aggregation_weights == "time-based"
         and not config.concurrency

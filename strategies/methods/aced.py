@@ -26,17 +26,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.answers import Answers
 from strategies.methods.shared.arrivals import EveryArrival
+from strategies.methods.shared.last_arrivals import last_arrivals
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
 from strategies.updates.chain import Contribution
-
-ARRIVED = "arrived"  # in the memory, by client index: the aggregation in which h_i arrived; 0: i isn't in A
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class ACED(EveryArrival):
         """Keep Δ_i (D,) as the client's last update, and return it."""
         index = contribution.client.index
         self.latest.put(index, contribution.update)
-        self._arrived(index + 1)[index] = self.aggregations + 1
+        last_arrivals(self.memory, index + 1)[index] = self.aggregations + 1
         return contribution.update
 
     def direction(self, total: Vector) -> Vector:
@@ -109,16 +107,9 @@ class ACED(EveryArrival):
         latest, age = self.latest, self.config.cache_age
         if not age:
             return latest.mean
-        arrived = self._arrived(max(latest.importance) + 1)
+        arrived = last_arrivals(self.memory, max(latest.importance) + 1)  # 0: that client isn't in A
         for index in np.flatnonzero((arrived > 0) & (arrived <= self.aggregations - age)).tolist():
             latest.put(index, np.zeros_like(total))
             arrived[index] = 0
         apart = sum(share for index, share in latest.importance.items() if not arrived[index])
         return latest.mean / (1 - apart) if apart else latest.mean
-
-    def _arrived(self, size: int) -> NDArray[np.int64]:
-        """Return the aggregations in which the h_i arrived, by client index, of ``size`` clients or more."""
-        known: NDArray[np.int64] = self.memory.get(ARRIVED, np.empty(0, dtype=np.int64))
-        if len(known) < size:
-            self.memory[ARRIVED] = known = np.append(known, np.zeros(size - len(known), dtype=np.int64))
-        return known

@@ -81,8 +81,8 @@ def fedprox(problem: Problem) -> Trajectory:
         yield W
 
 
-def spectral(problem: Problem) -> Trajectory:
-    """The gradient is taken at β w + (1 − β) u_i, u_i = Σ_j (p_ij / p_i) × the last local model of client j."""
+def similarities(problem: Problem) -> Vector:
+    """Return A_ij = −ln(‖m_i − m_j‖²/4) (C, C), A_ii = 0, m_i the principal direction of client i's rows."""
     directions = []
     for client in problem.clients:
         m = np.linalg.svd(client.x, full_matrices=False)[2][0]
@@ -93,6 +93,13 @@ def spectral(problem: Problem) -> Trajectory:
         for j in range(C):
             if i != j:
                 A[i, j] = -np.log(np.sum((directions[i] - directions[j]) ** 2) / 4)
+    return A
+
+
+def spectral(problem: Problem) -> Trajectory:
+    """The gradient is taken at β w + (1 − β) u_i, u_i = Σ_j (p_ij / p_i) × the last local model of client j."""
+    A = similarities(problem)
+    C = len(A)
     p_ij = A / A.sum()
     p_i = p_ij.sum(axis=1)
     if not np.allclose(p_i, problem.importance, rtol=1e-12):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock
 from strategies.methods import async_fedavg, fedfix
-from strategies.methods.fedbuff import participation_counts
+from strategies.methods.shared.buffer_schedule import participation_counts
 
 Make = Callable[..., Any]
 

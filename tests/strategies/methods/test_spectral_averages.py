@@ -12,8 +12,8 @@ import pytest
 from flwr.app import ArrayRecord
 
 from strategies import FedAvg, Spectral
-from strategies.methods import spectral
-from strategies.methods.spectral import neighbour_average
+from strategies.methods.shared import neighbours
+from strategies.methods.shared.neighbours import neighbour_average
 from tests.strategies.methods.spectral_requests import MANY, sent
 
 Make = Callable[..., Any]
@@ -297,7 +297,7 @@ def test_local_models_are_averaged_alike_in_blocks(monkeypatch: pytest.MonkeyPat
     assert (whole.shape, whole.dtype) == ((3, 11), np.float32)
     np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=1e-7)
     for block in (1, 64, 100, 200):  # of 1, 2, 3 and 6 columns; 11 is a multiple of none but 1
-        monkeypatch.setattr(spectral, "BLOCK", block)
+        monkeypatch.setattr(neighbours, "BLOCK", block)
         np.testing.assert_allclose(neighbour_average(rows, models, order), whole, rtol=2e-7)
 
 
@@ -306,9 +306,9 @@ def test_every_u_in_blocks(
     federation: Make, model: Make, train_config: Make, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     # one client and one column at a time, two clients, four clients and two columns
-    monkeypatch.setattr(spectral, "BLOCK", block)
-    monkeypatch.setattr(spectral, "TOGETHER", 1)
-    monkeypatch.setattr(spectral, "TOGETHER_BYTES", block)
+    monkeypatch.setattr(neighbours, "BLOCK", block)
+    monkeypatch.setattr(neighbours, "TOGETHER", 1)
+    monkeypatch.setattr(neighbours, "TOGETHER_BYTES", block)
     directions = random_directions(6)
     grid = federation(MANY, [1] * 6, directions=directions)
     config = Spectral.Config(perturbation_beta=0.3, participation="uniform", fraction_train=0.8)
