@@ -128,9 +128,12 @@ class ClientGraph:
         return float(np.median(pairs)) if len(pairs) else 0.0
 
     def weights(self, clients: Sequence[Client]) -> Vector:
-        """Return the weights p_i (n,) of n clients of the graph, normalised to sum to 1."""
+        """Return the weights p_i (n,) of n clients, normalised to sum to 1; 0 for a client that isn't in the graph.
+
+        Without rounds a client may count for a while after its node, and with it its place in the graph, is gone.
+        """
         share = dict(zip(self.clients, graph.client_weights(self.adjacency), strict=True))
-        chosen = np.array([share[client.index] for client in clients])
+        chosen = np.array([share.get(client.index, 0.0) for client in clients])
         return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
 
     def state(self) -> dict[str, Any]:
