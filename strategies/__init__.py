@@ -128,6 +128,7 @@ from strategies.methods.aced import ACED
 from strategies.methods.adaptive import FedAdagrad, FedAdam, FedYogi
 from strategies.methods.area import AREA
 from strategies.methods.async_fedavg import AsyncFedAvg
+from strategies.methods.async_spectral import AsyncSpectral
 from strategies.methods.ca2fl import CA2FL
 from strategies.methods.delay_adaptive import DelayAdaptive
 from strategies.methods.ditto import Ditto
@@ -178,6 +179,7 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "async-fedavg": AsyncFedAvg,
     "fedfix": FedFix,
     "fedbuff": FedBuff,
+    "async-spectral": AsyncSpectral,
     "fedcompass": FedCompass,
     "fedasync": FedAsync,
     "delay-adaptive": DelayAdaptive,
@@ -199,6 +201,7 @@ __all__ = [
     "FADAS",
     "REGISTRY",
     "AsyncFedAvg",
+    "AsyncSpectral",
     "AsynchronousConfig",
     "AsynchronousStrategy",
     "Bulyan",

@@ -92,7 +92,8 @@ _IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock !
 # Which runs read a key, of those whose strategy has it.
 READ_BY: dict[str, Readers] = {
     "client_weights": if_(
-        "all but spectral, whose are adjacency; not where participation = paired", _weights_count
+        "all but spectral and async-spectral, whose are adjacency; not where participation = paired",
+        _weights_count,
     ),
     "stragglers": if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
     "drop_stragglers": if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
@@ -105,6 +106,10 @@ READ_BY: dict[str, Readers] = {
         lambda setting: setting.strategy.config.server_optimizer == setting.config.server_optimizer,
     ),
     "neighbour_memory": if_("perturbation-beta < 1", lambda setting: setting.config.perturbation_beta < 1),
+    "staleness_discount": if_(
+        "not with perturbation-beta = 1",
+        lambda setting: getattr(setting.strategy.config, "perturbation_beta", 0.0) < 1,
+    ),
     "message_floor": WITH_GRAPH,
     "neighbours": WITH_GRAPH,
     "time_scenario": if_(

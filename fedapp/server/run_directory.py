@@ -38,7 +38,7 @@ from fedapp.config.strategy_keys import strategy_class
 from fedapp.data import Partition
 from fedapp.data.moments import Moments
 from fedapp.report.files import read_summary, replacing, write_summary
-from strategies import FedBuff
+from strategies import AsyncSpectral, FedBuff
 from strategies.methods.shared.buffer_schedule import HORIZON
 
 STATE, CHECKSUMS = "state.json", "checksums.json"
@@ -383,7 +383,7 @@ def _weighs_by_length(config: RunConfig) -> bool:
     """Tell whether a run's weights are played through beforehand, for as many aggregations as it may have."""
     strategy = strategy_class(config.strategy)
     return (
-        getattr(strategy, "periods", None) is FedBuff.periods
+        getattr(strategy, "periods", None) in (FedBuff.periods, AsyncSpectral.periods)
         and config.clock != "wall"
         and config.aggregation_weights == "time-based"
         and not config.concurrency

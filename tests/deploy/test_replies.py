@@ -18,6 +18,7 @@ from strategies.flower import messages
 RULES = {
     "fedprox": {messages.APPLIED: {messages.ALPHA: 0.1}},
     "spectral": {messages.APPLIED: {messages.BETA: 0.5, messages.RECORDS: [messages.NEIGHBOURS]}},
+    "async-spectral": {messages.APPLIED: {messages.BETA: 0.5, messages.RECORDS: [messages.NEIGHBOURS]}},
     # How far steps of 0.1 went: 40 rows in batches of 10 are 4 of them.
     "fednova": {messages.APPLIED: {messages.PATH: 0.4}},
     "scaffold": {messages.APPLIED: {messages.PATH: 0.4, messages.RECORDS: [messages.CONSTANT]}},
@@ -130,7 +131,7 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
         sent = message_to_proto(reply).SerializeToString()
         assert SECRET.encode() not in sent
         assert len(sent) < sum(sum(sizes.values()) for sizes in arrays.values()) + 1500
-    graph = client_weights == "adjacency" or strategy == "spectral"
+    graph = client_weights == "adjacency" or strategy in ("spectral", "async-spectral")
     expected = {messages.DESCRIBE, messages.TRAIN, messages.EVALUATE} | (
         {messages.ASK_DIRECTION} if graph else set()
     )

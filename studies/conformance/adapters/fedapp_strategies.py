@@ -42,6 +42,11 @@ KEYWORDS: dict[str, Keywords] = {
         "aggregation_weights": "identical",
         "staleness_discount": "polynomial:0.5",
     },
+    "async-spectral": lambda q: {
+        "buffer_size": q["m"],
+        "perturbation_beta": q["beta"],
+        "staleness_discount": f"polynomial:{q['a']}",
+    },
     "fedasync": lambda q: {"mixing_alpha": q["alpha"], "staleness_discount": f"polynomial:{q['a']}"},
     "delay-adaptive": lambda q: {"aggregation_weights": "identical"},
     "ringmaster": lambda q: {"delay_threshold": q["R"]},
@@ -107,7 +112,7 @@ def trajectory(problem: Problem, folder: Path, others: Mapping[str, Any]) -> lis
         "eval_every": 1,
         "min_clients": C,
     }
-    if "client_weights" not in others and problem.method != "spectral":
+    if "client_weights" not in others and problem.method not in ("spectral", "async-spectral"):
         keywords["client_weights"] = "uniform" if np.ptp(problem.importance) == 0 else "samples"
     if problem.task_seconds:
         times = folder / "times.csv"

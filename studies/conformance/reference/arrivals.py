@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ..problem import Arrival, Problem, Vector, total
+from .rounds import similarities
 
 Trajectory = Iterator[Vector]
 Work = tuple[int, int, Vector]  # client, δ, Δ_i
@@ -54,6 +55,32 @@ def fedbuff(problem: Problem) -> Trajectory:
         return W + rate / m * total(delta / np.sqrt(1 + staleness) for _, staleness, delta in came)
 
     return each_model(problem, rule)
+
+
+def async_spectral(problem: Problem) -> Trajectory:
+    """W ← W + η_g Σ d_i Δ_i, d_i = p_i N / N_i; gradients are taken at β w + (1 − β) u_i, u_i as client i began."""
+    given, C, W = problem.parameters, len(problem.clients), problem.initial
+    A = similarities(problem)
+    counts = [sum(client == i for arrived in problem.steps for client, _ in arrived) for i in range(C)]
+    models, last, came = [W], [W] * C, [0] * C
+    u = [W] * C  # of equal models
+
+    def local(i: int, sent: Vector, mean: Vector) -> Vector:
+        g = problem.clients[i].gradient
+        return problem.train(i, sent, lambda w: g(given["beta"] * w + (1 - given["beta"]) * mean))
+
+    for number, arrived in enumerate(problem.steps, 1):
+        W = models[-1]
+        for i, staleness in arrived:
+            sent = models[-1 - staleness]
+            last[i], came[i] = local(i, sent, u[i]), number
+            d = problem.importance[i] * len(problem.steps) / counts[i]
+            W = W + given["server_lr"] * d * (last[i] - sent)
+        models.append(W)
+        for i, _ in arrived:
+            factors = [A[i, j] * (1 + number - came[j]) ** -given["a"] for j in range(C)]
+            u[i] = total(factor * w for factor, w in zip(factors, last, strict=True)) / sum(factors)
+        yield W
 
 
 def fedasync(problem: Problem) -> Trajectory:

@@ -398,4 +398,20 @@ SETTINGS: dict[str, Setting] = {
         schedule(SECONDS, 14, buffer=2),
         parameters={"m": 2},
     ),
+    "async-spectral": Setting(
+        arrivals.async_spectral,
+        "this repository's own method, strategies/methods/async_spectral.py: E. Buttaci, 2024, algorithm 2, with the "
+        "server of J. Nguyen et al., AISTATS 2022, and the weights of Y. Fraboni et al., JMLR 2023, section 4.5",
+        [
+            "A_ij, p_i, and the local steps with u_i as for spectral",
+            "u_i, when client i begins: Σ_j A_ij s(a_j) w_j / Σ_j A_ij s(a_j), w_j the last local model of client j, "
+            "s(a) = (1 + a)^(−1/2), a_j the models since the one that w_j went into",
+            "server, of m arrivals: W ← W + η_g Σ d_i Δ_i, d_i = p_i N / N_i; N models, of which N_i have client i",
+        ],
+        "Before a client's first local model w_j is the first W. A client whose work waits begins anew with the next "
+        "model.",
+        schedule(SECONDS, 14, buffer=2),
+        "adjacency",
+        {"server_lr": 0.5, "m": 2, "beta": 0.6, "a": 0.5},
+    ),
 }

@@ -117,6 +117,7 @@ ERRORS = [
     ("ringleader", "G[i] / b[i]", "G[i]", "a client's updates are summed"),
     ("ringleader", "if i in stepped:", "if False:", "updates of phase 2 count in the same round"),
     ("area", "y[i] = local", "y[i] = models[-1 - staleness]", "y_i is the model before training"),
+    ("async_spectral", "number - came[j]", "0", "last models don't age"),
 ]
 
 

@@ -76,6 +76,15 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"strategy": "fedamp", "ditto-lambda": 0.3}, ["ditto-lambda"]),
     ({"strategy": "fedavg", "neighbour-memory": 1.0}, ["neighbour-memory"]),
     ({"strategy": "spectral", "neighbour-memory": 1.0, "perturbation-beta": 1.0}, ["neighbour-memory"]),
+    (
+        {
+            "strategy": "async-spectral",
+            "buffer-size": 2,
+            "staleness-discount": "polynomial:1",
+            "perturbation-beta": 1.0,
+        },
+        ["staleness-discount"],
+    ),
     ({"strategy": "fedavg", "aggregation-weights": "identical"}, ["aggregation-weights"]),
     ({"strategy": "async-fedavg", "server-lr": 0.1, "fedfix-interval": 2.0}, ["fedfix-interval"]),
     ({"strategy": "fedfix", "buffer-size": 2}, ["buffer-size"]),
@@ -200,6 +209,11 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("buffer-size", 2, {"strategy": "fedbuff", "buffer-size": 3}),
     ("concurrency", 2, {"strategy": "async-fedavg"}),
     ("staleness-discount", "polynomial:1", {"strategy": "fedasync", "num-server-rounds": 6}),
+    (
+        "staleness-discount",
+        "polynomial:1",
+        {"strategy": "async-spectral", "buffer-size": 1, "num-server-rounds": 9},
+    ),
     ("mixing-alpha", 0.3, {"strategy": "fedasync"}),
     ("delay-threshold", 1, {"strategy": "ringmaster", "num-server-rounds": 6}),
     ("cache-age", 1, {"strategy": "aced", "num-server-rounds": 9}),

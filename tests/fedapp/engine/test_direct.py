@@ -20,14 +20,12 @@ from strategies.flower import messages
 from strategies.flower.grids import WorkingGrid
 from tests.fedapp.engine.conftest import Both, Counting
 from tests.runs import same_files
-from tests.selection import only
+from tests.selection import methods, only
 
 Configure = Callable[..., RunConfig]
 CLIENTS = 12
-# A method that sets the number of steps of each task writes it into its requests: its clients get messages.
-ASYNCHRONOUS = [
-    name for name, method in REGISTRY.items() if not method.has_rounds and not method.capabilities.sets_steps
-]
+# The clients of a method that writes something into its requests, such as vectors or a task's steps, get messages.
+ASYNCHRONOUS = methods(has_rounds=False, writes_requests=False)
 
 
 @pytest.fixture

@@ -186,6 +186,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         if name != FEDEXP
     ),
     ("fedbuff", {"buffer_size": 2, "staleness_discount": "polynomial:0.5", "eval_every": 2}),
+    (
+        "async-spectral",
+        {"buffer_size": 1, "staleness_discount": "polynomial:1", "time_scenario": "exponential"},
+    ),
+    (
+        "async-spectral",
+        {**FLEET, "buffer_size": 2, "neighbour_memory": 0.0, "concurrency": 3, "task_failure": 0.2},
+    ),
     ("fedcompass", {"max_local_steps": 6, "min_local_steps": 1}),
     (
         "fedcompass",
