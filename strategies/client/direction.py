@@ -35,7 +35,7 @@ def direction_of(
     gradient : array (K, h) or of any shape
         The mean gradient of the loss on the client's data for the last layer's weights, at a model that is the same
         for all clients, such as the initial one; d = K h. m = gradient / ‖gradient‖, as the cosine similarity of
-        clustered federated learning has it (Sattler, Müller and Samek 2020, eq. 10). A gradient has a sign, which
+        clustered federated learning has it (Sattler, Müller and Samek 2020). A gradient has a sign, which
         stays: opposite gradients are clients that have nothing in common. (For softmax with cross-entropy the entries
         of a gradient sum to 0, so that a sign by their sum would be one by rounding errors.)
 
