@@ -35,6 +35,8 @@ def main() -> None:
 def work(command: dict, files: list[int]) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(file, number)
+    # The streams of before remember whether what they wrote to could seek.
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
     code = 1
     try:
         os.chdir(command["folder"])
