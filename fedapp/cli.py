@@ -179,8 +179,10 @@ def timeline_command(
 @app.command()
 def keys(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]…", help="keys, or parts of their names; none: all")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]…", help="keys, parts of names, or topics; none: everyday ones"),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="all keys")] = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="all of them as docs/config.md has them")
     ] = False,
@@ -193,11 +195,17 @@ def keys(
         from fedapp.config import ConfigError
         from fedapp.config.document import document, document_of, in_words
 
-    if (markdown or strategy) and names:
-        option = "--markdown" if markdown else "--strategy"
+    if (markdown or strategy or every) and names:
+        option = "--markdown" if markdown else "--strategy" if strategy else "--all"
         raise SystemExit(f"error: {option}: is of all its keys, not of {', '.join(names)}")
     try:
-        text = document_of(strategy) if strategy else document() if markdown else in_words(names or [])
+        text = (
+            document_of(strategy)
+            if strategy
+            else document()
+            if markdown
+            else in_words(names or [], every=every)
+        )
         print(text, end="")
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None

@@ -1,13 +1,16 @@
 """The keys' declarations to read: `docs/config.md`, and a text for the terminal."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
+from fedapp.config.data_keys import DataKeys
 from fedapp.config.key import ConfigError, Keys, unknown_key
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of, own_keys
-from fedapp.config.strategy_keys import OTHER_DEFAULTS, strategy_class
-from strategies import REGISTRY, StrategyConfig
+from fedapp.config.run_keys import RunKeys
+from fedapp.config.strategy_keys import OTHER_DEFAULTS, ProtectionKeys, StrategyKeys, strategy_class
+from fedapp.config.training_keys import TrainingKeys
+from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
 from strategies.core.parameters import parameters_of
 
 _INTRODUCTION = """# Keys of the run config
@@ -46,13 +49,62 @@ def _other_defaults() -> Iterator[str]:
                 )
 
 
-def in_words(names: Sequence[str] = ()) -> str:
+# What most runs set.
+EVERYDAY = (
+    "strategy",
+    "num-server-rounds",
+    "dataset",
+    "data-path",
+    "partitioner",
+    "class-imbalance",
+    "model",
+    "loss",
+    "lr",
+    "batch-size",
+    "local-epochs",
+    "participation",
+    "fraction-train",
+    "time-scenario",
+    "seed",
+    "engine",
+)
+
+
+def _without_rounds() -> list[str]:
+    """Return the keys that are parameters of asynchronous strategies alone."""
+    usual = parameters_of(StrategyConfig)
+    kinds = [kind for kind in REGISTRY.values() if issubclass(kind, AsynchronousStrategy)]
+    names = dict.fromkeys(name for kind in kinds for name in parameters_of(kind.Config) if name not in usual)
+    return ["time-scenario", "time-budget", "eval-every", *(name.replace("_", "-") for name in names)]
+
+
+TOPICS: Mapping[str, Callable[[], Sequence[str]]] = {
+    "methods": StrategyKeys.key_names,
+    "async": _without_rounds,
+    "data": DataKeys.key_names,
+    "training": TrainingKeys.key_names,
+    "privacy": ProtectionKeys.key_names,
+    "devices": lambda: (
+        "min-clients",
+        "round-timeout",
+        "clock",
+        "safeguards",
+        "registered-nodes",
+        "metrics-port",
+    ),
+    "runs": RunKeys.key_names,
+}
+
+
+def in_words(names: Sequence[str] = (), *, every: bool = False) -> str:
     """Return keys with meaning, default, what each accepts and who reads it, as text of 80 columns.
 
     Parameters
     ----------
     names : sequence of str
-        Keys; a name that is none stands for all that it is a part of. None: all.
+        Keys or topics; another name stands for all keys that it is a part of. None: the everyday ones.
+    every
+        Whether no names stand for all keys.
 
     Raises
     ------
@@ -60,12 +112,24 @@ def in_words(names: Sequence[str] = ()) -> str:
         If there is no key that has a name in it.
     """
     keys = [key for section in SECTIONS for key in section.key_names()]
-    chosen = dict.fromkeys(key for name in names for key in _called(name, keys)) or keys
-    return "\n".join(_words(key) for key in chosen)
+    if chosen := dict.fromkeys(key for name in names for key in _called(name, keys)):
+        return "\n".join(_words(key) for key in chosen)
+    text = "\n".join(_words(key) for key in (keys if every else EVERYDAY))
+    if every:
+        return text
+    more = (
+        f"{len(EVERYDAY)} everyday keys of {len(keys)}: `fedapp keys --all` shows all, `fedapp keys NAME` those "
+        f"with a name, `fedapp keys TOPIC` those of {', '.join(TOPICS)}."
+    )
+    return f"{text}\n{textwrap.fill(more, 80)}\n"
 
 
-def _called(name: str, keys: Sequence[str]) -> list[str]:
-    found = [name] if name in keys else [key for key in keys if name in key]
+def _called(name: str, keys: Sequence[str]) -> Sequence[str]:
+    if name in keys:
+        return [name]
+    if name in TOPICS:
+        return TOPICS[name]()
+    found = [key for key in keys if name in key]
     if not found:
         raise ConfigError(unknown_key(name, keys))
     return found

@@ -16,8 +16,7 @@ _KEYS = {
     "num-rounds": "num-server-rounds",
     "clients": NUM_CLIENTS,
     "mu": "proximal-mu",
-    "momentum": "optimizer-options",
-    "weight-decay": "optimizer-options",
+    "weight-decay": "l2",
 }
 
 # Values that are those of other keys, or several.

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedapp import names
 from fedapp.cli import _imported, app
+from fedapp.config import RunConfig
 from fedapp.training.evaluation import METRICS
 from fedapp.training.losses import LOSSES
 from strategies import REGISTRY
@@ -27,12 +28,28 @@ def test_keys_are_told_by_name() -> None:
     assert done.exit_code == 0
     assert re.findall(r"^\S+$", done.output, re.MULTILINE) == ["lr", "eval-every"]
     assert "default: 0.1" in done.output
-    assert max(map(len, run("keys").output.splitlines())) <= 80
+    assert max(map(len, run("keys", "--all").output.splitlines())) <= 80
 
 
 def test_a_part_of_a_name_tells_all_that_have_it() -> None:
     found = re.findall(r"^\S+$", run("keys", "epsilon", "server-").output, re.MULTILINE)
     assert found == ["message-epsilon", "server-lr", "server-optimizer", "num-server-rounds", "server-device"]
+
+
+def named(*arguments: str) -> list[str]:
+    return re.findall(r"^[a-z][\w-]*$", run("keys", *arguments).output, re.MULTILINE)
+
+
+def test_everyday_keys_come_first_and_topics_and_all_of_them_when_asked() -> None:
+    everyday, every = named(), named("--all")
+    assert 12 <= len(everyday) <= 18
+    assert set(everyday) < set(every) == set(RunConfig.key_names())
+    assert "buffer-size" in named("async")
+    assert "dp" in named("privacy")
+    topics = ("methods", "data", "training", "privacy", "runs")
+    assert sorted(key for topic in topics for key in named(topic)) == sorted(every)
+    assert set(named("devices")) < set(every)
+    assert run("keys", "--all", "lr").exit_code == 1
 
 
 def test_no_such_key_and_all_as_markdown() -> None:
