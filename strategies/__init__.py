@@ -125,7 +125,6 @@ from strategies.flower.installation import warn_of_namesakes
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
 from strategies.methods.aced import ACED
-from strategies.methods.adaptive import FedAdagrad, FedAdam, FedYogi
 from strategies.methods.area import AREA
 from strategies.methods.async_fedavg import AsyncFedAvg
 from strategies.methods.async_spectral import AsyncSpectral
@@ -137,7 +136,6 @@ from strategies.methods.fedamp import FedAMP
 from strategies.methods.fedasync import FedAsync
 from strategies.methods.fedau import FedAU
 from strategies.methods.fedavg import FedAvg
-from strategies.methods.fedavgm import FedAvgM
 from strategies.methods.fedbuff import FedBuff
 from strategies.methods.fedcompass import FedCompass
 from strategies.methods.feddyn import FedDyn
@@ -145,12 +143,14 @@ from strategies.methods.fedfix import FedFix
 from strategies.methods.fednova import FedNova
 from strategies.methods.fedprox import FedProx
 from strategies.methods.fedstale import FedStale
+from strategies.methods.flower_names.adaptive import FedAdagrad, FedAdam, FedYogi
+from strategies.methods.flower_names.fedavgm import FedAvgM
+from strategies.methods.flower_names.qfedavg import QFedAvg
+from strategies.methods.flower_names.robust import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum
 from strategies.methods.mifa import Mifa
-from strategies.methods.qfedavg import QFedAvg
 from strategies.methods.rennala import Rennala
 from strategies.methods.ringleader import Ringleader
 from strategies.methods.ringmaster import Ringmaster
-from strategies.methods.robust import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum
 from strategies.methods.scaffold import Scaffold
 from strategies.methods.spectral import Spectral
 from strategies.rounds.strategy import SynchronousStrategy

@@ -12,7 +12,7 @@ from typing import ClassVar
 from strategies.core.config import FLOWERS_ORDER, StrategyConfig, SynchronousConfig
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
-from strategies.methods.shared.own_optimizer import OwnOptimizer
+from strategies.methods.flower_names.own_optimizer import OwnOptimizer
 from strategies.updates.server_optimizer import Momentum, ServerOptimizer
 
 

@@ -17,7 +17,7 @@ from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
-from strategies.methods.shared.own_optimizer import OwnOptimizer
+from strategies.methods.flower_names.own_optimizer import OwnOptimizer
 from strategies.updates.server_optimizer import Adagrad, Adam, ServerOptimizer, Yogi
 
 
