@@ -96,7 +96,8 @@ Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the 
 
 ``expected_periods(times)`` has the P_i that come about, where ``periods`` has others: by these a run tells what it
 minimises. A client whose work waits goes on with ``works_on = True``. A config that is an ``EventsConfig`` has no
-``aggregation_weights``; ``weighing = "identical"`` says then that all weigh the same.
+``aggregation_weights``; ``weighing = "identical"`` says then that all weigh the same. With ``every_arrival = True`` a
+robust rule takes the last updates of several clients, else those of the aggregation.
 
 What it remembers is ``self.memory`` (arrays, and values that JSON holds) and ``self.vectors(name)`` (a vector of each
 client): empty when a run begins, saved with it, and back when it goes on. ``begin(layout, model)`` is told of both.

@@ -43,6 +43,7 @@ from fedapp.training.optimizer import optimizer_of
 from fedapp.training.state import names_of
 from strategies import AsynchronousStrategy, FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
+from strategies.core.config import RobustConfig
 from strategies.flower import messages
 from strategies.timing.availability import ALWAYS
 from strategies.timing.time_scenario import is_profile
@@ -99,7 +100,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
                 "along a steady gradient, which says nothing of others; allowed is sgd"
             )
         if not strategy.has_rounds:
-            _check_asynchronous(config)
+            _check_asynchronous(config, strategy)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
         config = config.model_copy(update=resolved)
@@ -253,16 +254,16 @@ def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
             )
 
 
-def _check_asynchronous(config: RunConfig) -> None:
+def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Refuse what needs rounds."""
     if config.participation != "full":
         raise ConfigError(
             f"participation = {config.participation!r}: {config.strategy} works with every client; allowed is full"
         )
-    if config.aggregation_rule != "mean":
+    if config.aggregation_rule != "mean" and not isinstance(strategy.config, RobustConfig):
         raise ConfigError(
-            f"aggregation-rule = {config.aggregation_rule!r}: compares updates of one round, from one model; "
-            f"{config.strategy} has no rounds, allowed is mean"
+            f"aggregation-rule = {config.aggregation_rule!r}: no rule fits how {config.strategy} puts updates "
+            "together; allowed is mean"
         )
     if config.dp == "central":
         raise ConfigError(

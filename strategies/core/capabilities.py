@@ -83,6 +83,8 @@ class Capabilities:
         Why an update of an earlier round can't count, for ``late = "next"``; "" if it can.
     counts_again : bool
         Whether a client's last update counts in every round, whoever is in time.
+    every_arrival : bool
+        Without rounds: whether each model is of one contribution: a robust rule then takes those of several models.
     works_on : bool
         Without rounds: whether a client goes on working while its work waits for the next aggregation.
     replies_beside : int
@@ -117,6 +119,7 @@ class Capabilities:
     past_the_sum: str = ""
     of_one_round: str = ""
     counts_again: bool = False
+    every_arrival: bool = False
     works_on: bool = False
     replies_beside: int = 0
     weighing: str = "time-based"

@@ -133,7 +133,27 @@ FLOWERS_ORDER = (
 
 
 @dataclass(frozen=True)
-class SynchronousConfig(StrategyConfig):
+class RobustConfig(StrategyConfig):
+    """What every strategy can be told whose updates may become one by a robust rule.
+
+    Parameters
+    ----------
+    aggregation_rule : str
+        how updates become one: the weighted mean, or a rule for faulty (Byzantine) clients
+    faulty_clients : int
+        f, clients among those whose updates become one that the robust rule tolerates, whatever they send
+    """
+
+    aggregation_rule: str = parameter(MEAN, choices=tuple(RULES), topic="protection")
+    faulty_clients: int = parameter(0, ge=0, topic="protection")
+
+    def rule(self) -> Rule | None:
+        """Return the robust rule, or None for the weighted mean; a method with one of its own replaces this."""
+        return robust_rule(self.aggregation_rule, self.faulty_clients)
+
+
+@dataclass(frozen=True)
+class SynchronousConfig(RobustConfig):
     """What every synchronous strategy can be told.
 
     Parameters
@@ -152,10 +172,6 @@ class SynchronousConfig(StrategyConfig):
         o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it
     late : str
         a reply that comes after its round has closed is dropped, or counts in the next round
-    aggregation_rule : str
-        how the updates of a round become one: the weighted mean, or a rule for faulty (Byzantine) clients
-    faulty_clients : int
-        f, clients in a round that the robust rule tolerates, whatever they send
     dp : str
         differential privacy, and who adds its noise: the server (central) or each client (local)
     dp_clipping_norm : float
@@ -173,15 +189,9 @@ class SynchronousConfig(StrategyConfig):
     round_deadline: float = parameter(0.0, ge=0, unit="seconds")
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
-    aggregation_rule: str = parameter(MEAN, choices=tuple(RULES), topic="protection")
-    faulty_clients: int = parameter(0, ge=0, topic="protection")
     dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
     dp_clipping_norm: float = parameter(1.0, gt=0, topic="protection")
     dp_noise_multiplier: float = parameter(1.0, ge=0, le=1e6, topic="protection")
-
-    def rule(self) -> Rule | None:
-        """Return the robust rule, or None for the weighted mean; a method with one of its own replaces this."""
-        return robust_rule(self.aggregation_rule, self.faulty_clients)
 
     def refuse_protection(self, sent: str) -> None:
         """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""
@@ -213,7 +223,7 @@ class EventsConfig(StrategyConfig):
 
 
 @dataclass(frozen=True)
-class AsynchronousConfig(EventsConfig):
+class AsynchronousConfig(EventsConfig, RobustConfig):
     """What an asynchronous strategy can be told that weighs contributions as one likes.
 
     Parameters

@@ -67,6 +67,8 @@ class ContributionWeights:
     ----------
     weighing : str
         How contributions weigh: ``time-based``, ``observed`` or ``identical``.
+    summed : bool
+        Whether the model moves by the weighted sum. By a robust rule clients' shares q̃_i in it are unknown.
     observes : callable
         Whether P_i are those observed, not those of the method.
     discounts : callable
@@ -87,6 +89,7 @@ class ContributionWeights:
         safeguards: Safeguards,
         weighing: str,
         *,
+        summed: bool = True,
         observes: Callable[[], bool],
         discounts: Callable[[], bool],
         interval: Callable[[], float | None],
@@ -96,7 +99,7 @@ class ContributionWeights:
     ) -> None:
         self._run, self._ledger = run, ledger
         self._population, self._safeguards = population, safeguards
-        self.weighing = weighing
+        self.weighing, self._summed = weighing, summed
         self._observes, self._discounts, self._interval = observes, discounts, interval
         self._method_periods, self._expected_periods = periods, expected_periods
         self._identical_weight = identical_weight
@@ -252,26 +255,32 @@ class ContributionWeights:
         return 0.5 * sum(abs(p[index] - q[index]) for index in p)
 
     def losses(self, losses: list[float]) -> Mapping[str, float]:
-        """Return the federated loss Σ p_i f_i and the surrogate loss Σ q̃_i f_i, which the run really minimises.
+        """Return the federated loss Σ p_i f_i and, if known, the surrogate loss Σ q̃_i f_i that the run minimises.
 
         Each with its spread; f_i come by client index.
         """
         if not self._ledger.members:
             return {}
-        return {
-            **mean_and_spread("federated-loss", self.importance(), losses),
-            **mean_and_spread("surrogate-loss", self.expected_share(), losses),
-        }
+        told = mean_and_spread("federated-loss", self.importance(), losses)
+        if not self._summed:
+            return told
+        return {**told, **mean_and_spread("surrogate-loss", self.expected_share(), losses)}
 
     def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
         """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
-        current, known, q, worth = self.current, self._ledger.members, self.expected_share(), self.worth()
+        current, known, worth = self.current, self._ledger.members, self.worth()
         parted = self._ledger.parted
         indices = list(range(max([*known, *parted]) + 1))
         members = [known.get(index) for index in indices]
         everybody = known.values()
         times = dict(zip(known, self._run.pace.times(everybody, everybody).tolist(), strict=True))
-        given = sum(member.weight for member in known.values())
+        shares = {}
+        if self._summed:
+            given, q = sum(member.weight for member in known.values()), self.expected_share()
+            shares = {
+                "expected-share": [q.get(index, 0.0) for index in indices],
+                "observed-share": [m.weight / given if m and given else 0.0 for m in members],
+            }
         return {
             "participation": [
                 float((m.contributions if m else 0) + parted.get(index, 0))
@@ -280,14 +289,13 @@ class ContributionWeights:
             "weight": [worth.get(index, 0.0) for index in indices],
             "task-time": [times.get(index, 0.0) for index in indices],
             "importance": [current.importance.get(index, 0.0) for index in indices],
-            "expected-share": [q.get(index, 0.0) for index in indices],
-            "observed-share": [m.weight / given if m and given else 0.0 for m in members],
+            **shares,
             **reporter.costs_of_clients(len(members)),
         }
 
     def log_objective(self) -> None:
         """Log the objective that the run minimised, if it wasn't the federated objective."""
-        if not self._ledger.members or self._run.stopped():
+        if not self._summed or not self._ledger.members or self._run.stopped():
             return
         p, q = self.current.importance, self.expected_share()
         if (distance := self.distance()) > 1e-6:

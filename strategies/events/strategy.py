@@ -21,6 +21,7 @@ is counted twice.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,9 +38,10 @@ from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
 from strategies.core.capabilities import hook
-from strategies.core.config import OBSERVED, AsynchronousConfig, EventsConfig, StrategyConfig
+from strategies.core.config import OBSERVED, AsynchronousConfig, EventsConfig, RobustConfig, StrategyConfig
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
+from strategies.events.arrival_rule import ArrivalRule, check_arrivals
 from strategies.events.contribution_weights import ContributionWeights
 from strategies.events.dispatcher import FIRST, Dispatcher
 from strategies.events.evaluation import RealTimeEvaluation
@@ -47,7 +49,7 @@ from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, T
 from strategies.events.statistics import Tally
 from strategies.events.tasks import Held, Retry, Task, TaskLedger, Turn, Wake
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError
+from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import Mail
 from strategies.flower.grids import Work
@@ -68,6 +70,7 @@ STUCK = (
     "ready(%d) is False, and nobody is at work: %d contributions wait, and %d of %d clients count; %s must be "
     "content with len(self.ledger.counting)"
 )
+TOO_FEW = "aggregation %d: %d contributions are fewer than the %d for %s, the model stays as it is"
 LOSES = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
@@ -92,6 +95,8 @@ class AsynchronousStrategy(FederatedStrategy):
         What every client counts.
     dispatcher : Dispatcher
         Who is sent the model.
+    robust : ArrivalRule, optional
+        The robust rule, in place of the weighted sum.
     total : int
         Aggregations that were asked for.
     """
@@ -122,12 +127,15 @@ class AsynchronousStrategy(FederatedStrategy):
         super().__init__(*arguments, **run)
         self.total = 0
         self.ledger = TaskLedger(self.run, works_on=self.works_on)
+        weighing = getattr(self.config, "aggregation_weights", self.weighing)
+        self.robust = self._new_rule(weighing)
         self.contribution_weights = ContributionWeights(
             self.run,
             self.ledger,
             self.population,
             self.safeguards,
-            getattr(self.config, "aggregation_weights", self.weighing),
+            weighing,
+            summed=self.robust is None,
             observes=partial(getattr, self, "observes_periods"),
             discounts=partial(getattr, self, "discounts"),
             interval=partial(getattr, self, "interval"),
@@ -151,6 +159,29 @@ class AsynchronousStrategy(FederatedStrategy):
             most_steps=self.most_steps,
         )
         self._lost_in_a_row = 0
+
+    def _new_rule(self, weighing: str) -> ArrivalRule | None:
+        """Return the robust rule over arrivals, None for the weighted sum; refuse one where they aren't equals."""
+        config, able = self.config, self.capabilities
+        if not isinstance(config, RobustConfig) or (rule := config.rule()) is None:
+            return None
+        check_arrivals(
+            type(self).__name__,
+            rule,
+            config,
+            weighing,
+            gathers=able.needs_all_updates,
+            discounts=self.discounts,
+        )
+        window = max(2 * config.faulty_clients + 3, rule.least) if able.every_arrival else 0
+        return ArrivalRule(rule, window, config.update_norm_bound)
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if so many clients are too few for the robust rule."""
+        if self.robust is not None and num_clients < (least := self.robust.rule.least):
+            raise ValueError(
+                f"{self.robust.rule.text}: needs {least} clients or more, there are {num_clients}"
+            )
 
     # ---- What a method fills in: see strategies/__init__.py ---------------------------------------------------
 
@@ -641,7 +672,10 @@ class AsynchronousStrategy(FederatedStrategy):
     # ---- Aggregation -------------------------------------------------------------------------------------------
 
     def _aggregate(self) -> None:
-        """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model."""
+        """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model.
+
+        With a robust rule the model stays as it is where the updates are too few.
+        """
         run, ledger = self.run, self.ledger
         contributions = [self._aged(each) for each in ledger.take_out(self.takes(ledger.buffer))]
         owners = [ledger.members[contribution.client.index] for contribution in contributions]
@@ -652,15 +686,22 @@ class AsynchronousStrategy(FederatedStrategy):
             buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
         if self.safeguards.active:
             buffers.bound(self.safeguards.buffers)
-        moved = self.server_step.sound(self.aggregate(run.model, contributions, weights))
-        share = min(1.0, buffers.weight * self.untrained_lr()) if buffers.weight else 0.0
-        buffers.put_into(moved, share, run.model)
+        total, average = buffers.weight, buffers
+        if self.robust is None:
+            moved: Vector | None = self.aggregate(run.model, contributions, weights)
+        else:
+            moved = self._moved_by_rule(self.robust, contributions, weights)
+            average = self.robust.untrained(run.buffers)
+        if moved is not None:
+            self.server_step.sound(moved)
+            average.put_into(moved, min(1.0, total * self.untrained_lr()) if total else 0.0, run.model)
         # After the step, whose size follows from the same numbers of contributions as the weights.
         for member, weight in zip(owners, weights, strict=True):
             ledger.count(member, weight)
-        run.result.arrays = run.layout.to_record(moved)
-        run.model = run.layout.rounded(moved)
-        self.reporter.stability.moved(run.model, len(contributions) / self.most_at_work)
+        if moved is not None:
+            run.result.arrays = run.layout.to_record(moved)
+            run.model = run.layout.rounded(moved)
+            self.reporter.stability.moved(run.model, len(contributions) / self.most_at_work)
         self.dispatcher.take_model()
         ledger.since.take(contributions, run.flower.weighted_by_key)
         run.aggregations += 1
@@ -673,6 +714,28 @@ class AsynchronousStrategy(FederatedStrategy):
             self._report_evaluation(last=done or run.stopped())
         else:
             self.reporter.report(run.aggregations, run.result, {})
+
+    def _moved_by_rule(
+        self, robust: ArrivalRule, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> Vector | None:
+        """Return the next model (D,), moved by the rule's result times Σ d_i; None if the updates are too few."""
+        members, looked_at = self.ledger.members, self.server_step.looked_at
+        robust.take(
+            {c.client.index: (looked_at(self.counted(c)), c.untrained) for c in contributions},
+            lambda index: index in members and not members[index].dropped,
+        )
+        # A client whose work is in the buffer twice counts once.
+        distinct = dict(zip((c.client.index for c in contributions), weights, strict=True))
+        update, total = robust.result(max(weights)), sum(distinct.values())
+        if update is None:
+            values = len(robust), robust.rule.least, robust.rule.text
+            if robust.window:  # until enough clients have answered
+                self.run.warn_once(TOO_FEW, self.run.aggregations + 1, *values)
+            else:
+                log.warning(TOO_FEW, self.run.aggregations + 1, *values)
+            return None
+        total = 1.0 if math.isclose(total, 1.0, rel_tol=1e-9) else total  # m × 1/m
+        return self.server_step.moved(self.run.model, self.direction(total * update))
 
     def _aged(self, contribution: Contribution) -> Contribution:
         """Return a contribution with its present staleness: others may have been aggregated while it waited."""
@@ -697,7 +760,8 @@ class AsynchronousStrategy(FederatedStrategy):
         if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
             of_training |= dict(function(since.contents, run.flower.weighted_by_key))
         self.ledger.since = Tally()
-        metrics["weights-distance"] = self.contribution_weights.distance()
+        if self.robust is None:
+            metrics["weights-distance"] = self.contribution_weights.distance()
         metrics = beside(metrics, of_training)
         number, result = run.aggregations, run.result
         result.train_metrics_clientapp[number] = metrics
@@ -742,5 +806,10 @@ class AsynchronousStrategy(FederatedStrategy):
         return max((member.tasks for member in self.ledger.members.values()), default=0)
 
     def parts(self) -> list[Any]:
-        """Return the parts of every strategy, the bookkeeping of tasks, and the weights of contributions."""
-        return [*super().parts(), self.ledger, self.contribution_weights]
+        """Return the parts of every strategy, the bookkeeping of tasks, the contributions' weights, and the rule."""
+        own = [self.ledger, self.contribution_weights]
+        return [*super().parts(), *own, *([] if self.robust is None else [self.robust])]
+
+    def bytes_kept(self) -> int:
+        """Return the bytes of the clients' vectors that the method keeps, and of the robust rule's window."""
+        return super().bytes_kept() + (0 if self.robust is None else self.robust.nbytes)

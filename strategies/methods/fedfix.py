@@ -48,6 +48,10 @@ class FedFixConfig(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (rule := self.rule()) is not None:
+            raise ValueError(
+                f"{rule.text}: takes contributions as equals; fedfix weighs them by time, allowed is mean"
+            )
         if self.aggregation_weights not in ("time-based", OBSERVED):
             raise ValueError(
                 f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights, or observed ones"

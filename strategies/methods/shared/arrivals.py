@@ -1,6 +1,7 @@
 """When asynchronous methods make a model: at every arrival, or when so many have arrived."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class EveryArrival(AsynchronousStrategy):
 
     New model: at every arrival.
     """
+
+    every_arrival: ClassVar[bool] = True
 
     def ready(self, arrived: int) -> bool:
         """At every arrival."""
@@ -60,8 +63,14 @@ class Buffered(AsynchronousStrategy):
         return 1 / min(self.config.buffer_size, num_clients)
 
     def check(self, num_clients: int) -> None:
-        """A buffer larger than the federation would never fill."""
+        """A buffer larger than the federation would never fill, and a robust rule may need a larger one."""
+        super().check(num_clients)
         if self.config.buffer_size > num_clients:
             raise ValueError(
                 f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
+            )
+        if self.robust is not None and self.config.buffer_size < (least := self.robust.rule.least):
+            raise ValueError(
+                f"{self.robust.rule.text}: needs {least} contributions in the buffer or more, buffer_size = "
+                f"{self.config.buffer_size}"
             )

@@ -146,7 +146,11 @@ def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path:
     ("values", "text"),
     [
         ({"strategy": "fedbuff", "dp": "central"}, "dp = 'central': its account is of rounds"),
-        ({"strategy": "fedfix", "aggregation-rule": "krum"}, "aggregation-rule = 'krum': compares updates"),
+        ({"strategy": "fedfix", "aggregation-rule": "krum"}, "fedfix weighs them by time, allowed is mean"),
+        (
+            {"strategy": "rennala", "aggregation-rule": "krum"},
+            "no rule fits how rennala puts updates together",
+        ),
         ({"strategy": "spectral", "dp": "central"}, "dp = 'central': each client of the spectral method"),
         ({"strategy": "spectral", "dp": "local"}, "message-epsilon = 0: with dp = 'local'"),
         ({"dp": "central"}, "client-weights = 'samples', allowed is uniform"),

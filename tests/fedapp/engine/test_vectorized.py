@@ -138,6 +138,20 @@ def test_every_strategy_equals_the_sequential_engine(
         assert all(np.array_equal(graph[name], other[name]) for name in graph)
 
 
+@pytest.mark.parametrize("strategy", ["fedbuff", "async-fedavg"])
+def test_a_robust_rule_without_rounds_equals_the_sequential_engine(strategy: str, small: Configure) -> None:
+    robust: dict[str, Any] = {
+        "strategy": strategy,
+        "model": "logistic",
+        "aggregation_rule": "trimmed-mean",
+        "faulty_clients": 1,
+        "client_weights": "uniform",
+        "aggregation_weights": "identical",
+        "buffer_size": 4,
+    }
+    assert_equal_runs(*(run(grid, small(**robust)) for grid in (vectorized_grid(), sequential_grid())))
+
+
 WORKS: dict[str, dict[str, Any]] = {
     "cnn": {"local_epochs": 0, "local_steps": 2},
     "mlp": {"batch_size": 64},

@@ -52,7 +52,20 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
         (
             {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"},
             ConfigError,
-            "aggregation-rule = 'median': compares updates of one round, from one model; fedbuff has no rounds",
+            "aggregation-rule = 'median', faulty-clients = 0: takes contributions as equals; client-weights = ",
+        ),
+        (
+            {
+                "strategy": "fedbuff",
+                "buffer_size": 2,
+                "aggregation_rule": "median",
+                "faulty_clients": 1,
+                "client_weights": "uniform",
+                "aggregation_weights": "identical",
+            },
+            ConfigError,
+            "aggregation-rule = 'median', faulty-clients = 1: needs 3 contributions in the buffer or more, "
+            "buffer-size = 2",
         ),
         (
             {"time_scenario": "trace:/no/such.csv"},

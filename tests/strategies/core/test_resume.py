@@ -117,6 +117,12 @@ def go(federation: Make, model: Make, train_config: Make) -> Go:
 
 # Devices that take 0.2 to 1 s a task, and are there for some tasks of a day of 4 s.
 FLEET = {"time_scenario": "lognormal:0.5,10", "availability": "diurnal:0.6,4"}
+ROBUST = {
+    "client_weights": "uniform",
+    "aggregation_weights": "identical",
+    "aggregation_rule": "median",
+    "faulty_clients": 1,
+}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
     ("fedavg", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 4}),
@@ -194,6 +200,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "async-spectral",
         {**FLEET, "buffer_size": 2, "neighbour_memory": 0.0, "concurrency": 3, "task_failure": 0.2},
     ),
+    ("fedbuff", {**ROBUST, "buffer_size": 3, "time_scenario": "exponential"}),
+    ("async-fedavg", {**ROBUST, "server_lr": 0.1, "time_scenario": "exponential", "eval_every": 4}),
     ("fedcompass", {"max_local_steps": 6, "min_local_steps": 1}),
     (
         "fedcompass",

@@ -130,9 +130,19 @@ def test_a_long_update_is_shortened_and_their_jump_does_not_count_towards_it() -
     assert arrays["layer.weight"].numpy().tolist() == [1.5, 1.5]
 
 
-def test_a_robust_rule_takes_their_median() -> None:
-    arrays = run(FedAvg, client_weights="uniform", aggregation_rule="median", faulty_clients=1)
-    assert (variance_of(arrays), int(arrays["norm.num_batches_tracked"].numpy())) == (1.0, 20)
+@pytest.mark.parametrize(
+    ("kind", "rounds", "own", "count"),
+    [
+        (FedAvg, 1, {}, 20),
+        (FedBuff, 1, {"aggregation_weights": "identical", "buffer_size": 3}, 20),
+        # The first two of three arrivals leave the model as it is, and an arrival moves it by a third.
+        (AsyncFedAvg, 3, {"aggregation_weights": "identical", "time_scenario": "F0"}, 7),
+    ],
+)
+def test_a_robust_rule_takes_their_median(kind: Any, rounds: int, own: dict[str, Any], count: int) -> None:
+    robust = {"client_weights": "uniform", "aggregation_rule": "median", "faulty_clients": 1}
+    arrays = run(kind, rounds, **robust, **own)
+    assert (variance_of(arrays), int(arrays["norm.num_batches_tracked"].numpy())) == (1.0, count)
 
 
 def test_with_central_privacy_they_stay_as_they_are() -> None:
