@@ -27,8 +27,7 @@ def test_signs_and_letters_have_names_in_ascii(text: str, shown: str) -> None:
 
 def test_the_command_answers_without_utf_8() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    for arguments in (["methods", "fedavg"], ["sweep", "--help"]):
-        command = [sys.executable, "-m", "fedapp.cli", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, check=True)
-        assert done.stdout.isascii()
-        assert not done.stderr
+    command = [sys.executable, "-m", "fedapp.cli", "methods", "fedavg"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert done.stdout.isascii()
+    assert not done.stderr

@@ -95,12 +95,16 @@ ALIKE: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "normalize"), spread(list(product(REGISTRY, [False, True])), 9))
+# FedCompass sets the clients' numbers of steps itself: where steps aren't normalised, its limit is that of its own.
+LIMITS = [case for case in product(REGISTRY, [False, True]) if case != ("fedcompass", False)]
+
+
+@pytest.mark.parametrize(("name", "normalize"), spread(LIMITS, 9))
 def test_every_strategy_goes_to_the_limit(
     final_model: Callable[..., float], name: str, normalize: bool
 ) -> None:
-    importance = TIED if name == "spectral" else UNIFORM
-    more = {} if name == "spectral" else {"client_weights": "uniform"}
+    tied = REGISTRY[name]().config.client_weights == "adjacency"
+    importance, more = (TIED, {}) if tied else (UNIFORM, {"client_weights": "uniform"})
     more |= ALIKE.get(name, {})
     if hasattr(REGISTRY[name].Config(), "buffer_size") and "buffer_size" not in more:
         more["buffer_size"] = 2
@@ -109,7 +113,7 @@ def test_every_strategy_goes_to_the_limit(
     # What they are made for: whatever the steps, the minimum is that of all.
     unbiased = normalize or name in ("fednova", "scaffold", "feddyn")
     expected, other = (limit(importance, normalize=n) for n in (unbiased, not unbiased))
-    lr, rounds = (0.05, 160) if REGISTRY[name].has_rounds else (0.02, 400)
+    lr, rounds = (0.05, 160) if REGISTRY[name].has_rounds else (0.02, 700)
     rounds = 1500 if name == "fedasync" else rounds  # a model is mixed in thirds
     found = final_model(name, lr=lr, normalize=normalize, rounds=rounds, **more)
     # Σ p a c / Σ p a = 1.86 and Σ p E a c / Σ p E a = 0.88 (spectral 1.64 and 0.64): close to its own at a small μ
