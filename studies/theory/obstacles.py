@@ -74,6 +74,7 @@ ANY_VALUE = frozenset(
         "client-device",
         "tf32",
         "client-threads",
+        "engine",
         "results-dir",
         "tracker",
         "log-format",

@@ -64,6 +64,7 @@ def test_a_run_is_found_under_another_name_and_run_once_for_all_its_points(plan,
     assert stamps(tmp_path) == before
 
 
+@pytest.mark.figures
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(plan, tmp_path):
     base = {**plan().base, "num-server-rounds": 6, "checkpoint-every": 1, "figures": True}
     planned = plan(base=base).runs()[0]
