@@ -1,5 +1,5 @@
 # make run      set up .venv and run the main job on the embedded data; ENGINE=ray: as flwr run does, on Ray
-# make test     set up .venv and run the tests, some 7 minutes on two idle cores; FILE=tests/strategies/core: one room
+# make test     set up .venv and run the tests, some 5 minutes on two idle cores; FILE=tests/strategies/core: one room
 # make test-real set up .venv and run the thorough tests on real Ray and SuperLinks, and the first guide, some 6 minutes
 # make test-studies set up .venv and run the tests of the studies: theory, reproduced papers, maps, benchmarks
 # make test-flower VERSION=1.42.0: run the library's tests on that Flower, which goes to a folder of its own
