@@ -16,6 +16,7 @@ from pathlib import Path
 from fedapp.api import command
 from fedapp.names import IN_PROCESS
 from fedapp.server import USER_ERRORS, Observer
+from fedapp.terminal import show_in_ascii
 
 # What --compare has no use for: its runs' keys stand in studies/experiments/compare.toml.
 NOT_COMPARED = ("run_config", "federation_config", "way")
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None, observers: Sequence[Observer] = ())
 
     ``observers`` are additional observers, called at every aggregation.
     """
+    show_in_ascii()
     parser = command.parser_of(None, __doc__ or "")
     parser.add_argument(
         "--compare",

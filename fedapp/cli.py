@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,8 +15,6 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperGroup
-
-from fedapp.terminal import show_everywhere
 
 # Commands whose modules take seconds to import: ``module:function``, or the Typer of a group of commands.
 IMPORTED_WHEN_CALLED = {
@@ -234,7 +233,10 @@ def methods(
 
 def main() -> None:
     """Run the command line."""
-    show_everywhere()
+    if any("utf" not in (stream.encoding or "").lower() for stream in (sys.stdout, sys.stderr)):
+        from fedapp.terminal import show_in_ascii
+
+        show_in_ascii()
     app()
 
 

@@ -12,8 +12,9 @@ from fedapp.config.run_keys import ROUNDS
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.report.files import read_summary
 from fedapp.server import prepare, run
-from fedapp.server.ending import one_line_errors, own_parts_named, told_to_stop
+from fedapp.server.ending import one_line_errors, told_to_stop
 from fedapp.server.progress import Heartbeat, HowFar
+from fedapp.server.run import own_parts_named
 from strategies.flower.exchange import never, wait_for_nodes
 from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
 

@@ -58,8 +58,8 @@ def _sign(character: str) -> str:
     return name.rpartition(" ")[2].lower() if name.startswith("GREEK") else "?"
 
 
-def show_everywhere() -> None:
-    """Let this process print on a terminal of any encoding."""
+def show_in_ascii() -> None:
+    """Let this process print what its terminal has no code for in ASCII."""
     codecs.register_error(_HANDLER, in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -145,7 +145,7 @@ class MemoryGrid(LocalGrid):
     # ---- What Flower's Grid does ----------------------------------------------------------------------------------
 
     @property
-    def all_connected(self) -> bool:
+    def all_connected(self) -> bool:  # type: ignore[override]
         """Return True if no node has yet to join."""
         return all(node.joins_after < 0 for node in self.nodes.values() if node.present)
 

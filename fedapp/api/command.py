@@ -13,7 +13,6 @@ from fedapp.config.words import read_words
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.names import AUTO, ENGINES, VECTORIZED, WAYS
-from fedapp.terminal import show_everywhere
 
 if TYPE_CHECKING:
     from fedapp.server import Observer
@@ -34,7 +33,6 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
     ``observers`` are additional observers, called at every aggregation.
     """
     plain_where_piped()
-    show_everywhere()
     try:
         values, stated, federation = _given(options)
         config = RunConfig.load(values)
@@ -46,7 +44,8 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
     except (ConfigError, DataError) as error:  # before PyTorch and Ray are imported, which takes seconds
         return _failed(error)
     from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
-    from fedapp.server.ending import USER_ERRORS, own_parts_named
+    from fedapp.server import USER_ERRORS
+    from fedapp.server.run import own_parts_named
 
     try:
         with logging_as(config.log_format), stop_on_interrupt() as stop, own_parts_named(config):
@@ -82,7 +81,8 @@ def _given(
     files = [word for word in options.words if word.endswith(".toml") and "=" not in word]
     texts = [*(options.run_config or []), *files]
     values, clients_of_run = read_run_options("--run-config", texts)
-    words = read_words([word for word in options.words if word not in files])
+    own = [word for word in options.words if word not in files]
+    words = read_words(own) if own else {}
     pairs = read_options("--run-config", [text for text in texts if not text.endswith(".toml")])
     if options.engine:
         pairs |= {"engine": options.engine}

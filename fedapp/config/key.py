@@ -247,6 +247,9 @@ def if_(text: str, holds: Callable[[Setting], bool]) -> Readers:
     return Readers(lambda _: text, lambda setting, _: holds(setting))
 
 
+SIMULATED = if_("a simulation", lambda setting: not setting.on_devices)
+
+
 EVERY_RUN = if_("every run", lambda _: True)
 
 # The strategies whose Config has a field of the key's name.

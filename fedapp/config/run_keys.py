@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedapp.config.key import (
+    SIMULATED,
     Count,
     Flag,
     Keys,
@@ -25,10 +26,6 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 def _uses_gpus(setting: Setting) -> bool:
     return setting.gpus and not setting.config.client_device == setting.config.server_device == "cpu"
-
-
-def _simulates(setting: Setting) -> bool:
-    return not setting.on_devices
 
 
 def _exports(setting: Setting) -> bool:
@@ -79,7 +76,7 @@ class RunKeys(Keys):
             "what runs the clients of a simulation: vectorized (batches of clients, in the server's process), "
             "sequential (one client after the other, there) or ray (Flower's simulation, in processes of their own); "
             "auto: ray where clients share a GPU or RAY_ADDRESS names a cluster, vectorized elsewhere",
-            if_("a simulation", _simulates),
+            SIMULATED,
         ),
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from fedapp.config import ConfigError, RunConfig, in_keys
+from fedapp.config import ConfigError, in_keys
 from fedapp.data import DataError
 from fedapp.models import ModelError
-from fedapp.own import OwnPartError, raised_by
+from fedapp.own import OwnPartError
 from strategies import RunError
 
 log = logging.getLogger("flwr.fedapp")
@@ -66,19 +66,6 @@ def told_to_stop() -> Iterator[None]:
         raise
     finally:
         restore()
-
-
-@contextmanager
-def own_parts_named(config: RunConfig) -> Iterator[None]:
-    """Turn what a user-defined part raises into an ``OwnPartError`` of one line, which says where it was raised."""
-    try:
-        yield
-    except USER_ERRORS:
-        raise
-    except Exception as error:
-        if not (line := raised_by(error, config.flat())):
-            raise
-        raise OwnPartError(f"{line}; the run's log.txt has the traceback") from error
 
 
 @contextmanager

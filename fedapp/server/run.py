@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.logs import copied_to, logging_as, plain_where_piped
-from fedapp.own import raised_by
+from fedapp.own import OwnPartError, raised_by
 from fedapp.report import read_metrics
 from fedapp.report.files import FAILED
 from fedapp.server.divergence import Divergence
@@ -147,6 +147,19 @@ def _run(
         # A full disk, which may be what ended the run, must not hide why.
         with suppress(*((OSError,) if status in (FAILED, "diverged") else ())):
             record.end(status, reason, complete=complete)
+
+
+@contextmanager
+def own_parts_named(config: RunConfig) -> Iterator[None]:
+    """Turn what a user-defined part raises into an ``OwnPartError`` of one line, which says where it was raised."""
+    try:
+        yield
+    except USER_ERRORS:
+        raise
+    except Exception as error:
+        if not (line := raised_by(error, config.flat())):
+            raise
+        raise OwnPartError(f"{line}; the run's log.txt has the traceback") from error
 
 
 def _line(error: Exception, config: RunConfig) -> str:

@@ -113,3 +113,6 @@ class NodeRecord:
     def owns(self, node_id: int, name: str) -> bool:
         """Return True unless the record says that another node has this name."""
         return self._names.get(name, node_id) == node_id
+
+
+NOBODY = NodeRecord()  # the record of a run that has none; nothing changes a record

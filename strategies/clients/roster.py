@@ -32,7 +32,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from strategies.clients.registered import MOST_PARTITIONS, NodeRecord
+from strategies.clients.registered import MOST_PARTITIONS, NOBODY, NodeRecord
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.errors import RunError
@@ -129,7 +129,7 @@ class Roster:
         record: NodeRecord | None = None,
     ) -> None:
         self.weight_key = weight_key
-        self.record = record or NodeRecord()
+        self.record = record or NOBODY
         self.config_key = config_key
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
@@ -420,7 +420,7 @@ class Roster:
         if (node := self.record.nodes.get(node_id)) is not None:
             self._owners[node.name] = index
             return node.name
-        if not self.record.owns(node_id, claim):
+        if self.record.nodes and not self.record.owns(node_id, claim):
             log.warning(
                 "node %d says that it is %s, which registered_nodes denies: its id is shown", node_id, claim
             )

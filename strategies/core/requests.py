@@ -1,5 +1,6 @@
 """The requests to clients: the messages that ask them to train, and who has not answered yet."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -18,6 +19,7 @@ from strategies.flower.exchange import looks, never, pushed
 from strategies.timing.load import Loads
 
 _USUAL = "usual-times-"  # before the kind of a request, in a checkpoint
+_AWAITED = (messages.TRAIN, messages.EVALUATE)  # whose replies are awaited by what clients usually take
 
 Fields = Callable[[], Mapping[str, Any]]
 Records = Callable[[Client], Mapping[str, messages.RecordType]]
@@ -120,7 +122,7 @@ class PendingReplies:
 
     def reset(self) -> None:
         """Forget what clients usually take, and which are at work since an earlier round."""
-        self._patience = {kind: Patience() for kind in (messages.TRAIN, messages.EVALUATE)}
+        self._patience: defaultdict[str, Patience] = defaultdict(Patience)  # by the kind of request
         self._overdue: dict[str, _Overdue] = {}  # by message id
         self._late_bytes = 0
 
@@ -132,7 +134,9 @@ class PendingReplies:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what clients usually take."""
         self.reset()
-        self._patience = {kind: Patience.restored(state, f"{_USUAL}{kind}") for kind in self._patience}
+        for kind in _AWAITED:
+            if f"{_USUAL}{kind}" in state:
+                self._patience[kind] = Patience.restored(state, f"{_USUAL}{kind}")
 
     def at_work(self) -> list[int]:
         """Return the indices of the clients that haven't answered; safe to call from another thread."""
@@ -184,8 +188,8 @@ class PendingReplies:
         nodes = {request.metadata.dst_node_id for request in requests}
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
         kind = requests[0].metadata.message_type if requests else ""
-        if self._gives_up() and (patience := self._patience.get(kind)) is not None:
-            return self._patiently(grid, pushed(grid, requests), arrived, patience, overdue)
+        if kind in _AWAITED and self._gives_up():
+            return self._patiently(grid, pushed(grid, requests), arrived, self._patience[kind], overdue)
         return self._replies(grid, pushed(grid, requests), arrived)
 
     def _replies(

@@ -169,7 +169,7 @@ class FederatedStrategy(Strategy):
             flower.weighted_by_key,
             flower.configrecord_key,
             flower.min_available_nodes,
-            NodeRecord(config.registered_nodes),
+            NodeRecord(config.registered_nodes) if config.registered_nodes else None,
         )
         by_graph = config.client_weights == "adjacency"
         graph = ClientGraph(config.message_floor, config.neighbours) if by_graph else None

@@ -17,10 +17,8 @@ class LocalGrid(Grid):
     #: Name of the engine, which ``strategies.flower.grids.engine_of`` returns.
     engine = "memory"
 
-    @property
-    def all_connected(self) -> bool:
-        """Return True if no further node will connect: the start of a run then doesn't wait for more nodes."""
-        return True
+    #: Whether no further node will connect: the start of a run then doesn't wait for more nodes.
+    all_connected: bool = True
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is only one run."""
