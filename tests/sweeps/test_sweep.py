@@ -25,6 +25,7 @@ from fedapp.sweeps.command import plan_of
 from fedapp.sweeps.plan import SweepPlan, checked
 from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.results import write_results
+from fedapp.sweeps.runner import _check_jobs
 from fedapp.sweeps.sweep import make_sweep, outcome_in
 from fedapp.sweeps.tuning import pick
 from tests.runs import summary_of
@@ -177,6 +178,14 @@ def test_tuning_is_on_seeds_that_are_not_reported(tmp_path):
         n: [v] for n, v in best.items()
     }
     assert "By accuracy at the end, on seeds 4, 5" in (tmp_path / "report.md").read_text()
+
+
+def test_on_a_machine_with_a_gpu_several_runs_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``auto`` is Ray only where clients share the GPU, which those of a sweep don't."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    _check_jobs(plan(tune=[]).runs(), "", 2)
+    with pytest.raises(ConfigError, match="allowed with engine ray is 1"):
+        _check_jobs(plan(tune=[]).runs(), "ray", 2)
 
 
 def plan(**changes: Any) -> SweepPlan:
