@@ -48,6 +48,7 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
         _local_steps(found, plan),
         _variance(found, plan),
         _lojasiewicz(found, plan),
+        _bounds(found),
     ]
     report.notes += _notes(found)
     return report
@@ -177,6 +178,17 @@ def _tightest(found: Findings) -> float:
     return max(float((found.floors(*case, "gap") / found.floors(*case, "bound")).max()) for case in _cases())
 
 
+def _tightest_noise(found: Findings) -> float:
+    """Largest noise floor / bound."""
+    return max(float((found.noise(*case, "level") / found.noise(*case, "bound")).max()) for case in _cases())
+
+
+def _tightest_power(found: Findings, power: str) -> float:
+    """Largest floor / bound of a loss with α > 1, of clients that differ and of noise."""
+    tables = ((found.power_floors, "gap"), (found.power_noise, "level"))
+    return max(float((table(power, one) / table(power, "bound")).max()) for table, one in tables)
+
+
 def _heterogeneity(found: Findings, plan: Plan) -> Verdict:
     claim = "001-1-heterogeneity"
     holds, evidence = _set_by_zeta2(found, plan, claim, "gap")
@@ -198,9 +210,7 @@ def _variance(found: Findings, plan: Plan) -> Verdict:
     by_kind = {kind: [found.noise_slopes(kind, step) for step in STEPS] for kind in KINDS}
     at_many = {kind: [found.noise_slopes(kind, step, many) for step in STEPS] for kind in KINDS}
     slopes = [each for group in (by_kind, at_many) for kind in KINDS for each in group[kind]]
-    tightest = max(
-        float((found.noise(*case, "level") / found.noise(*case, "bound")).max()) for case in _cases()
-    )
+    tightest = _tightest_noise(found)
     listed = "; ".join(
         f"{kind}: C to the power {_range(by_kind[kind])}, for C ≥ {many} {_range(at_many[kind])}"
         for kind in KINDS
@@ -218,10 +228,7 @@ def _lojasiewicz(found: Findings, plan: Plan) -> Verdict:
         exponent = _exponent(power)
         slopes = {way: [found.power_slopes(power, way)] for way in WAYS}
         noise = _power_noise_slope(found, power)
-        tightest = max(
-            float((table(power, one) / table(power, "bound")).max())
-            for table, one in ((found.power_floors, "gap"), (found.power_noise, "level"))
-        )
+        tightest = _tightest_power(found, power)
         holds &= _near([each for way in WAYS for each in slopes[way]], 1 / exponent, band)
         holds &= _near([noise], -1 / exponent, band) and tightest <= 1
         listed = ", ".join(f"{_range(slopes[way])} by {way}" for way in WAYS)
@@ -230,6 +237,17 @@ def _lojasiewicz(found: Findings, plan: Plan) -> Verdict:
             f"floor as C to the power {noise.mean():.2f}; at most {tightest:.3f} of the bound"
         )
     return judge(claim, holds, ". ".join(evidence))
+
+
+def _bounds(found: Findings) -> Verdict:
+    """What theorems F.2 and F.4 themselves say: no floor is above its bound."""
+    tightest = {
+        "clients that differ, α = 1": _tightest(found),
+        "noise, α = 1": _tightest_noise(found),
+        "both, α > 1": max(_tightest_power(found, power) for power in found.powers),
+    }
+    evidence = "; ".join(f"{name}: {share:.3f}" for name, share in tightest.items())
+    return judge("001-1-bounds", max(tightest.values()) <= 1, f"largest floor over its bound, {evidence}")
 
 
 def _exponent(power: str) -> float:

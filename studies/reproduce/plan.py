@@ -41,6 +41,24 @@ class Reading(Strict):
     chosen: str
 
 
+class Scale(Strict):
+    """How much of the source's training a claim needs before a verdict on it means anything.
+
+    Attributes
+    ----------
+    key : str
+        Run-config key that says how long a run trains, as ``time-budget``.
+    published : float
+        What the source has there.
+    least : float
+        The smallest share of it that decides the claim.
+    """
+
+    key: str
+    published: float = Field(gt=0)
+    least: float = Field(0.2, gt=0, le=1)
+
+
 class Claim(Strict):
     """A part of a published claim that gets a verdict of its own.
 
@@ -52,11 +70,17 @@ class Claim(Strict):
         When it holds; ``{name}`` stands for a threshold.
     thresholds : dict
         The numbers, and names of cells of the grid, that the rule rests on: reports have them from here alone.
+    reading : bool
+        Whether the claim is this project's reading of the source, which doesn't say it so.
+    scale : Scale, optional
+        Given where runs may be too short to decide the claim.
     """
 
     text: str
     rule: str
     thresholds: dict[str, Any] = Field(default_factory=dict)
+    reading: bool = False
+    scale: Scale | None = None
 
     @model_validator(mode="after")
     def _rule_can_be_filled_in(self) -> "Claim":
@@ -68,7 +92,13 @@ class Claim(Strict):
 
     def filled_rule(self) -> str:
         """Return the rule with its thresholds filled in."""
-        return self.rule.format(**{name: _shown(value) for name, value in self.thresholds.items()})
+        rule = self.rule.format(**{name: _shown(value) for name, value in self.thresholds.items()})
+        if self.scale is None:
+            return rule
+        return (
+            f"{rule}; not testable where {self.scale.key} is below {self.scale.least:.0%} of the source's "
+            f"{self.scale.published:g}"
+        )
 
 
 def _shown(value: Any, between: str = "; ") -> Any:
@@ -168,6 +198,28 @@ class Plan(Grid):
         if claim not in self.claims or name not in self.claims[claim].thresholds:
             raise ConfigError(f"claims.{claim}.thresholds.{name}: missing in the file of {self.title!r}")
         return self.claims[claim].thresholds[name]
+
+    def too_short(self, claim: str) -> str:
+        """Say how long the runs behind a claim train, if that is too little to decide it; empty otherwise.
+
+        They are those of the problems that its thresholds name (``problem``, ``problems``), or all.
+        """
+        scale, thresholds = self.claims[claim].scale, self.claims[claim].thresholds
+        if scale is None:
+            return ""
+        named = {*thresholds.get("problems", ()), *filter(None, [thresholds.get("problem")])}
+        lengths = [
+            float({**self.base, **settings}[scale.key])
+            for labels, settings in points(self.grid)
+            if not named or labels.get("problem") in named
+        ]
+        share = min(lengths) / scale.published
+        if share >= scale.least:
+            return ""
+        return (
+            f"{scale.key} is {min(lengths):g}, {share:.0%} of the source's {scale.published:g}; "
+            f"{scale.least:.0%} would decide"
+        )
 
     def setting(self, name: str) -> Any:
         """Return a number of ``[settings]``.

@@ -12,7 +12,9 @@ import numpy as np
 
 from studies.reproduce.plan import Plan
 
-Outcome = Literal["holds", "doesn't hold", "not decided", "not run", "quick: no verdict"]
+Outcome = Literal[
+    "holds", "doesn't hold", "not decided", "not testable at this scale", "not run", "quick: no verdict"
+]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ CLAIM_COLUMNS = ("claim", "published", "verdict", "evidence")
 def _verdicts(report: Report, plan: Plan) -> list[Verdict]:
     """Return a verdict on each of the plan's claims, in their order.
 
+    Runs that are too short to decide a claim (`Plan.too_short`) have no verdict on it, whichever way they came out.
+
     Raises
     ------
     ValueError
@@ -158,7 +162,17 @@ def _verdicts(report: Report, plan: Plan) -> list[Verdict]:
             each if each.outcome == "not run" else Verdict(each.claim, "quick: no verdict", each.evidence)
             for each in every
         ]
-    return every
+    return [_at_scale(each, plan.too_short(each.claim)) for each in every]
+
+
+def _at_scale(verdict: Verdict, too_short: str) -> Verdict:
+    if not too_short or verdict.outcome == "not run":
+        return verdict
+    return Verdict(
+        verdict.claim,
+        "not testable at this scale",
+        f"{too_short}. These runs: {verdict.outcome}; {verdict.evidence}",
+    )
 
 
 def _readings(plan: Plan) -> list[str]:

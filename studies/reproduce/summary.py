@@ -53,7 +53,9 @@ def _of_paper(prefix: str) -> str:
 
     The numbers behind a verdict are in the experiment's report: here they would make the table unreadable.
     """
-    lines, commands = [], []
+    claimed: list[str] = []
+    read: list[str] = []
+    commands = []
     for name in (name for name in plan_names() if name.startswith(prefix)):
         path = RESULTS / name / "claims.csv"
         found = {row["claim"]: row for row in _rows(path)} if path.exists() else {}
@@ -65,10 +67,17 @@ def _of_paper(prefix: str) -> str:
         for claim, registered in read_plan(name).claims.items():
             row = found.get(claim, {"verdict": "not run"})
             texts = (shown, cell(registered.text), row["verdict"])
-            lines.append(f"| {' | '.join(texts)} |")
+            (read if registered.reading else claimed).append(f"| {' | '.join(texts)} |")
         commands.append(f"`fedapp reproduce {name}`")
-    header = ["| experiment | the paper says | here |", "|---|---|---|"]
-    return "\n".join([*header, *lines, "", f"Made by {', '.join(commands)}."])
+    tables = [
+        [f"| experiment | {head} | here |", "|---|---|---|", *lines, ""]
+        for head, lines in (
+            ("the paper says", claimed),
+            ("our reading of it, which the paper doesn't say", read),
+        )
+        if lines
+    ]
+    return "\n".join([line for each in tables for line in each] + [f"Made by {', '.join(commands)}."])
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

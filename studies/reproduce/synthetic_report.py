@@ -63,6 +63,7 @@ def _problem(planned: PlannedRun, plan: Plan) -> Numbers:
         "largest-divergence": problem.largest_divergence,
         "diagonal-smoothness": diagonal.smoothness,
         "diagonal-limit-divergence": diagonal.limit_divergence,
+        "diagonal-distance": diagonal.distance,
         "least-loss": float(objective.loss(objective.minimiser)),
         "least-test-loss": float(test.loss(test.minimiser)),
         "paired-test-loss": float(test.loss(problem.paired_minimiser)),
@@ -91,7 +92,7 @@ def synthetic(results: Results, plan: Plan, folder: Path) -> Report:
         "Divergence after a round is the largest |∂f_i(b_i) − ∂F(b_i)| of the participants, each at its own local "
         "model; ζ is its largest value at the largest τ of figure 2, as in section 4.1.",
         f"The paper freezes the slope at v = {PERCEPTRON_SLOPE}. Its ζ and L fit the direction between the usual "
-        f"class means, {tuple(plan.setting('diagonal'))}, instead: both are in the table.",
+        f"class means, {tuple(plan.setting('diagonal'))}, instead, which its D doesn't fit: all are in the table.",
         "The outlier takes part in every round with weight ½, so that FedAvg aims at ½ f_C + ½ mean f_i rather than "
         "F: even with small τ its test loss stays above the optimum. Theorem 2.1 supposes that all take part.",
         "Ellipses in figure 2 are a class's mean ± 2 standard deviations: the usual clients' filled, the outlier's "
@@ -118,6 +119,7 @@ def _rows(measured: Measured, plan: Plan) -> list[Row]:
         ("largest L of the f_i", "local-smoothness", np.nan),
         (f"slope {slope}: divergence as τ → ∞", "diagonal-limit-divergence", zeta),
         (f"slope {slope}: L of F", "diagonal-smoothness", smooth),
+        (f"slope {slope}: D", "diagonal-distance", distance),
         ("least test loss of any b", "least-test-loss", np.nan),
         ("test loss at the minimiser of ½ f_C + ½ mean f_i", "paired-test-loss", np.nan),
     ]

@@ -132,6 +132,7 @@ CONSTANTS = {
     "largest-divergence": 0.5,
     "diagonal-smoothness": 0.19,
     "diagonal-limit-divergence": 0.41,
+    "diagonal-distance": 1.04,
     "least-test-loss": 0.2,
     "paired-test-loss": 0.21,
     "classes": [{"outlier": False, "label": 0, "mean": [0, 0], "deviation": [1, 1]}],
@@ -240,7 +241,7 @@ def test_a_run_and_its_problem_are_measured(tmp_path: Path) -> None:
     collect(other, tmp_path)
     again = read_stored(tmp_path / FILE).numbers
     changed = {key for key, value in again["problem, seed 0"].items() if value != problem[key]}
-    assert changed == {"diagonal-smoothness", "diagonal-limit-divergence"}
+    assert changed == {"diagonal-smoothness", "diagonal-limit-divergence", "diagonal-distance"}
     assert again[run.planned.key] == numbers[run.planned.key]
 
 

@@ -294,7 +294,7 @@ def reported(numbers: dict[str, Any], plan: Plan, folder: Path) -> Report:
         ({"powers": (2 / 3, -0.85)}, "001-1-lojasiewicz"),
         # The exponents are right, but H moves the floor as much as ζ² does; or the bound is broken.
         ({"scatter": 1.0}, "001-1-heterogeneity 001-1-local-steps"),
-        ({"share": 1.01}, "001-1-heterogeneity 001-1-variance 001-1-lojasiewicz"),
+        ({"share": 1.01}, "001-1-heterogeneity 001-1-variance 001-1-lojasiewicz 001-1-bounds"),
     ],
 )
 def test_each_verdict_falls_with_what_it_is_about(

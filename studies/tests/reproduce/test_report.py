@@ -49,6 +49,29 @@ def test_a_quick_run_has_no_verdict(plan, tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("budget", "outcome"),
+    [(19.0, "not testable at this scale"), (20.0, "doesn't hold"), (100.0, "doesn't hold")],
+)
+def test_runs_of_less_than_a_fifth_of_the_sources_time_have_no_verdict(plan, tmp_path, budget, outcome):
+    scale = {"key": "time-budget", "published": 100.0}
+    claims = {
+        "1": {"text": "one", "rule": "never", "thresholds": {"problem": "short"}, "scale": scale},
+        "2": {"text": "two", "rule": "never", "thresholds": {"problems": ["long"]}, "scale": scale},
+        "3": {"text": "three", "rule": "never", "scale": scale},
+    }
+    problem = [{"label": "short", "time-budget": budget}, {"label": "long", "time-budget": 99.0}]
+    verdicts = [judge("1", False, "seen"), judge("2", True, "seen"), not_run("3", "nothing there")]
+    made = plan(claims=claims, grid={"problem": problem})
+    text = write_report(tmp_path, Report(verdicts=verdicts), made, setting=[]).read_text()
+    rows = (tmp_path / "claims.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[2] for row in rows] == [outcome, "holds", "not run"]
+    assert "never; not testable where time-budget is below 20% of the source's 100" in text
+    if budget == 19.0:
+        assert "time-budget is 19, 19% of the source's 100" in text
+        assert "These runs: doesn't hold; seen" in text
+
+
 def test_a_verdict_on_what_nobody_claimed_is_refused(plan, tmp_path):
     with pytest.raises(ValueError, match="verdicts on 9"):
         write_report(tmp_path, Report(verdicts=[judge("9", True, "")]), plan(claims=CLAIMS), setting=[])
