@@ -136,9 +136,16 @@ def copied_to(folder: Path, in_one_line: tuple[type[Exception], ...] = ()) -> It
             handler.close()
 
 
+def is_shown(record: logging.LogRecord) -> bool:
+    """Tell whether a line goes beyond the run's ``log.txt``: most lines of progress don't."""
+    return bool(getattr(record, "shown", True))
+
+
 def plain_where_piped() -> None:
-    """Leave out Flower's colours where nobody sees them, in a pipe or a file, and with NO_COLOR."""
+    """Leave out Flower's colours where nobody sees them, in a pipe or a file, and with NO_COLOR; few of progress."""
     for handler in logging.getLogger("flwr").handlers:
+        if not isinstance(handler, _Copy):
+            handler.addFilter(is_shown)  # not again if it is there
         stream = getattr(handler, "stream", None)
         if hasattr(handler, "colored") and (os.environ.get("NO_COLOR") or not (stream and stream.isatty())):
             handler.colored = False

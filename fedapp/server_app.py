@@ -13,7 +13,7 @@ from fedapp.logs import logging_as, plain_where_piped
 from fedapp.report.files import read_summary
 from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
-from fedapp.server.progress import Heartbeat, HowFar
+from fedapp.server.progress import Heartbeat, HowFar, Sparingly
 from fedapp.server.run import own_parts_named
 from strategies.flower.exchange import never, wait_for_nodes
 from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
@@ -53,7 +53,9 @@ def _wait_for_clients(grid: Grid, config: RunConfig) -> int:
     """Wait for the clients that a run begins with; return how many it is made for."""
     done = int(read_summary(Path(config.resume)).get("aggregations", 0)) if config.resume else 0
     heartbeat = Heartbeat(
-        config.num_server_rounds or ROUNDS, lambda: HowFar(done, 0, len(list(grid.get_node_ids())))
+        config.num_server_rounds or ROUNDS,
+        lambda: HowFar(done, 0, len(list(grid.get_node_ids()))),
+        Sparingly(),
     )
     stopped = heartbeat.watching(never)
     num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout, stopped))

@@ -18,7 +18,7 @@ from fedapp.deploy.plan import DeployError
 LOG_TIMEOUT = 30.0  # seconds; the log of a run that has said nothing yet keeps the command waiting
 NONE = "N/A"  # Flower's for no time and no details
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# The server logs the first at least every 30 s, the second after some of the aggregations.
+# The server logs the first about once a minute, the second after some of the aggregations, as often at most.
 _PROGRESS = re.compile(
     r"progress: aggregation (?P<done>\d+) of (?P<of>\d+), (?P<busy>\d+) of (?P<all>\d+) devices at work"
     r"(?:, (?P<left>.+) left)?\s*$"

@@ -1,6 +1,7 @@
-"""What a run shows while it goes and when it ends: a live bar on a terminal, lines in the log anywhere else.
+"""What a run shows while it goes and when it ends: a live bar on a terminal or in a notebook, else lines in the log.
 
-Without a terminal a line of progress is also logged now and then while nothing happens, as a sign of life.
+Without a terminal a line of progress is also logged now and then while nothing happens, as a sign of life. The run's
+``log.txt`` has every line; a pipe gets the first, the last, and one a minute at most.
 """
 
 import logging
@@ -8,18 +9,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from fedapp.report import read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, metrics_among
+from fedapp.report.live_bar import LiveBar
 from fedapp.report.table import closing_table, devices_table
 from fedapp.server.journal import Summary
 from fedapp.server.record import Entry, Observer
@@ -27,8 +21,24 @@ from strategies.clock import WallClock
 
 log = logging.getLogger("flwr.fedapp")
 
-LINES = 10  # progress lines of a run without a terminal
+LINES = 10  # progress lines in the log of a run without a terminal
 SCORES = 2  # metrics beside the loss in such a line
+MINUTE = 60.0  # real seconds between two of them that a pipe gets
+
+
+class Sparingly:
+    """Tells which lines of progress go to a pipe, too: one a minute, and those that must."""
+
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self.now = now or WallClock().now
+        self._last: float | None = None
+
+    def shown(self, *, always: bool = False) -> dict[str, bool]:
+        """Return what marks a line of the log as to be shown now, or not (``fedapp.logs.is_shown``)."""
+        now = self.now()
+        due = always or self._last is None or now - self._last >= MINUTE
+        self._last = now if due else self._last
+        return {"shown": due}
 
 
 class Display(Observer):
@@ -37,22 +47,30 @@ class Display(Observer):
     Attributes
     ----------
     live : bool
-        Whether there is a bar, on a terminal; otherwise there are lines in the log.
+        Whether there is a bar, on a terminal or in a notebook; otherwise there are lines in the log.
     """
 
-    def __init__(self, total: int, summary: Summary, *, has_rounds: bool = True, json: bool = False) -> None:
+    def __init__(
+        self,
+        total: int,
+        summary: Summary,
+        sparingly: Sparingly,
+        *,
+        has_rounds: bool = True,
+        json: bool = False,
+    ) -> None:
         self.total = total
+        self.sparingly = sparingly
         self.step = "round" if has_rounds else "aggregation"
-        self.named = summary.experiment.config.metrics
+        config = summary.experiment.config
+        self.named = config.metrics
+        self.time = "time {:.4g} s" if config.clock == "wall" else "virtual time {:.4g}"
         self.json = json
         self.summary = summary
         self.path = summary.directory.path
         self.console = Console()
-        self.live = self.console.is_terminal and not json
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-        left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
-        self.bar = Progress(*columns, *left, TextColumn("{task.fields[metrics]}"), console=self.console)
-        self.task = self.bar.add_task("waiting for clients", total=total, metrics="")
+        self.bar = LiveBar(self.console, total, "waiting for clients")
+        self.live = self.bar.shown and not json
         self.metrics: dict[str, float] = {}
         self._last: int | None = None
 
@@ -73,13 +91,19 @@ class Display(Observer):
         aggregation = entry.progress.aggregation
         self.metrics.update(entry.metrics)
         scores = [key for key in metrics_among(self.metrics, self.named) if key != LOSS][:SCORES]
-        shown = "  ".join(f"{key} {self.metrics[key]:.4f}" for key in (LOSS, *scores) if key in self.metrics)
+        time = self.time.format(entry.progress.time)
         if self._last is None:  # what a resumed run begins with was done before: it says nothing of the pace
-            self.bar.reset(self.task, completed=aggregation, total=self.total, metrics=shown)
+            self.bar.begin_at(aggregation, self.total)
         self._last = aggregation
-        self.bar.update(self.task, completed=aggregation, metrics=shown, description=f"{self.step}s")
+        self.bar.advance(aggregation, f"{self.step}s", self._said(scores[:1] or [LOSS], time))
         if self.announces(aggregation):
-            log.info("%s %d of %d: %s", self.step, aggregation, self.total, shown)
+            # How many there are may have been unknown before, and the last one is what the run came to.
+            shown = self.sparingly.shown(always=aggregation in (0, self.total))
+            said = self._said([LOSS, *scores], time)
+            log.info("%s %d of %d: %s", self.step, aggregation, self.total, said, extra=shown)
+
+    def _said(self, keys: list[str], time: str) -> str:
+        return "  ".join([*(f"{key} {self.metrics[key]:.4f}" for key in keys if key in self.metrics), time])
 
     def end(self, status: str) -> None:
         """End the live bar; print the closing table and where the run is."""
@@ -100,8 +124,8 @@ class Display(Observer):
                 print(f"  {self.path / name}", flush=True)
 
 
-# Real seconds between two lines. The longest pause between two polls of a waiting run is 5 s: a line every 30 s.
-EVERY = 25.0
+# Real seconds between two lines in log.txt, a third of a minute. A waiting run is asked every 5 s at least.
+EVERY = 20.0
 
 
 class HowFar(NamedTuple):
@@ -123,23 +147,24 @@ class Heartbeat(Observer):
         Aggregations of the run.
     standing : callable
         Tells how it stands.
+    sparingly : Sparingly
+        Tells which of the lines a pipe gets; its clock is the line's.
     budget_left : callable
         Real seconds after which the run ends in any case; None: it has no such limit.
-    now : callable
-        Real seconds.
     """
 
     def __init__(
         self,
         total: int,
         standing: Callable[[], HowFar],
+        sparingly: Sparingly,
         budget_left: Callable[[], float | None] = lambda: None,
-        now: Callable[[], float] | None = None,
     ) -> None:
         self.total = total
         self.standing = standing
+        self.sparingly = sparingly
         self.budget_left = budget_left
-        self.now = now or WallClock().now
+        self.now = sparingly.now
         self._told = self.now()
         self._first: tuple[int, float] | None = None  # aggregation, and when it was noted
         self._last = (0, 0.0)
@@ -161,7 +186,8 @@ class Heartbeat(Observer):
             text = progress_line(
                 standing.aggregation, self.total, standing.working, standing.clients, self.seconds_left()
             )
-            log.info("%s", text, extra={"aggregation": standing.aggregation})
+            shown = self.sparingly.shown()
+            log.info("%s", text, extra={"aggregation": standing.aggregation, **shown})
 
     def note(self, entry: Entry) -> None:
         """Note when an aggregation was done."""

@@ -23,7 +23,7 @@ from fedapp.server.failure import RoundsWithoutReply, judge
 from fedapp.server.journal import Journal, Summary, Totals
 from fedapp.server.personal import evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
-from fedapp.server.progress import Display, Heartbeat, HowFar
+from fedapp.server.progress import Display, Heartbeat, HowFar, Sparingly
 from fedapp.server.record import Observer, Record, Saving
 from fedapp.server.run_directory import RunDirectory
 from fedapp.server.standardize import standardized
@@ -212,13 +212,15 @@ def _record(
     """Put together who watches: those that measure before those that write, who end in this order."""
     config, watch = experiment.config, WallClock()
     summary = Summary(experiment, engine, directory, watch, lambda: strategy.reporter.stability.warning)
+    sparingly = Sparingly()
     display = Display(
         config.num_server_rounds,
         summary,
+        sparingly,
         has_rounds=strategy.has_rounds,
         json=config.log_format == "json",
     )
-    heartbeat = _heartbeat(config, strategy)
+    heartbeat = _heartbeat(config, strategy, sparingly)
     if not display.live:
         strategy.run.stopped = heartbeat.watching(strategy.run.stopped)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
@@ -238,7 +240,7 @@ def _record(
     return Record(strategy, config.clock, observers, Saving(config, directory, watch, display.announces))
 
 
-def _heartbeat(config: RunConfig, strategy: FederatedStrategy) -> Heartbeat:
+def _heartbeat(config: RunConfig, strategy: FederatedStrategy, sparingly: Sparingly) -> Heartbeat:
     """Return what logs how far the run is."""
 
     def standing() -> HowFar:
@@ -248,4 +250,4 @@ def _heartbeat(config: RunConfig, strategy: FederatedStrategy) -> Heartbeat:
         limited = config.clock == "wall" and config.time_budget > 0
         return max(0.0, config.time_budget - (strategy.pace.now() - strategy.pace.began)) if limited else None
 
-    return Heartbeat(config.num_server_rounds, standing, budget_left)
+    return Heartbeat(config.num_server_rounds, standing, sparingly, budget_left)

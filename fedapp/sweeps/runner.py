@@ -25,14 +25,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.config.options import SimulationConfig
@@ -41,6 +33,7 @@ from fedapp.logs import shown_from
 from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.files import read_summary
+from fedapp.report.live_bar import LiveBar
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
 from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
 from strategies import RunError
@@ -144,6 +137,8 @@ def _missing(
             missing[each.name] = each
     return missing, diverged
 
+
+EVERY = 60.0  # seconds between two lines of progress where there is no bar
 
 # Set in a worker when Ctrl-C is pressed.
 _INTERRUPTED = threading.Event()
@@ -310,20 +305,28 @@ def _only_one(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar, or on no terminal a line per run; yield what takes the number of runs done and a remark."""
-    columns = [TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left")]
-    bar = Progress(*columns, TimeRemainingColumn(elapsed_when_finished=False), console=console)
-    task = bar.add_task("runs", total=total)
-    began = time.monotonic()
+    """Show a bar, or else a line a minute at most; yield what takes the number of runs done and a remark."""
+    bar = LiveBar(console, total, "runs")
+    began = told = time.monotonic()
+    done: int | None = None
 
     def advance(number: int, remark: str) -> None:
-        bar.advance(task, number)
-        done = int(bar.tasks[0].completed)
+        nonlocal done, told
+        if (
+            done is None
+        ):  # the first call has the runs that were there: they say nothing of how long the rest takes
+            bar.begin_at(number, total)
+        done = (done or 0) + number
+        bar.advance(done, "runs")
         if remark:
             console.print(remark, style="yellow", markup=False)
-        if console.is_terminal or not number:
-            return
-        console.print(f"{done} of {total} runs, {(time.monotonic() - began) / 60:.1f} minutes")
+        now = time.monotonic()
+        if number and not bar.shown and (done == total or now - told >= EVERY):
+            told = now
+            console.print(f"{done} of {total} runs, {(now - began) / 60:.1f} minutes")
 
-    with bar if console.is_terminal else contextlib.nullcontext():
+    bar.start()
+    try:
         yield advance
+    finally:
+        bar.stop()

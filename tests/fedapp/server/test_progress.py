@@ -3,14 +3,16 @@
 import logging
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord
 
+from fedapp.logs import is_shown
 from fedapp.server import progress
-from fedapp.server.progress import EVERY, Heartbeat, HowFar, progress_line
+from fedapp.server.progress import EVERY, MINUTE, Heartbeat, HowFar, Sparingly, progress_line
 from fedapp.server.record import Entry
 from strategies import Progress
 
@@ -61,7 +63,7 @@ def test_the_line_that_others_read(seconds: float | None, ending: str) -> None:
 
 
 def test_it_comes_when_it_is_due_and_only_then(clock: Clock, lines: Callable[[], list[str]]) -> None:
-    beat = Heartbeat(100, lambda: HowFar(12, 3, 5), now=clock)
+    beat = Heartbeat(100, lambda: HowFar(12, 3, 5), Sparingly(clock))
     stopped = beat.watching(lambda: False)
     assert not any(stopped() for _ in range(1000))
     assert lines() == []  # a fast run has none
@@ -70,16 +72,28 @@ def test_it_comes_when_it_is_due_and_only_then(clock: Clock, lines: Callable[[],
         stopped()
         stopped()
     assert lines() == ["progress: aggregation 12 of 100, 3 of 5 devices at work"] * 3
-    assert EVERY + 5 <= 30  # an asynchronous loop asks every 5 s at least
+
+
+def test_a_pipe_gets_a_line_a_minute_and_the_log_all(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    beat = Heartbeat(100, lambda: HowFar(12, 3, 5), Sparingly(clock))
+    for _ in range(12):
+        clock.seconds += EVERY
+        beat.look()
+    at = [EVERY * (number + 1) for number, record in enumerate(caplog.records) if is_shown(record)]
+    assert len(caplog.records) == 12
+    assert at == [20, 80, 140, 200]
+    assert min(later - earlier for earlier, later in pairwise(at)) >= MINUTE
+    assert is_shown(logging.makeLogRecord({"msg": "any other line"}))
 
 
 def test_whether_the_run_is_to_end_is_still_told(clock: Clock) -> None:
-    beat = Heartbeat(1, lambda: HowFar(0, 0, 0), now=clock)
+    beat = Heartbeat(1, lambda: HowFar(0, 0, 0), Sparingly(clock))
     assert beat.watching(lambda: True)() is True
 
 
 def test_the_rest_takes_as_long_as_what_was_seen(clock: Clock) -> None:
-    beat = Heartbeat(10, lambda: HowFar(0, 0, 0), now=clock)
+    beat = Heartbeat(10, lambda: HowFar(0, 0, 0), Sparingly(clock))
     assert beat.seconds_left() is None
     beat.note(noted(2))  # resumed, or its first: nothing was seen yet
     assert beat.seconds_left() is None
@@ -95,7 +109,7 @@ def test_the_rest_takes_as_long_as_what_was_seen(clock: Clock) -> None:
 
 
 def test_no_more_is_left_than_the_time_budget(clock: Clock) -> None:
-    beat = Heartbeat(10, lambda: HowFar(0, 0, 0), lambda: 12.0, now=clock)
+    beat = Heartbeat(10, lambda: HowFar(0, 0, 0), Sparingly(clock), lambda: 12.0)
     assert beat.seconds_left() == 12
     beat.note(noted(0))
     clock.seconds += 10
