@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedapp.report.differences import descriptions, differing, values_of
+from fedapp.report.differences import described, descriptions, differing, values_of
 from fedapp.report.files import RUNNING
 from fedapp.report.recorded import AXES, RecordedRun
 from fedapp.report.series import Array, on_one_grid, spread_text
@@ -147,7 +147,7 @@ def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:
 def _cell(name: str, runs: Sequence[RecordedRun]) -> Cell:
     shown = [run for run in runs if run.evaluations and run.status in SHOWN]
     lacking = [run.standing for run in runs if run not in shown]
-    return Cell(name or runs[0].path.name, shown, lacking)
+    return Cell(name or described(runs[0].config, ["strategy"]) or runs[0].path.name, shown, lacking)
 
 
 def common_end(cells: Iterable[Cell], axis: str) -> float:

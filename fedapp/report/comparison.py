@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time, warnings_of
 from fedapp.report.differences import described, differing
-from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import add_values
 
 FIGURE, CLIENTS, REPORT = "comparison.png", "clients.png", "comparison.md"
@@ -77,7 +77,9 @@ class Comparison:
         elif "time" not in self.axes:
             notes.append("a run has no times: not compared at equal time")
         ends = [
-            f"{run.path.name}: {run.standing}" for run in self.runs if run.standing not in ("finished", "?")
+            f"{name}: {run.standing}"
+            for name, run in zip(names_of(self.runs), self.runs, strict=True)
+            if run.standing not in ("finished", "?")
         ]
         return notes + ends + [line for cell in self.cells for line in warnings_of(cell)]
 

@@ -1,5 +1,6 @@
 """A run read back from its folder."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.report import as_number, read_config, read_metrics
+from fedapp.report.differences import descriptions, differing, ends_of
 from fedapp.report.files import metrics_among, read_summary, read_warnings
 from fedapp.report.series import Array, steps
 
@@ -114,6 +116,21 @@ class RecordedRun:
         along = self.along(axis)
         finite = along[np.isfinite(along)]
         return float(finite.max()) if finite.size else float("nan")
+
+
+def names_of(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return what runs are called beside each other: what tells each from the others, ``fedfix lr=0.03 seed=0``.
+
+    A run that nothing tells from another one, such as its repetition, has the end of its folder's path, too.
+    """
+    folders = ends_of([str(run.path.resolve()) for run in runs])
+    configs = [run.config for run in runs]
+    told = descriptions(configs, differing(configs))
+    number = Counter(told)
+    return [
+        name if name and number[name] == 1 else f"{name} ({folder})" if name else folder
+        for name, folder in zip(told, folders, strict=True)
+    ]
 
 
 def metrics_of(runs: Sequence[RecordedRun]) -> list[str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from fedapp.report.client_tables import last_clients
 from fedapp.report.differences import descriptions, differing
 from fedapp.report.files import AUTO, LOSS
-from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import devices_table
 
 _OWN_COLUMN = ("strategy", "dataset")
@@ -33,15 +33,20 @@ def sweeps_in(folder: Path) -> list[Path]:
 
 
 def runs_table(runs: Iterable[Path], *, differences: bool = True) -> Table:
-    """Return a row for each run: how it stands, what tells it from the others if asked for, its final metrics."""
+    """Return a row for each run: how it stands, what tells it from the others if asked for, its final metrics.
+
+    Runs of a sweep, whose folders are called by what tells them apart and a hash, are called by the former.
+    """
     every = [RecordedRun(path) for path in runs]
-    keys = _differing(every) if differences else []
+    in_sweep = _are_of_sweeps(every)
+    keys = _differing(every) if differences and not in_sweep else []
     metrics = metrics_of(every) or ["accuracy", LOSS]
     if all(run.config.get("metrics", AUTO) == AUTO for run in every):  # nobody asked for others
         metrics = list(dict.fromkeys((metrics[0], metrics[-1])))
     headers = ["run", "status", "strategy", "data", "differs in", "rounds", *metrics]
     told = descriptions([run.config for run in every], keys)
-    rows = [_row(run, what, metrics) for run, what in zip(every, told, strict=True)]
+    names = names_of(every) if in_sweep else [run.path.name for run in every]
+    rows = [_row(run, name, what, metrics) for run, name, what in zip(every, names, told, strict=True)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown = [at for at, name in enumerate(headers) if name != "differs in" or keys]
     for at in shown:
@@ -52,14 +57,21 @@ def runs_table(runs: Iterable[Path], *, differences: bool = True) -> Table:
     return table
 
 
+def _are_of_sweeps(runs: Sequence[RecordedRun]) -> bool:
+    return all(run.path.resolve().parent.name == "runs" for run in runs) and len(runs) > 1
+
+
 def _differing(runs: Sequence[RecordedRun]) -> list[str]:
     return [key for key in differing([run.config for run in runs]) if key not in _OWN_COLUMN]
 
 
 def differences_table(runs: Iterable[Path]) -> Table | None:
-    """Return a row for each run with what tells it from the others, for a narrow terminal; None if nothing does."""
+    """Return a row for each run with what tells it from the others, for a narrow terminal.
+
+    None if nothing does, or if the runs are a sweep's, which are called by it.
+    """
     every = [RecordedRun(path) for path in runs]
-    if not (keys := _differing(every)):
+    if _are_of_sweeps(every) or not (keys := _differing(every)):
         return None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("run", "differs in"):
@@ -71,15 +83,16 @@ def differences_table(runs: Iterable[Path]) -> Table | None:
 
 def reasons(runs: Iterable[Path]) -> list[str]:
     """Return a line for each run that says why it failed, diverged or can't be read."""
-    every = map(RecordedRun, runs)
-    return [f"{run.path.name}: {run.reason}" for run in every if run.reason]
+    every = [RecordedRun(path) for path in runs]
+    names = names_of(every) if _are_of_sweeps(every) else [run.path.name for run in every]
+    return [f"{name}: {run.reason}" for name, run in zip(names, every, strict=True) if run.reason]
 
 
-def _row(run: RecordedRun, differs_in: str, metrics: Sequence[str]) -> list[str]:
+def _row(run: RecordedRun, name: str, differs_in: str, metrics: Sequence[str]) -> list[str]:
     summary = run.summary
     scores = [summary.get(key) for key in metrics]
     return [
-        run.path.name,
+        name,
         run.standing,
         str(summary.get("strategy", run.config.get("strategy", "?"))),
         str(run.config.get("dataset", "?")),

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.federation import local_folders
 from fedapp.own import own_parts, source_digest
-from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
+from fedapp.report.differences import DATA_PATH, PLACES, described, has_own_data
 from fedapp.report.files import read_summary
 
 NUM_CLIENTS, LABEL = "num-clients", "label"
@@ -86,6 +86,11 @@ class PlannedRun:
         }
 
     @property
+    def title(self) -> str:
+        """What the run is called where it is shown: ``fedfix lr=0.03 seed=0``."""
+        return name_of(self.labels)
+
+    @property
     def name(self) -> str:
         """Name of the run's folder: readable, then its key."""
         parts = [
@@ -93,6 +98,14 @@ class PlannedRun:
         ]
         text = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100]
         return f"{text or 'run'}-{self.key}"
+
+
+def name_of(labels: Mapping[str, object]) -> str:
+    """Return what a point or a cell is called: its labels, with the axis where a label is a number."""
+    shown = [
+        each if isinstance(each, str) else described({axis: each}, [axis]) for axis, each in labels.items()
+    ]
+    return " ".join(map(str, shown)) or "all runs"
 
 
 def points(grid: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Value], dict[str, Value]]]:

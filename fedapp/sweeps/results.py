@@ -14,8 +14,8 @@ from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.report.table import add_values
 from fedapp.sweeps.plan import SEED
-from fedapp.sweeps.point import folder_of
-from fedapp.sweeps.sweep import FIGURE, REPORT, TUNING, Outcome, name_of, score_text
+from fedapp.sweeps.point import folder_of, name_of
+from fedapp.sweeps.sweep import FIGURE, REPORT, TUNING, Outcome, score_text
 
 CSV, PARQUET, TUNING_CSV = "runs.csv", "runs.parquet", "tuning.csv"
 
@@ -178,8 +178,11 @@ def remarks(outcome: Outcome) -> list[str]:
             reasons.setdefault((name_of(labels), reason), []).append(str(each.config.seed))
     notes = [f"{name}, seed {', '.join(seeds)}: {reason}" for (name, reason), seeds in reasons.items()]
     reported = {each.name for each in outcome.planned}
+    titles = {each.name: each.title for each in outcome.tried}
     notes += [
-        f"tuning, {name}: {reason}" for name, reason in outcome.failures.items() if name not in reported
+        f"tuning, {titles.get(name, name)}: {reason}"
+        for name, reason in outcome.failures.items()
+        if name not in reported
     ]
     for cell in outcome.cells:
         notes += warnings_of(cell)

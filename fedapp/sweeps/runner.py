@@ -97,7 +97,7 @@ def run_missing(
         outcomes = _outcomes(missing, folder, engine, jobs, end, workers) if jobs else here
         for name, reason in outcomes if minutes else ():
             failures |= {name: reason} if reason else {}
-            advance(1, f"{name}: {reason}" if reason else "")
+            advance(1, f"{missing[name].title}: {reason}" if reason else "")
     return failures
 
 

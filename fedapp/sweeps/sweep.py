@@ -14,11 +14,11 @@ from rich.console import Console
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders
 from fedapp.report.cells import Cell, equal_time
-from fedapp.report.differences import DATA_PATH, described, has_own_data
+from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
-from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of
+from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of, name_of
 from fedapp.sweeps.runner import run_missing
 from fedapp.sweeps.tuning import Pick, Setting, pick, setting_of
 
@@ -122,14 +122,6 @@ class Outcome:
             Cell(name_of(labels), [], lacking, {**labels, **dict.fromkeys(self.plan.tune, "none")})
             for labels in cells
         ]
-
-
-def name_of(labels: Mapping[str, object]) -> str:
-    """Return what a cell is called: its labels, with the axis where a label is a number."""
-    shown = [
-        each if isinstance(each, str) else described({axis: each}, [axis]) for axis, each in labels.items()
-    ]
-    return " ".join(map(str, shown)) or "all runs"
 
 
 def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console: Console) -> Outcome:

@@ -171,7 +171,7 @@ def test_runs_that_did_not_end_well_are_counted_and_named(runs: list[Path], tmp_
     bad = write_run(tmp_path / "bad", [0, 1], [0.1, 0.1], status="diverged", seed=2, lr=0.1)
     comparison = Comparison([RecordedRun(path) for path in [*runs, bad]])
     assert comparison.rows("accuracy")[0][:3] == ["fedavg lr=0.1", "2 of 3: 1 diverged", "0.850 ± 0.071"]
-    assert comparison.remarks == ["bad: diverged"]
+    assert comparison.remarks == ["fedavg lr=0.1 seed=2: diverged"]
 
 
 @pytest.mark.parametrize("status", ["interrupted", "stopped"])
@@ -182,7 +182,7 @@ def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(
     comparison = Comparison([RecordedRun(path) for path in [*runs, ended]])
     assert comparison.rows("accuracy")[0][:3] == ["fedavg lr=0.1", f"2 of 3: 1 {status}", "0.850 ± 0.071"]
     assert comparison.axes["time"] == 12.0
-    assert comparison.remarks == [f"ended: {status}"]
+    assert comparison.remarks == [f"fedavg lr=0.1 seed=2: {status}"]
 
 
 def test_where_none_came_to_its_end_that_is_said(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_where_none_came_to_its_end_that_is_said(tmp_path: Path) -> None:
     assert [row[1:] for row in comparison.rows("accuracy")] == [["0 of 1: 1 interrupted", "-"]] * 2
     assert comparison.remarks == [
         "no run came to its end: nothing is compared",
-        "a: interrupted",
-        "b: interrupted",
+        "lr=0.1: interrupted",
+        "lr=0.2: interrupted",
     ]
 
 
@@ -203,7 +203,7 @@ def test_clocks_of_runs_that_are_not_shown_do_not_matter(runs: list[Path], tmp_p
     real = write_run(tmp_path / "real", [0, 100], [0.1, 0.9], status="failed", clock="wall")
     comparison = Comparison([RecordedRun(path) for path in [*runs, real]])
     assert comparison.axes["time"] == 12.0
-    assert comparison.remarks == ["real: failed"]
+    assert comparison.remarks == ["fedavg clock=wall seed=0: failed"]
 
 
 def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs: list[Path], tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_broken_record_is_said_and_the_others_are_compared(runs: list[Path], t
         "2 of 3: 1 unreadable",
         "0.850 ± 0.071",
     ]
-    assert comparison.remarks == ["broken: unreadable"]
+    assert comparison.remarks == ["fedavg lr=0.1 seed=2: unreadable"]
     listed = CliRunner().invoke(app, ["list", str(tmp_path)], env={"COLUMNS": "300"})
     assert listed.exit_code == 0, listed.output
     assert re.search("broken +unreadable", listed.output)

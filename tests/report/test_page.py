@@ -148,6 +148,18 @@ def test_runs_have_names_of_their_own_as_short_as_can_be(tmp_path: Path) -> None
     assert names == ["a/runs/lr-0.1", "b/runs/lr-0.1", "lr-0.3", f"{tmp_path.name}/lr-0.1"]
 
 
+def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{number}-5d41402abc", strategy=strategy, lr=lr, seed=0)
+        for number, (strategy, lr) in enumerate(
+            [("fedfix", 0.03), ("fedavg", 0.03), ("fedavg", 0.1), ("fedavg", 0.1)]
+        )
+    ]
+    names = [run["name"] for run in page_content(runs)["runs"]]
+    assert names[:2] == ["fedfix lr=0.03", "fedavg lr=0.03"]
+    assert names[2:] == ["fedavg lr=0.1 (2-5d41402abc)", "fedavg lr=0.1 (3-5d41402abc)"]  # one and the same
+
+
 def test_a_run_is_on_the_page_once(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     run = write_run(tmp_path / "one")

@@ -144,3 +144,16 @@ def test_a_config_that_cannot_be_read_makes_no_difference_between_the_others() -
     configs = [{"strategy": "fedavg", "lr": 0.1, "seed": 0}, {"strategy": "fedavg", "lr": 0.2, "seed": 0}, {}]
     assert differing(configs) == ["lr"]
     assert descriptions(configs, ["lr"]) == ["lr=0.1", "lr=0.2", ""]
+
+
+def test_runs_of_a_sweep_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+    for lr, status in ((0.03, "finished"), (0.1, "failed")):
+        write_run(
+            tmp_path / "runs" / f"fedfix_lr-{lr}-5d41402abc",
+            {"status": status, "strategy": "fedfix", "reason": "no luck" * (status == "failed")},
+            config=f'strategy = "fedfix"\nlr = {lr}\n',
+        )
+    lines = shown(str(tmp_path))
+    assert [line[0] for line in lines if "finished" in line or "failed" in line] == ["lr=0.03", "lr=0.1"]
+    assert ["lr=0.1:", "no", "luck"] in lines
+    assert not any("5d41402abc" in word for line in lines for word in line)

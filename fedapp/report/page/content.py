@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import WALL, column, read_clients
-from fedapp.report.differences import ends_of
 from fedapp.report.files import LOSS, read_summary, read_warnings
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
-from fedapp.report.recorded import RecordedRun, metrics_of
+from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from strategies.flower.higher_is_better import less_is_better
 
 Array = NDArray[Any]
@@ -59,9 +58,9 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
     if len(runs) > RUNS:
         left_out.append(f"{len(runs) - RUNS} of {len(runs)} runs: the first {RUNS} are shown")
     shown = list(runs)[:RUNS]
-    names = ends_of([str(run.resolve()) for run in shown])
-    # The metric that each run is judged by, and the loss.
     recorded = [RecordedRun(path) for path in shown]
+    names = names_of(recorded)
+    # The metric that each run is judged by, and the loss.
     firsts = [metrics_of([run])[:1] for run in recorded]
     by_time = len(shown) > 1 and len({run.clock for run in recorded}) == 1
     by_time = by_time and any("contributions" in run.columns for run in recorded)
