@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -70,8 +70,9 @@ class Claim(Strict):
         When it holds; ``{name}`` stands for a threshold.
     thresholds : dict
         The numbers, and names of cells of the grid, that the rule rests on: reports have them from here alone.
-    reading : bool
-        Whether the claim is this project's reading of the source, which doesn't say it so.
+    basis : str
+        ``source``: the source says so; ``reading``: it is this project's reading of the source, which doesn't;
+        ``memory``: the source wasn't at hand to be read.
     scale : Scale, optional
         Given where runs may be too short to decide the claim.
     """
@@ -79,7 +80,7 @@ class Claim(Strict):
     text: str
     rule: str
     thresholds: dict[str, Any] = Field(default_factory=dict)
-    reading: bool = False
+    basis: Literal["source", "reading", "memory"] = "source"
     scale: Scale | None = None
 
     @model_validator(mode="after")

@@ -53,8 +53,7 @@ def _of_paper(prefix: str) -> str:
 
     The numbers behind a verdict are in the experiment's report: here they would make the table unreadable.
     """
-    claimed: list[str] = []
-    read: list[str] = []
+    lines: dict[str, list[str]] = {basis: [] for basis in _SAID}
     commands = []
     for name in (name for name in plan_names() if name.startswith(prefix)):
         path = RESULTS / name / "claims.csv"
@@ -67,17 +66,22 @@ def _of_paper(prefix: str) -> str:
         for claim, registered in read_plan(name).claims.items():
             row = found.get(claim, {"verdict": "not run"})
             texts = (shown, cell(registered.text), row["verdict"])
-            (read if registered.reading else claimed).append(f"| {' | '.join(texts)} |")
+            lines[registered.basis].append(f"| {' | '.join(texts)} |")
         commands.append(f"`fedapp reproduce {name}`")
     tables = [
-        [f"| experiment | {head} | here |", "|---|---|---|", *lines, ""]
-        for head, lines in (
-            ("the paper says", claimed),
-            ("our reading of it, which the paper doesn't say", read),
-        )
-        if lines
+        "\n".join([f"| experiment | {said} | here |", "|---|---|---|", *lines[basis]])
+        for basis, said in _SAID.items()
+        if lines[basis]
     ]
-    return "\n".join([line for each in tables for line in each] + [f"Made by {', '.join(commands)}."])
+    return "\n\n".join([*tables, f"Made by {', '.join(commands)}."])
+
+
+# Heads of the tables, by a claim's basis.
+_SAID = {
+    "source": "the paper says",
+    "reading": "our reading of it, which the paper doesn't say",
+    "memory": "the paper says, from memory: not verified against it",
+}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
