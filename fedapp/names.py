@@ -9,8 +9,11 @@ from typing import Literal, get_args
 MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
 INITS = ("default", "zeros")
 LOSSES = ("cross-entropy", "mse", "mae", "huber", "bce")
-METRICS = ("accuracy", "top5", "f1-macro", "auroc", "rmse", "r2", "mae")
+METRICS = ("accuracy", "top5", "perplexity", "f1-macro", "iou", "auroc", "rmse", "r2", "mae")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+
+# The label of a position that doesn't count: PyTorch's ``ignore_index``.
+IGNORED = -100
 
 # Engines in the user's own process, of which the last is the quickest, and Flower's simulation on Ray.
 VECTORIZED, RAY = "vectorized", "ray"

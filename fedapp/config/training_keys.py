@@ -51,7 +51,9 @@ class TrainingKeys(Keys):
     loss: Annotated[
         str,
         pattern(f"one of {', '.join(LOSSES)}, or module:name of your own", rf"^({'|'.join(LOSSES)}|{_OWN})$"),
-        key("what is minimised; your own: (outputs, targets) → (B,), the loss of each example"),
+        key(
+            "what is minimised; your own: (outputs, targets) → the loss of each example, (B,), or of each target"
+        ),
     ]
     metrics: Annotated[
         str,

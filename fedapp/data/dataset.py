@@ -57,7 +57,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 class Split(NamedTuple):
-    """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, M), natural ids (N,) or None.
+    """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, …), natural ids (N,) or None.
 
     `classes` are the names of labels that were names, the same in all parts of the data.
     """
@@ -92,8 +92,9 @@ class RawData:
     """A dataset as read, before it is written to the cache.
 
     `blocks` are inputs of equal row shape that follow one another; they may be views (transposed images,
-    sliding windows), so that nothing is copied before it goes to its file. `y` are int64 classes (N,) or float32
-    numbers (N, M), and with these `num_classes` is 0. The rest is as in `Dataset`.
+    sliding windows), so that nothing is copied before it goes to its file. `y` are int64 classes (N,), or of each
+    position of a row (N, …), or float32 numbers (N, M, …), and with these `num_classes` is 0. The rest is as in
+    `Dataset`.
     """
 
     blocks: Sequence[Array]
@@ -119,8 +120,9 @@ class Dataset:
         Value of the run-config key `dataset`.
     x : array (N, \\*input_shape)
         uint8 or float32; images channels first (N, C, H, W); text as uint8 token ids (N, 80).
-    y : int64 array (N,), or float32 array (N, M)
-        Labels, for text the token id of the next character; or M numbers for each row.
+    y : int64 array (N,) or (N, …), or float32 array (N, M, …)
+        Labels, for text the token id of the next character; or of each position of a row, such as the pixels of a
+        picture, where -100 is none; or numbers for each row.
     groups : int64 array (N,) or None
         Natural client of each row: writer, role or synthetic client; None where there is none.
     num_train : int
@@ -161,16 +163,33 @@ class Dataset:
 
     @property
     def num_outputs(self) -> int:
-        """Number of a model's outputs: one for each class, or for each number of a row's target."""
+        """Number of a model's outputs: one for each class, or for each column of a row's numbers."""
         return self.num_classes if self.targets == "classes" else int(self.y.shape[1])
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a row has a class, or numbers in columns: neither has one with labels of each of its positions."""
+        return self.y.ndim == (1 if self.targets == "classes" else 2)
+
+    @property
+    def strata_are(self) -> str:
+        """What `strata` are: class, tenth, natural client or all rows."""
+        if self.has_classes:
+            return "class" if self.targets == "classes" else "tenth"
+        return "all rows" if self.groups is None else "natural client"
 
     @cached_property
     def strata(self) -> IntArray:
         """What partitioners take for classes, int64 (N,): the labels; with numbers, tenths of the first one.
 
         Rows are in the tenth that the deciles of all rows' numbers put them in, equal ones in the same, so that
-        there may be fewer than ten: all the same number are a single one.
+        there may be fewer than ten: all the same number are a single one. Where rows have no class (``has_classes``),
+        each natural client's rows are a stratum, or all are one.
         """
+        if not self.has_classes:
+            if self.groups is None:
+                return np.zeros(len(self.y), np.int64)
+            return np.unique(self.groups, return_inverse=True)[1].astype(np.int64)
         if self.targets == "classes":
             return cast(IntArray, self.y)
         first = np.asarray(self.y[:, 0], np.float64)
@@ -185,8 +204,8 @@ class Dataset:
 
     @property
     def num_strata(self) -> int:
-        """How many strata there are: the classes, with those that no row has, or the tenths."""
-        return self.num_classes or int(self.strata.max()) + 1
+        """How many strata there are: the classes, with those that no row has, or the tenths, or natural clients."""
+        return (self.has_classes and self.num_classes) or int(self.strata.max()) + 1
 
     def inputs(self, rows: Any, normalize: Normalize = False) -> Array:
         """Return the inputs of some rows, ready for a model.
@@ -284,8 +303,8 @@ class Schema:
     columns : tuple of str
         Names of a vector's values in their order; () where they have none.
     targets : {"classes", "numbers"}
-    num_targets : int
-        Numbers of a row's target; 0 for classes.
+    target_shape : tuple of int
+        Of one row's targets; () for a class.
     """
 
     kind: str
@@ -295,12 +314,12 @@ class Schema:
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     targets: Targets = "classes"
-    num_targets: int = 0
+    target_shape: tuple[int, ...] = ()
 
     @property
     def num_outputs(self) -> int:
         """Number of the model's outputs."""
-        return self.num_classes or self.num_targets
+        return self.num_classes or self.target_shape[0]
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Schema":
@@ -313,7 +332,7 @@ class Schema:
             dataset.classes,
             dataset.columns,
             dataset.targets,
-            0 if dataset.targets == "classes" else dataset.num_outputs,
+            tuple(map(int, dataset.y.shape[1:])),
         )
 
     def fit(self, dataset: Dataset) -> Dataset:
@@ -328,7 +347,7 @@ class Schema:
             model hasn't.
         """
         own = Schema.of(dataset)
-        if (own.targets, own.num_targets) != (self.targets, self.num_targets):
+        if (own.targets, own.target_shape) != (self.targets, self.target_shape):
             raise DataError(
                 f"this client's targets are {own._of_targets()}, the model's {self._of_targets()}"
             )
@@ -358,7 +377,10 @@ class Schema:
         return replace(dataset, y=labels[dataset.y], classes=self.classes, num_classes=self.num_classes)
 
     def _of_targets(self) -> str:
-        return "classes" if self.targets == "classes" else f"numbers, {self.num_targets} for each row"
+        if not self.target_shape:
+            return self.targets
+        shape = self.target_shape[0] if len(self.target_shape) == 1 else self.target_shape
+        return f"{self.targets}, {shape} for each row"
 
 
 def _brief(names: Sequence[str]) -> str:

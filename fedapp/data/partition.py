@@ -22,12 +22,16 @@ PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "similarity", "shards
 - similarity (Karimireddy et al. 2020, section 7): clients of one size, of whose rows a share `similarity` is dealt
   out at random; all others are sorted by class and dealt out in that order.
 
-Those that need classes take tenths of a dataset whose targets are numbers: `Dataset.strata`.
+Those that need classes take tenths of a dataset whose targets are numbers, and natural clients, or all rows as one
+class, where a row has no class: `Dataset.strata`.
 
 - shards: two per client of rows sorted by label; the fewer than 2 C rows that don't fill a shard go unused.
 - natural: one client per natural id. `num_clients` of those with at least `min_samples` training rows, drawn by the
   seed, in order of their ids; the rest goes unused.
 """
+
+BY_CLASS = ("label-quantity-skew", "dirichlet", "similarity", "shards")
+"""Those that divide rows by their classes."""
 
 OWN = "own"
 TEST_ON = ("held-out", "unseen-clients", OWN)

@@ -4,6 +4,7 @@ import numpy as np
 
 from fedapp.data.dataset import Dataset, Normalize
 from fedapp.data.partition import Partition
+from fedapp.names import IGNORED
 
 _NAMED = 8  # classes that a remark lists
 
@@ -28,22 +29,22 @@ def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False
         found.append(
             "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
         )
-    if not normalize and dataset.scale == 1.0 and dataset.kind != "text":
+    tokens = dataset.targets == "classes" and dataset.y.shape == dataset.x.shape
+    if not normalize and dataset.scale == 1.0 and dataset.kind != "text" and not tokens:
         found += _of_size(dataset, partition)
     return found
 
 
 def _of_numbers(dataset: Dataset, partition: Partition) -> list[str]:
     trained = dataset.y[partition.client_indices]
+    trained = trained.reshape(len(trained), -1)
     labels = np.unique(trained)
     if dataset.num_outputs == 1 and len(labels) > 2 and np.array_equal(labels, np.arange(len(labels))):
         return [f"the labels 0 to {len(labels) - 1} are taken as numbers, as the loss takes no classes"]
     constant = np.flatnonzero(trained.min(axis=0) == trained.max(axis=0)).tolist()
     if not constant:
         return []
-    which = (
-        "" if dataset.num_outputs == 1 else f" in column {', '.join(map(str, constant[:_NAMED]))} of targets"
-    )
+    which = "" if trained.shape[1] == 1 else f" in column {', '.join(map(str, constant[:_NAMED]))} of targets"
     return [f"all training rows have the same target{which}: there is nothing to learn"]
 
 
@@ -68,7 +69,8 @@ def _of_size(dataset: Dataset, partition: Partition) -> list[str]:
 
 def _of_classes(dataset: Dataset, partition: Partition) -> list[str]:
     trained, tested = (
-        np.unique(dataset.y[rows]) for rows in (partition.client_indices, partition.test_indices)
+        np.setdiff1d(dataset.y[rows], [IGNORED])
+        for rows in (partition.client_indices, partition.test_indices)
     )
     found = []
     if len(trained) == 1:

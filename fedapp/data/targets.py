@@ -1,5 +1,6 @@
 """Labels and targets as they are found, and what they become: classes, or numbers."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -7,20 +8,21 @@ import numpy as np
 
 from fedapp.data.dataset import Array, IntArray, RawData, Targets
 from fedapp.data.errors import DataError
+from fedapp.names import IGNORED
 
 Problem = Callable[[str], DataError]
 """Makes the error to raise from what is wrong: it names the key, its value and where the data are from."""
 
 
 def read_targets(found: Mapping[str, Array], targets: Targets | None, problem: Problem) -> list[Array]:
-    """Return classes, int64 (n,) each, or numbers, float32 (n, M) each.
+    """Return classes, int64 (n,) or, of each position of a row, (n, ...) each, or numbers, float32 (n, M, ...) each.
 
     Parameters
     ----------
     found : mapping of str to array
-        Labels of each part of the data, by what an error calls them: (n,), or (n, M) for M columns.
+        Labels of each part of the data, by what an error calls them: (n,), or (n, ...) for several.
     targets : {"classes", "numbers"}, optional
-        None: whole numbers in one column are classes, all else is numbers.
+        None: whole numbers are classes, all else, and several columns of flags, is numbers.
     problem : callable
         Makes an error from what is wrong.
 
@@ -33,18 +35,17 @@ def read_targets(found: Mapping[str, Array], targets: Targets | None, problem: P
         if values.dtype.kind not in "biuf":
             names = "" if targets == "numbers" else ", or names for classes alone,"
             raise problem(f"{name} has type {values.dtype}; numbers{names} are needed")
-        if values.ndim not in (1, 2) or (values.ndim == 2 and values.shape[1] == 0):
-            raise problem(f"{name} has shape {values.shape}; (N,), or (N, M) for numbers, is needed")
-    whole = all(values.dtype.kind in "biu" and _columns(values) == 1 for values in found.values())
-    if targets == "classes" or (targets is None and whole):
-        return [_classes(name, values, problem) for name, values in found.items()]
-    widths = {name: _columns(values) for name, values in found.items()}
-    if len(set(widths.values())) > 1:
-        raise problem(
-            f"has {' and '.join(f'{width} numbers a row in {name}' for name, width in widths.items())}; "
-            "they must match"
-        )
-    return [_numbers(name, values, problem) for name, values in found.items()]
+        if values.ndim == 0 or 0 in values.shape[1:]:
+            raise problem(
+                f"{name} has shape {values.shape}; (N,), or (N, ...) for several of a row, is needed"
+            )
+    whole = all(values.dtype.kind in ("biu" if _columns(values) == 1 else "iu") for values in found.values())
+    as_classes = targets == "classes" or (targets is None and whole)
+    read = [(_classes if as_classes else _numbers)(name, values, problem) for name, values in found.items()]
+    if len({values.shape[1:] for values in read}) > 1:
+        shapes = [f"{_described(values)} a row in {name}" for name, values in zip(found, read, strict=True)]
+        raise problem(f"has {' and '.join(shapes)}; they must match")
+    return read
 
 
 def number_of_classes(y: IntArray, problem: Problem) -> int:
@@ -57,7 +58,11 @@ def number_of_classes(y: IntArray, problem: Problem) -> int:
     """
     if y.dtype.kind == "f":
         return 0
-    count, seen = int(y.max()) + 1, len(np.unique(y))
+    labels = np.unique(y)
+    labels = labels[labels != IGNORED]
+    if not len(labels):
+        raise problem(f"has no label but {IGNORED}, which doesn't count; at least one is needed")
+    count, seen = int(labels[-1]) + 1, len(labels)
     if count > max(1000, 10 * seen):
         raise problem(
             f"has the label {count - 1}, but {seen} different ones; labels are whole numbers from 0, or names"
@@ -82,24 +87,29 @@ def as_numbers(raw: RawData, name: str) -> RawData:
 
 
 def _columns(values: Array) -> int:
-    return 1 if values.ndim == 1 else int(values.shape[1])
+    return math.prod(values.shape[1:])
+
+
+def _described(values: Array) -> str:
+    what = "labels" if values.dtype.kind == "i" else "numbers"
+    return f"{values.shape[1] if values.ndim == 2 else values.shape[1:]} {what}"
 
 
 def _classes(name: str, values: Array, problem: Problem) -> IntArray:
     if values.dtype.kind == "f":
         raise problem(f"{name} has type {values.dtype}; whole numbers or names are needed for classes")
-    if _columns(values) != 1:
-        raise problem(
-            f"{name} has shape {values.shape}; one value per row, shape (N,), is needed for classes"
-        )
-    if len(values) and values.min() < 0:
-        raise problem(f"{name} has a label below 0; whole numbers from 0 are needed")
-    return values.ravel().astype(np.int64)
+    if _columns(values) == 1:
+        values = values.ravel()
+    several = values.ndim > 1
+    if bool(((values < 0) & (values != IGNORED) if several else values < 0).any()):
+        or_ignored = f", or {IGNORED} where a position doesn't count," if several else ""
+        raise problem(f"{name} has a label below 0; whole numbers from 0{or_ignored} are needed")
+    return values.astype(np.int64)
 
 
 def _numbers(name: str, values: Array, problem: Problem) -> Array:
     with np.errstate(over="ignore"):
-        numbers = values.reshape(len(values), -1).astype(np.float32)
+        numbers = (values[:, None] if values.ndim == 1 else values).astype(np.float32)
     if not np.isfinite(numbers).all():
         raise problem(f"{name} has values that are not finite in float32; all must be finite")
     return numbers

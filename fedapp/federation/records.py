@@ -21,7 +21,7 @@ NUM_CLASSES = "num-classes"
 DATA_TYPE = "data-type"
 CLASS_NAMES = "class-names"
 TARGET_TYPE = "target-type"
-NUM_TARGETS = "num-targets"
+TARGET_SHAPE = "target-shape"
 COLUMNS = "columns"
 
 # What inputs are standardized by, where they are and it is known.
@@ -62,7 +62,7 @@ def schema_fields(dataset: Dataset) -> dict[str, Any]:
         CLASS_NAMES: list(schema.classes),
         COLUMNS: list(schema.columns),
         TARGET_TYPE: schema.targets,
-        NUM_TARGETS: schema.num_targets or [],
+        TARGET_SHAPE: list(schema.target_shape),
         MEAN: list(dataset.moments.mean) if dataset.moments else [],
         DEVIATION: list(dataset.moments.std) if dataset.moments else [],
     }
@@ -79,7 +79,7 @@ def schema_of(record: Mapping[str, Any]) -> Schema:
         tuple(record.get(CLASS_NAMES, ())),
         tuple(record.get(COLUMNS, ())),
         record.get(TARGET_TYPE, "classes"),
-        record.get(NUM_TARGETS, 0),
+        tuple(record.get(TARGET_SHAPE, ())),
     )
 
 

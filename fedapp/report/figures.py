@@ -27,6 +27,14 @@ _CLASSES += ["#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB"]
 _MARKED_POINTS = 25  # up to here each evaluation gets a marker
 _LOG_RATIO = 50.0  # a loss that spans more is drawn on a log axis
 _BAR_CLIENTS = 60
+
+# What rows are divided by, as a figure calls it.
+_STRATA = {
+    "class": "class",
+    "tenth": "tenth of the target, 0: lowest",
+    "natural client": "natural client",
+    "all rows": "all rows",
+}
 _NAMED_BARS = 15  # so many names have room below their bars
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
@@ -88,7 +96,7 @@ def _says_the_same(rounds: Array, times: Array) -> bool:
     return bool(np.isfinite(times).all() and np.allclose(times * rounds[-1], rounds * times[-1]))
 
 
-def draw_partition(run_dir: Path, labels: Array, num_classes: int, *, numbers: bool = False) -> Path:
+def draw_partition(run_dir: Path, labels: Array, num_classes: int, *, strata: str = "class") -> Path:
     """Draw the samples of each class on each client into ``partition.png``, 1200 pixels wide.
 
     Stacked bars; for more than 60 clients or 10 classes a heat map below the client sizes.
@@ -101,8 +109,8 @@ def draw_partition(run_dir: Path, labels: Array, num_classes: int, *, numbers: b
         Class of each dataset row, shape (rows,), integers in 0..num_classes - 1; otherwise a ValueError.
     num_classes
         Number of classes, also counting those that no client holds.
-    numbers
-        Whether they are tenths of a target that is a number, the lowest first.
+    strata
+        What the classes are, one of ``_STRATA``.
     """
     with np.load(run_dir / "partition.npz") as stored:
         counts = _class_counts(stored["client_indices"], stored["client_offsets"], labels, num_classes)
@@ -113,9 +121,9 @@ def draw_partition(run_dir: Path, labels: Array, num_classes: int, *, numbers: b
     as_bars = len(counts) <= _BAR_CLIENTS and num_classes <= len(_CLASSES)
     figure = new_figure(4.4 if as_bars else 5.6, f"{title}\n{spread}")
     if as_bars:
-        _stacked_bars(figure, counts, _names(run_dir, len(counts)), numbers=numbers)
+        _stacked_bars(figure, counts, _names(run_dir, len(counts)), strata=strata)
     else:
-        _heat_map(figure, counts, numbers=numbers)
+        _heat_map(figure, counts, strata=strata)
     return save(figure, run_dir / "partition.png")
 
 
@@ -160,7 +168,7 @@ def _names(run_dir: Path, clients: int) -> list[str]:
     return list(names) if len(names) == clients and all(names) else []
 
 
-def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, numbers: bool = False) -> None:
+def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, strata: str = "class") -> None:
     axes = figure.subplots()
     style_axes(axes)
     axes.grid(False, axis="x")
@@ -173,7 +181,7 @@ def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, numbers: b
     if names and len(names) <= _NAMED_BARS:
         axes.set_xticks(range(len(names)), [name[:20] for name in names], rotation=30, ha="right")
     axes.legend(
-        title="tenth of\nthe target,\n0: lowest" if numbers else "class",
+        title=_STRATA[strata].replace(" of ", " of\n").replace(", ", ",\n"),
         reverse=True,
         loc="upper left",
         bbox_to_anchor=(1, 1),
@@ -181,7 +189,7 @@ def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, numbers: b
     )
 
 
-def _heat_map(figure: Figure, counts: Array, *, numbers: bool = False) -> None:
+def _heat_map(figure: Figure, counts: Array, *, strata: str = "class") -> None:
     top, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     # Every k-th client rather than a mean over k, which would make skewed clients look alike.
     every = -(-len(counts) // _HEAT_CLIENTS)
@@ -193,10 +201,8 @@ def _heat_map(figure: Figure, counts: Array, *, numbers: bool = False) -> None:
     style_axes(top)
     style_axes(heat)
     top.set(ylabel="samples", ylim=(0, None))
-    heat.set(
-        xlabel="client" + f" ({'tenths' if numbers else 'classes'} of one in {every} shown)" * (every > 1)
-    )
-    heat.set(ylabel="tenth of the target, 0: lowest" if numbers else "class")
+    heat.set(xlabel="client" + f" (rows of one in {every} shown)" * (every > 1))
+    heat.set(ylabel=_STRATA[strata])
     heat.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=STEPS))
     heat.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=STEPS))
     bar = figure.colorbar(image, ax=heat, pad=0.02, ticks=MaxNLocator(5, integer=True), label="samples")

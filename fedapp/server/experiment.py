@@ -26,7 +26,7 @@ from fedapp.config.own_keys import other_defaults
 from fedapp.config.run_keys import ROUNDS
 from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
-from fedapp.data.partition import OWN
+from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.server import fleet
 from fedapp.server.exporter import check_exporter
@@ -207,6 +207,11 @@ def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Mo
         say_what_is_repeated(config)
     if config.test_on == OWN:
         say_pooled(config, dataset)
+    if not dataset.has_classes and config.partitioner in BY_CLASS:
+        how = "at random" if dataset.groups is None else "by natural client"
+        log.info(
+            "data: a row of '%s' has no class: %s divides rows %s", dataset.name, config.partitioner, how
+        )
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
 

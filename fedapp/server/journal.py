@@ -129,7 +129,7 @@ def draw_figures(path: Path, experiment: Experiment) -> None:
 
         draw_by_client(path)
     dataset = experiment.dataset
-    draw_partition(path, dataset.strata, dataset.num_strata, numbers=dataset.targets == "numbers")
+    draw_partition(path, dataset.strata, dataset.num_strata, strata=dataset.strata_are)
 
 
 # What sums are called, and what of an aggregation they add up.

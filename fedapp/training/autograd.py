@@ -51,9 +51,7 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
         outputs = trainee(state, x)
         for name, value in fixed.items():
             fixed[name] = _up_to_date(name, value, state[name], in_place=not trainee.is_alone)
-        if mask is None:
-            return loss.mean(outputs, y)
-        return (loss.rows(outputs, y) * mask).sum() / mask.sum().clamp(min=1)
+        return loss.mean(outputs, y, mask)
 
     return of
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
 from fedapp.training.evaluation import METRICS, Metric
-from fedapp.training.losses import CROSS_ENTROPY, Loss
+from fedapp.training.losses import CROSS_ENTROPY, Loss, class_axis
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import trial
@@ -22,10 +22,10 @@ ROWS = 8  # that are tried
 
 
 # Metrics that read an output for each class.
-BY_CLASS = {METRICS[name] for name in ("accuracy", "top5", "f1-macro", "auroc")}
+BY_CLASS = {METRICS[name] for name in ("accuracy", "top5", "perplexity", "f1-macro", "iou", "auroc")}
 
 # Metrics that read numbers as labels that hold or don't, and outputs as their logits.
-BY_LABEL = {METRICS[name] for name in ("accuracy", "f1-macro", "auroc")}
+BY_LABEL = {METRICS[name] for name in ("accuracy", "f1-macro", "iou", "auroc")}
 
 
 def check_parts(
@@ -46,10 +46,10 @@ def check_parts(
     model_name : str
         Value of the run-config key `model`.
     x, y : Tensor
-        Inputs (n, ...) and targets (n,) or (n, M) of at least one training row.
+        Inputs (n, ...) and targets (n, ...) of at least one training row.
     num_classes : int
         Of the data, whatever there is of them in ``y``; 0: not known, or targets are numbers.
-    targets : array (N,) or (N, M), optional
+    targets : array (N, ...), optional
         All targets of the data.
 
     Raises
@@ -71,7 +71,8 @@ def check_parts(
             raise OwnPartError(
                 f"model = {model_name!r}: must return a tensor (B, ...) for {data}, returns {shape}"
             )
-        _check_width(model_name, loss, metrics, outputs, num_classes)
+        if not y.is_floating_point():
+            _check_classes(model_name, loss, metrics, outputs, y, num_classes)
         targets = y.numpy(force=True) if targets is None else targets
         _check_targets(model_name, loss, outputs, y, targets)
         _check_labels(loss, metrics, targets)
@@ -89,17 +90,39 @@ def _check_hooks(model_name: str, model: nn.Module) -> None:
             )
 
 
-def _check_width(
-    model_name: str, loss: Loss, metrics: tuple[Metric, ...], outputs: Tensor, num_classes: int
+def _check_classes(
+    model_name: str, loss: Loss, metrics: tuple[Metric, ...], outputs: Tensor, y: Tensor, num_classes: int
 ) -> None:
-    """Refuse fewer outputs than there are classes, where each has its own."""
-    if (outputs.shape[1] if outputs.dim() > 1 else 1) >= num_classes:
-        return
+    """Refuse outputs that don't fit labels, or are fewer than there are classes, where each has its own."""
     needs = [("loss", CROSS_ENTROPY.name)] if loss is CROSS_ENTROPY else []
     needs += [("metrics", metric.name) for metric in metrics if metric in BY_CLASS]
-    for key, name in needs:
+    if not needs:
+        return
+    key, name = needs[0]
+    shape, width = tuple(outputs.shape), outputs.shape[1] if outputs.dim() > 1 else 1
+    if y.dim() > 1:
+        try:
+            axis = class_axis(outputs, y)
+        except ValueError:
+            rows, *positions = (*map(str, y.shape),)
+            at_end, second = (
+                f"({', '.join(axes)})" for axes in ([rows, *positions, "K"], [rows, "K", *positions])
+            )
+            raise OwnPartError(
+                f"{key} = {name!r}: can't take outputs {shape} of model = {model_name!r} for labels "
+                f"{tuple(y.shape)}; allowed are {at_end} and {second} for K classes"
+            ) from None
+        width = shape[axis]
+        if shape[:1] + shape[2:] == shape[:-1] == y.shape and outputs.dim() > 2:
+            log.info(
+                "model = %r: of its outputs %s the classes are in axis %d, which isn't the only one that fits",
+                model_name,
+                shape,
+                axis,
+            )
+    if width < num_classes:
         raise OwnPartError(
-            f"{key} = {name!r}: can't take outputs {tuple(outputs.shape)} of model = {model_name!r}; one is needed "
+            f"{key} = {name!r}: can't take outputs {shape} of model = {model_name!r}; one is needed "
             f"for each of the {num_classes} classes of the data"
         )
 
@@ -167,10 +190,11 @@ def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targ
         f"loss = {loss.name!r}: can't take outputs {tuple(outputs.shape)} of model = {model_name!r}",
         lambda: loss.rows(outputs, y),
     )
-    if not isinstance(losses, Tensor) or losses.shape != (len(y),):
+    if not isinstance(losses, Tensor) or losses.shape not in ((len(y),), y.shape):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        or_each = f", or of each of its targets, {tuple(y.shape)}" if y.dim() > 1 else ""
         raise OwnPartError(
-            f"loss = {loss.name!r}: must return the loss of each example, ({len(y)},), returns {shape}; "
+            f"loss = {loss.name!r}: must return the loss of each example, ({len(y)},){or_each}, returns {shape}; "
             "in PyTorch that is reduction='none'"
         )
 

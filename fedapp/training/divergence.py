@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedapp.names import IGNORED
 from fedapp.training.evaluation import CHUNK
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.state import names_of
@@ -37,8 +38,18 @@ class DivergenceMeter:
     ) -> None:
         self.model, self.x, self.y, self.offsets, self.loss = model, x, y, offsets, loss
         self._names = names_of(model)
+        # Of how many examples each client's loss is the mean, or of how many positions.
+        self._sizes = np.diff(offsets)
+        if y.dim() > 1 and not y.is_floating_point() and self._is_of_positions():
+            counted = (y != IGNORED).flatten(1).sum(1).cpu().numpy()
+            self._sizes = np.maximum(np.add.reduceat(counted, offsets[:-1]), 1)
         self._recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
         self._start()
+
+    def _is_of_positions(self) -> bool:
+        with torch.no_grad():
+            *_, counts = self.loss.each(self.model(self.x[:1]), self.y[:1])
+        return counts is not None
 
     def _start(self) -> None:
         self._count, self._largest, self._squares = 0, 0.0, 0.0
@@ -46,12 +57,11 @@ class DivergenceMeter:
 
     def take(self, client: int, state: dict[str, Tensor], importance: Mapping[int, float]) -> None:
         """Measure a client's local model; ``importance`` has the p_j of f = Σ p_j f_j by client."""
-        sizes = np.diff(self.offsets)
-        weights = np.zeros(len(sizes))
+        weights = np.zeros(len(self._sizes))
         for other, p in importance.items():
-            weights[other] = -p / sizes[other]
-        weights[client] += 1 / sizes[client]
-        by_row = torch.from_numpy(np.repeat(weights, sizes)).to(self.x.device)
+            weights[other] = -p / self._sizes[other]
+        weights[client] += 1 / self._sizes[client]
+        by_row = torch.from_numpy(np.repeat(weights, np.diff(self.offsets))).to(self.x.device)
         self._largest = max(self._largest, self._gradient_norm(state, by_row))
         flat = torch.cat([state[name].flatten() for name in self._names.trained])
         vector = flat.double().cpu().numpy()
@@ -76,7 +86,7 @@ class DivergenceMeter:
             # In evaluation mode recurrent layers have no gradient by cuDNN.
             with torch.backends.cudnn.flags(enabled=False) if self._recurrent else nullcontext():
                 outputs = torch.func.functional_call(self.model, {**self._names.own(state), **leaves}, (x,))
-            losses = self.loss.rows(outputs, y)
+            losses, _ = self.loss.each(outputs, y)
             gradients = torch.autograd.grad(
                 (losses * weight).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
             )

@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedapp.names import ALLOWED_METRICS
+from fedapp.names import ALLOWED_METRICS, IGNORED
 from fedapp.own import HERE, OwnPartError, imported, is_own
 from fedapp.training.layers import dense_layers
-from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets
+from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets, by_example, classes_first
 from fedapp.training.rule import Parameters
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
@@ -54,35 +55,72 @@ class Metric:
     whole : callable
         (outputs (N, ...), targets (N, ...)) → the metric; NaN where it isn't defined.
     rows : callable, optional
-        (outputs, targets) → what each example adds, (N,): then their mean is the metric, and outputs aren't kept.
+        (outputs, targets) → what each example adds, (N,), or each position, (N, ...): then the mean of those that
+        count is the metric, and outputs aren't kept.
     targets : str, optional
         ``classes`` or ``numbers``, if it takes nothing else.
+    of_mean : callable
+        What becomes of the mean of ``rows``.
     """
 
     name: str
     whole: Callable[[Tensor, Tensor], float]
     rows: Callable[[Tensor, Tensor], Tensor] | None = None
     targets: Targets | None = None
+    of_mean: Callable[[float], float] = float
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
     """Right labels: the largest logit's; for numbers, each label's whose logit is above 0 where it is 1."""
     if targets.is_floating_point():
         return ((outputs > 0) == (targets > 0.5)).double().flatten(1).mean(1)
-    return outputs.argmax(dim=1) == targets
+    return classes_first(outputs, targets).argmax(dim=1) == targets
 
 
 def _among_five(outputs: Tensor, labels: Tensor) -> Tensor:
-    best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+    logits = classes_first(outputs, labels)
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
     return (best == labels.unsqueeze(1)).any(dim=1)
+
+
+def _surprise(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(
+        classes_first(outputs, labels).double(), labels, reduction="none", ignore_index=IGNORED
+    )
+
+
+def _exp(mean: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp(mean))
+
+
+def _one_by_one(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions that count as examples: logits (P, K) with labels (P,), or numbers (P, M).
+
+    Numbers of more than two axes are one column.
+    """
+    if targets.is_floating_point():
+        return (outputs, targets) if targets.dim() < 3 else (outputs.reshape(-1, 1), targets.reshape(-1, 1))
+    logits, labels = classes_first(outputs, targets).movedim(1, -1), targets
+    if labels.dim() > 1:
+        counted = labels != IGNORED
+        logits, labels = logits[counted], labels[counted]
+    return logits, labels
 
 
 def _sizes(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).abs().double().flatten(1).mean(1)
 
 
-def _mean(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], float]:
-    return lambda outputs, targets: float(of(outputs, targets).double().mean())
+def _mean(
+    of: Callable[[Tensor, Tensor], Tensor], of_mean: Callable[[float], float] = float
+) -> Callable[[Tensor, Tensor], float]:
+    def mean(outputs: Tensor, targets: Tensor) -> float:
+        values, counts = by_example(of(outputs, targets), targets)
+        found = values.double().mean() if counts is None else values.double().sum() / counts.sum()
+        return of_mean(float(found))
+
+    return mean
 
 
 def _rmse(outputs: Tensor, targets: Tensor) -> float:
@@ -91,6 +129,7 @@ def _rmse(outputs: Tensor, targets: Tensor) -> float:
 
 def _r2(outputs: Tensor, targets: Tensor) -> float:
     """1 − Σ (y − ŷ)² / Σ (y − ȳ)², the mean over columns; a column that doesn't vary has none."""
+    outputs, targets = _one_by_one(outputs, targets)
     y = targets.double()
     rest = (y - outputs.double()).square().sum(0)
     spread = (y - y.mean(0)).square().sum(0)
@@ -101,9 +140,21 @@ def _r2(outputs: Tensor, targets: Tensor) -> float:
 def _f1_macro(outputs: Tensor, targets: Tensor) -> float:
     from sklearn.metrics import f1_score
 
+    return float(f1_score(*_truth_and_guess(outputs, targets), average="macro", zero_division=0))
+
+
+def _iou(outputs: Tensor, targets: Tensor) -> float:
+    """Intersection over union of what is of a class and what is taken for it, the mean over classes or labels."""
+    from sklearn.metrics import jaccard_score
+
+    return float(jaccard_score(*_truth_and_guess(outputs, targets), average="macro", zero_division=0))
+
+
+def _truth_and_guess(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    outputs, targets = _one_by_one(outputs, targets)
     if targets.is_floating_point():
-        return float(f1_score(targets.numpy() > 0.5, outputs.numpy() > 0, average="macro", zero_division=0))
-    return float(f1_score(targets.numpy(), outputs.argmax(dim=1).numpy(), average="macro", zero_division=0))
+        return targets.numpy() > 0.5, outputs.numpy() > 0
+    return targets.numpy(), outputs.argmax(dim=1).numpy()
 
 
 def _auroc(outputs: Tensor, targets: Tensor) -> float:
@@ -113,6 +164,7 @@ def _auroc(outputs: Tensor, targets: Tensor) -> float:
     """
     from sklearn.metrics import roc_auc_score
 
+    outputs, targets = _one_by_one(outputs, targets)
     if targets.is_floating_point():
         truth, scores = targets.numpy() > 0.5, outputs.double().numpy()
     else:
@@ -131,7 +183,9 @@ METRICS: dict[str, Metric] = {
     for metric in (
         Metric("accuracy", _mean(_hits), _hits),
         Metric("top5", _mean(_among_five), _among_five, "classes"),
+        Metric("perplexity", _mean(_surprise, _exp), _surprise, "classes", _exp),
         Metric("f1-macro", _f1_macro),
+        Metric("iou", _iou),
         Metric("auroc", _auroc),
         Metric("rmse", _rmse, None, "numbers"),
         Metric("r2", _r2, None, "numbers"),
@@ -212,6 +266,9 @@ class Score:
     outputs, targets : Tensor (N, ...), optional
         What the other metrics are made of.
     metrics : tuple of Metric
+    counts : mapping of str to array (N,)
+        Of the loss and of metrics that are means over positions: how many of every example count. What an example
+        adds is then a sum.
     """
 
     losses: np.ndarray
@@ -219,11 +276,12 @@ class Score:
     outputs: Tensor | None
     targets: Tensor | None
     metrics: tuple[Metric, ...]
+    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
         """Mean loss."""
-        return float(self.losses.mean())
+        return self._mean("loss", self.losses)
 
     def values(self, among: slice = slice(None)) -> dict[str, float]:
         """Return every metric, of all examples or of some."""
@@ -236,22 +294,31 @@ class Score:
         found = {
             name: np.full(len(sizes), np.nan) for name in ("loss", *(each.name for each in self.metrics))
         }
+        starts = offsets[:-1][owned]
         for name, values in {"loss": self.losses, **self.rows}.items():
-            found[name][owned] = (
-                np.add.reduceat(values.astype(np.float64), offsets[:-1][owned]) / sizes[owned]
-            )
+            counts = self.counts.get(name)
+            number = sizes[owned] if counts is None else np.maximum(np.add.reduceat(counts, starts), 1)
+            found[name][owned] = np.add.reduceat(values.astype(np.float64), starts) / number
         for metric in self.metrics:
-            if metric.name not in self.rows:
+            if metric.name in self.rows:
+                found[metric.name] = np.array([metric.of_mean(mean) for mean in found[metric.name].tolist()])
+            else:
                 for client in np.flatnonzero(owned):
                     found[metric.name][client] = self._value(metric, slice(*offsets[client : client + 2]))
         return found
 
     def _value(self, metric: Metric, among: slice) -> float:
         if metric.name in self.rows:
-            return float(self.rows[metric.name][among].mean())
+            return metric.of_mean(self._mean(metric.name, self.rows[metric.name], among))
         assert self.outputs is not None
         assert self.targets is not None
         return metric.whole(self.outputs[among], self.targets[among])
+
+    def _mean(self, name: str, values: np.ndarray, among: slice = slice(None)) -> float:
+        counts = self.counts.get(name)
+        if counts is None:
+            return float(values[among].mean())
+        return float(values[among].sum() / max(counts[among].sum(), 1))
 
 
 def evaluate(
@@ -274,23 +341,32 @@ def evaluate(
     images = few and x.dim() == 4 and len(x) > 0
     lay_out = by_channel if images and takes_by_channel(model, outputs_of, state, x) else as_it_is
     state = {name: lay_out(value) for name, value in state.items()}
-    losses: list[Tensor] = []
     outputs: list[Tensor] = []
-    rows: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics if metric.rows is not None}
-    whole = len(rows) < len(metrics)
+    rows: dict[str, list[Tensor]] = {"loss": []}
+    rows |= {metric.name: [] for metric in metrics if metric.rows is not None}
+    counts: dict[str, list[Tensor]] = {}
+    whole = len(rows) <= len(metrics)
+
+    def add(name: str, values: Tensor, counted: Tensor | None) -> None:
+        rows[name].append(values.double().cpu() if name == "loss" or counted is not None else values.cpu())
+        if counted is not None:
+            counts.setdefault(name, []).append(counted.cpu())
+
     with torch.no_grad():
         for inputs, targets in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
             found = outputs_of(state, lay_out(inputs))
-            losses.append(loss.rows(found, targets).double().cpu())
+            add("loss", *loss.each(found, targets))
             if whole:
                 outputs.append(found.cpu())
             for metric in metrics:
                 if metric.rows is not None:
-                    rows[metric.name].append(metric.rows(found, targets).cpu())
+                    add(metric.name, *by_example(metric.rows(found, targets), targets))
+    summed = {name: torch.cat(each).numpy() for name, each in rows.items()}
     return Score(
-        torch.cat(losses).numpy(),
-        {name: torch.cat(each).numpy() for name, each in rows.items()},
+        summed.pop("loss"),
+        summed,
         torch.cat(outputs) if whole else None,
         y.cpu() if whole else None,
         metrics,
+        {name: torch.cat(each).numpy() for name, each in counts.items()},
     )

@@ -2,6 +2,10 @@
 
 Outputs are (B, K) logits or numbers; targets are labels (B,), int64, or numbers (B, M), float32. The loss of several
 examples is the mean of theirs.
+
+Labels of each position of an example are (B, T), of a picture's pixels (B, H, W); the logits then have one axis more,
+the last one or axis 1 (``class_axis``). A position with the label ``IGNORED`` doesn't count, and the loss of several
+examples is the mean over the positions that do, as PyTorch's is.
 """
 
 from collections.abc import Callable
@@ -13,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedapp.names import IGNORED
 from fedapp.own import OwnPartError, imported, is_own
 
 Targets = Literal["classes", "numbers"]
@@ -29,7 +34,7 @@ class Loss:
     name : str
         Its value of the run-config key `loss`.
     rows : callable
-        (outputs (B, ...), targets (B, ...)) → loss of each example, (B,).
+        (outputs (B, ...), targets (B, ...)) → loss of each example, (B,), or of each position, (B, ...).
     targets : str, optional
         ``classes`` or ``numbers``, if it takes nothing else.
     errors : callable, optional
@@ -42,11 +47,65 @@ class Loss:
     targets: Targets | None = None
     errors: ErrorsAt | None = None
 
-    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of some examples, a scalar."""
-        if self is CROSS_ENTROPY:
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of each example, (B,), and how many positions it is the sum of; None: it is a mean."""
+        return by_example(self.rows(outputs, targets), targets)
+
+    def mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the mean loss of some examples, or of their positions that count, a scalar.
+
+        ``mask`` (B,) weighs the examples of a padded batch. It is 0 where nothing counts.
+        """
+        if self is CROSS_ENTROPY and targets.dim() == 1 and mask is None:
             return F.cross_entropy(outputs, targets)
-        return self.rows(outputs, targets).mean()
+        losses, counts = self.each(outputs, targets)
+        if mask is not None:
+            losses = losses * mask
+            counts = mask if counts is None else counts * mask
+        return losses.mean() if counts is None else losses.sum() / counts.sum().clamp(min=1)
+
+
+def by_example(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return what examples have of something, (B,), and of how many positions it is the sum; None: it is a mean.
+
+    Parameters
+    ----------
+    values : Tensor
+        Of each example, (B,), or of each value of ``targets``, (B, ...), where those of the label ``IGNORED`` don't
+        count.
+    """
+    if values.dim() < 2:
+        return values, None
+    if targets.is_floating_point():
+        return values.flatten(1).mean(1), None
+    counted = targets != IGNORED
+    return torch.where(counted, values, 0).flatten(1).sum(1), counted.flatten(1).sum(1)
+
+
+def class_axis(outputs: Tensor, targets: Tensor) -> int:
+    """Return the axis of logits that has the classes: without it they have the shape of the labels.
+
+    That is the last one, as of sequences (B, T, K), or axis 1, as of PyTorch's pictures (B, K, H, W). Where both fit,
+    it is the last one of three axes and axis 1 of more.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    shape, last = tuple(outputs.shape), outputs.dim() - 1
+    for axis in (last, 1) if last < 3 else (1, last):
+        if 0 < axis <= last and shape[:axis] + shape[axis + 1 :] == targets.shape:
+            return axis
+    raise ValueError(
+        f"outputs {shape} don't fit labels {tuple(targets.shape)}: they need one axis more, for the classes, at the "
+        "end or after the first"
+    )
+
+
+def classes_first(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return logits with the classes in axis 1, (B, K, ...)."""
+    return outputs.movedim(class_axis(outputs, targets), 1)
 
 
 def columns(targets: Tensor) -> Tensor:
@@ -81,7 +140,8 @@ def _of_numbers(name: str, of: RowLosses, slope: Callable[[Tensor, Tensor], Tens
 
 
 def _entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, labels, reduction="none")
+    logits = outputs if labels.dim() == 1 else classes_first(outputs, labels)
+    return F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
 
 
 def _square(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -150,8 +150,8 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
         "y_train has values that are not finite in float32; all must be finite",
     ),
     (
-        {"x_train": X, "y_train": Y[:, None, None]},
-        "y_train has shape (3, 1, 1); (N,), or (N, M) for numbers, is needed",
+        {"x_train": X, "y_train": np.zeros((3, 0))},
+        "y_train has shape (3, 0); (N,), or (N, ...) for several of a row, is needed",
     ),
     ({"x_train": X, "y_train": Y - 1}, "y_train has a label below 0; whole numbers from 0 are needed"),
     (

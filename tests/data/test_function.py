@@ -77,7 +77,7 @@ def test_numbers_and_several_of_them(module: Write) -> None:
     one = returning(module, f"{X}, {Y} / 2")
     assert (one.targets, one.num_classes, one.num_outputs, one.y.dtype) == ("numbers", 0, 1, np.float32)
     assert one.y.tolist() == [[0.0], [0.5], [0.5], [1.0]]
-    two = returning(module, f"{X}, np.stack([{Y}, {Y}], 1)")
+    two = returning(module, f"{X}, np.stack([{Y}, {Y}], 1) / 1")
     assert (two.targets, two.num_outputs, two.y.shape) == ("numbers", 2, (4, 2))
 
 

@@ -99,7 +99,7 @@ def test_numbers_fit_a_model_of_as_many() -> None:
     numbers = {"y": np.zeros((1, 2), np.float32), "num_classes": 0, "targets": "numbers"}
     facts: dict[str, Any] = {"groups": None, "num_train": 1, "kind": "vector", "scale": 1.0, **numbers}
     own = Dataset("files", np.zeros((1, 2), np.float32), **facts)
-    model = Schema("vector", "float32", (2,), 0, targets="numbers", num_targets=2)
+    model = Schema("vector", "float32", (2,), 0, targets="numbers", target_shape=(2,))
     assert model.fit(own) is own
     assert (Schema.of(own), model.num_outputs, MODEL.num_outputs) == (model, 2, 3)
     with pytest.raises(DataError) as caught:

@@ -34,7 +34,11 @@ def table(path: Path, columns: dict[str, Any]) -> str:
         ([0, 1, 2, 1], "numbers", "numbers", [[0], [1], [2], [1]]),
         ([0, -1, 2, 1], "numbers", "numbers", [[0], [-1], [2], [1]]),
         ([0.5, 1, 2, 1], None, "numbers", [[0.5], [1], [2], [1]]),
-        ([[0, 1]] * 4, None, "numbers", [[0, 1]] * 4),
+        ([[0, 1]] * 4, "numbers", "numbers", [[0, 1]] * 4),
+        ([[True, False]] * 4, None, "numbers", [[1, 0]] * 4),
+        ([[0, 1]] * 4, None, "classes", [[0, 1]] * 4),
+        ([[[0, 2], [-100, 1]]] * 4, "classes", "classes", [[[0, 2], [-100, 1]]] * 4),
+        ([[[0.5, 2]]] * 4, None, "numbers", [[[0.5, 2]]] * 4),
     ],
 )
 def test_targets_of_an_npz(labels: Any, asked: Any, targets: str, values: Any, tmp_path: Path) -> None:

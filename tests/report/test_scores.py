@@ -107,8 +107,8 @@ def test_curves_are_of_what_a_run_has(
 
 def test_parts_of_numbers_are_tenths() -> None:
     bars, heat = new_figure(4, ""), new_figure(4, "")
-    _stacked_bars(bars, np.ones((3, 4), int), [], numbers=True)
-    _heat_map(heat, np.ones((3, 4), int), numbers=True)
+    _stacked_bars(bars, np.ones((3, 4), int), [], strata="tenth")
+    _heat_map(heat, np.ones((3, 4), int), strata="tenth")
     legend = bars.axes[0].get_legend()
     assert legend is not None
     assert legend.get_title().get_text() == "tenth of\nthe target,\n0: lowest"

@@ -334,7 +334,7 @@ def binary(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.float(), reduction="none")
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "top5", "f1-macro", "auroc"])
+@pytest.mark.parametrize("metric", ["accuracy", "top5", "perplexity", "f1-macro", "iou", "auroc"])
 def test_metrics_of_classes_need_an_output_for_each(metric: str) -> None:
     parts = nn.Linear(6, 1).eval(), Loss("m:binary", binary)
     with pytest.raises(
@@ -344,7 +344,7 @@ def test_metrics_of_classes_need_an_output_for_each(metric: str) -> None:
     check_parts("m:m", *parts, (), X, Y % 2, num_classes=2)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "f1-macro", "auroc"])
+@pytest.mark.parametrize("metric", ["accuracy", "f1-macro", "iou", "auroc"])
 def test_metrics_of_labels_need_targets_that_are_0_or_1(metric: str) -> None:
     model, y = nn.Linear(6, 2).eval(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(4, 1)
     check_parts("m:m", model, LOSSES["mse"], (METRICS[metric],), X, y)

@@ -76,9 +76,10 @@ def test_an_area_under_scores_that_are_none_is_none(value: float) -> None:
 def test_the_mean_over_rows_is_the_metric(name: str) -> None:
     classes = METRICS[name].targets != "numbers"
     outputs, targets = (LOGITS, LABELS) if classes else (LOGITS, LOGITS.flip(0))
-    rows = METRICS[name].rows
-    assert rows is not None
-    assert float(rows(outputs, targets).double().mean()) == METRICS[name].whole(outputs, targets)
+    metric = METRICS[name]
+    assert metric.rows is not None
+    mean = float(metric.rows(outputs, targets).double().mean())
+    assert metric.of_mean(mean) == metric.whole(outputs, targets)
 
 
 def test_auto_suits_loss_and_targets() -> None:
