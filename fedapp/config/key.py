@@ -256,6 +256,9 @@ EVERY_RUN = if_("every run", lambda _: True)
 OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.config, key.replace("-", "_")))
 
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
+WITH_DIRECTIONS = WITH_GRAPH & if_(
+    "of their data, not of updates", lambda setting: setting.strategy.updates is None
+)
 
 
 def key(meaning: str, readers: Readers = EVERY_RUN) -> Key:

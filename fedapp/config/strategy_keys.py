@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, create_model
 from fedapp.config.key import (
     EVERY_RUN,
     OWN,
+    WITH_DIRECTIONS,
     WITH_GRAPH,
     ConfigError,
     Inside,
@@ -105,7 +106,10 @@ READ_BY: dict[str, Readers] = {
         "all; for fadas sgd stands for amsgrad",
         lambda setting: setting.strategy.config.server_optimizer == setting.config.server_optimizer,
     ),
-    "neighbour_memory": if_("perturbation-beta < 1", lambda setting: setting.config.perturbation_beta < 1),
+    "neighbour_memory": if_(
+        "perturbation-beta < 1 or graph-source = updates",
+        lambda setting: setting.config.perturbation_beta < 1 or setting.config.graph_source == "updates",
+    ),
     "staleness_discount": if_(
         "not with perturbation-beta = 1",
         lambda setting: getattr(setting.strategy.config, "perturbation_beta", 0.0) < 1,
@@ -208,13 +212,13 @@ class StrategyKeys(Keys):
     message_epsilon: Annotated[
         UpToAMillion,
         ZeroOrModerate,
-        key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_GRAPH),
+        key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_DIRECTIONS),
     ]
     message_delta: Annotated[
         Inside,
         key(
             "δ of that privacy",
-            WITH_GRAPH & if_("message-epsilon > 0", lambda setting: setting.config.message_epsilon > 0),
+            WITH_DIRECTIONS & if_("message-epsilon > 0", lambda setting: setting.config.message_epsilon > 0),
         ),
     ]
     clock: Annotated[
@@ -241,6 +245,7 @@ class StrategyKeys(Keys):
         concurrency: int
         fedfix_interval: float | Literal["auto"]
         fraction_train: float
+        graph_source: str
         message_floor: float
         neighbours: int
         participation: str

@@ -109,7 +109,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         elif not config.num_server_rounds:
             config = config.model_copy(update={"num_server_rounds": ROUNDS})
         if config.dp != "none":
-            check_privacy(config)
+            check_privacy(config, strategy)
         if config.fine_tune_epochs:
             check_personal(config, strategy)
     except ValueError as error:

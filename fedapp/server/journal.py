@@ -40,7 +40,7 @@ class Journal(Observer):
         self.experiment = experiment
         self.strategy = strategy
         self.directory = directory
-        self._graph_of: tuple[int, ...] = ()
+        self._graph_of: tuple[tuple[int, ...], int] = ((), 0)  # the version of the graph that is written
         self._clients, self._tasks = ClientsFile(directory.path), TasksFile(directory.path)
         self._watch = strategy.timeline.watch = watch or WallClock()
         self._publish_at = 0.0
@@ -78,9 +78,8 @@ class Journal(Observer):
         state = federation.to_state(entry.progress.arrays, torch.device("cpu"))
         self.directory.write_model(names_of(self.experiment.model).whole(state))
         graph = self.strategy.graph
-        if graph is not None and graph.clients != self._graph_of:
-            self.directory.write_graph(graph.snapshot())
-            self._graph_of = graph.clients
+        if graph is not None and graph.clients != self._graph_of[0]:
+            self._write_graph()
 
     def state(self) -> dict[str, Any]:
         """Return how long metrics.jsonl is, how many rows there are of clients, and how many tasks have ended."""
@@ -96,9 +95,17 @@ class Journal(Observer):
         if (began := self._watch.now()) >= self._publish_at:
             self._clients.publish()
             self._tasks.publish()
+            self._write_graph()  # one of last updates changes all the time
             self._write_away()
             now = self._watch.now()
             self._publish_at = now + 100 * (now - began)
+
+    def _write_graph(self) -> None:
+        """Write graph.npz anew if the graph has changed."""
+        graph = self.strategy.graph
+        if graph is not None and graph.clients and graph.version != self._graph_of:
+            self._graph_of = graph.version
+            self.directory.write_graph(graph.snapshot())
 
     def _write_away(self) -> None:
         """Write when clients weren't there, where that is known: it follows from the clock alone."""
@@ -112,6 +119,7 @@ class Journal(Observer):
         self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.pace.now())])
         self._tasks.publish(last=True)
         self._clients.publish(last=True)
+        self._write_graph()
         self._write_away()
         if self.experiment.config.figures and (self.directory.path / "model.safetensors").exists():
             draw_figures(self.directory.path, self.experiment)

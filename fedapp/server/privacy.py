@@ -45,12 +45,14 @@ class PrivacyAccount(Observer):
             entry.metrics["dp-epsilon"] = spent + directions * config.message_epsilon
 
 
-def check_privacy(config: RunConfig) -> None:
+def check_privacy(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Raise ConfigError if clients of a run with differential privacy would reveal more of their data than models."""
-    if config.dp == "local" and config.client_weights == "adjacency" and not config.message_epsilon:
+    asked = strategy.graph is not None and strategy.updates is None
+    if config.dp == "local" and asked and not config.message_epsilon:
         raise ConfigError(
             "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
-            "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0"
+            "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0, or, with "
+            "the spectral methods, graph-source = updates"
         )
     if config.dp_noise_multiplier < LEAST_NOISE:
         raise ConfigError(

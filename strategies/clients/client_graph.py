@@ -1,13 +1,18 @@
-"""The similarity graph of the connected clients, built from the directions that clients send in a handshake.
+"""The similarity graph of the connected clients: of directions that clients send in a handshake, or of last updates.
 
 The spectral method uses the graph, and so does any strategy with ``client_weights = "adjacency"``.
-Source: Buttaci 2024, algorithm 2, lines 1-8; the maths is in strategies/clients/graph.py.
+Source: Buttaci 2024, algorithm 2, lines 1-8, where the directions are those of the clients' data; the maths is in
+strategies/clients/graph.py.
+
+A graph of last updates (``graph_source = "updates"`` of the spectral methods, this project's own) asks no client for
+anything, and changes with every aggregation. A client whose update isn't known yet has edges of one weight to all
+others, the mean of the edges between known clients (1 while fewer than two are known), so that it weighs 1/C.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -24,6 +29,26 @@ from strategies.flower.internals import MOD_FAILED
 log = logging.getLogger("flwr.strategies")
 
 
+class Updates(Protocol):
+    """The directions of the clients' last updates (strategies/core/last_updates.py)."""
+
+    @property
+    def version(self) -> int:
+        """A number that is another one whenever a direction has changed."""
+
+    def misalignment(self, clients: Sequence[int]) -> graph.Matrix:
+        """Return mis(i, j) (C, C) of clients, given by index; NaN where the update of one isn't known yet."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the directions for a checkpoint."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the directions of an earlier run."""
+
+    def reset(self) -> None:
+        """Forget the updates of an earlier run."""
+
+
 class ClientGraph:
     """Directions of the clients, and their graph; a client that sends no valid direction is excluded from the run.
 
@@ -37,18 +62,27 @@ class ClientGraph:
         Cap the similarity of two clients at the similarity of the median pair: otherwise copies of one device, whose
         misalignment is 0, outweigh the others. Half of all pairs then have the largest similarity, so that no
         client weighs more than 2/C, and k clients at most 2k/C, whatever they send (with all edges kept).
+    updates : Updates, optional
+        The directions of last updates, of which the graph is then made: no client is asked, and none is excluded.
 
     Attributes
     ----------
     clients : tuple of int
         Indices of the C clients of the graph, ascending: the order of all arrays below.
     directions : Matrix
-        (C, d), unit vectors.
+        (C, d), unit vectors; (0, 0) of a graph of last updates.
     misalignment, adjacency : Matrix
-        (C, C).
+        (C, C), at present.
     """
 
-    def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0, *, guarded: bool = False) -> None:
+    def __init__(
+        self,
+        floor: float = graph.FLOOR,
+        neighbours: int = 0,
+        *,
+        guarded: bool = False,
+        updates: Updates | None = None,
+    ) -> None:
         if not 0 < floor < 1:
             raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
         if neighbours < 0:
@@ -56,6 +90,7 @@ class ClientGraph:
         self.floor = floor
         self.neighbours = neighbours
         self.guarded = guarded
+        self.updates = updates
         self.reset()
 
     def reset(self) -> None:
@@ -66,7 +101,27 @@ class ClientGraph:
         self._mods: dict[int, str] = {}  # error of a mod that refuses the request, by node id
         self._nodes: tuple[int, ...] = ()
         self.clients: tuple[int, ...] = ()
-        self.directions = self.misalignment = self.adjacency = np.empty((0, 0))
+        self.directions = self._misalignment = self._adjacency = np.empty((0, 0))
+        self._made_of: tuple[tuple[int, ...], int] = ((), 0)  # clients and version of the updates
+        if self.updates is not None:
+            self.updates.reset()
+
+    @property
+    def version(self) -> tuple[tuple[int, ...], int]:
+        """What the graph depends on: its clients, and how often their directions have changed."""
+        return self.clients, 0 if self.updates is None else self.updates.version
+
+    @property
+    def misalignment(self) -> graph.Matrix:
+        """mis(i, j) (C, C) of the clients."""
+        self._look()
+        return self._misalignment
+
+    @property
+    def adjacency(self) -> graph.Matrix:
+        """A_ij (C, C) of the clients; another array whenever the graph has changed."""
+        self._look()
+        return self._adjacency
 
     def refresh(
         self,
@@ -78,11 +133,16 @@ class ClientGraph:
     ) -> list[Client]:
         """Ask new clients for their directions; return the clients that are in the graph.
 
+        With last updates all clients are, and none is asked.
+
         Raises
         ------
         RunError
             If no client sent a valid direction.
         """
+        if self.updates is not None:
+            self.clients = tuple(client.index for client in clients)
+            return list(clients)
         new = [c for c in clients if c.node_id not in self._known and c.node_id not in self._silent]
         if new:
             self._asked.update(client.index for client in new)
@@ -117,15 +177,34 @@ class ClientGraph:
     def build(self, clients: Sequence[int], vectors: graph.Matrix) -> None:
         """Compute the graph of clients, given by index, from their directions (C, d), unit vectors."""
         self.clients, self.directions = tuple(clients), vectors
-        self.misalignment = graph.misalignment(vectors)
-        floor = max(self.floor, self._usual_misalignment()) if self.guarded else self.floor
-        floor = min(floor, float(np.nextafter(1.0, 0.0)))  # the median pair may be opposite to each other
-        self.adjacency = graph.sparsify(graph.adjacency(self.misalignment, floor), self.neighbours)
+        self._misalignment = graph.misalignment(vectors)
+        self._adjacency = self._of(self._misalignment)
 
-    def _usual_misalignment(self) -> float:
-        """Return the misalignment of the median pair of clients."""
-        pairs = self.misalignment[np.triu_indices(len(self.clients), 1)]
-        return float(np.median(pairs)) if len(pairs) else 0.0
+    def _of(self, misalignment: graph.Matrix) -> graph.Matrix:
+        """Return A_ij (C, C)."""
+        floor = self.floor
+        if self.guarded and len(misalignment) > 1:  # by the misalignment of the median pair of clients
+            floor = max(floor, float(np.median(misalignment[np.triu_indices(len(misalignment), 1)])))
+        floor = min(floor, float(np.nextafter(1.0, 0.0)))  # the median pair may be opposite to each other
+        return graph.sparsify(graph.adjacency(misalignment, floor), self.neighbours)
+
+    def _look(self) -> None:
+        """Make the graph of last updates anew where clients or updates have changed."""
+        if self.updates is None or self._made_of == self.version:
+            return
+        self._made_of = self.version
+        mis = self.updates.misalignment(self.clients)
+        known = np.flatnonzero(~np.isnan(np.diagonal(mis)))
+        among = np.ix_(known, known)
+        mean, A = 1.0, np.empty((0, 0))
+        if len(known):
+            A = self._of(mis[among])
+        if len(known) > 1:
+            mean = float(A.sum() / (len(known) * (len(known) - 1)))
+        self._adjacency, self._misalignment = np.full(mis.shape, mean), np.full(mis.shape, np.exp(-mean))
+        for whole, part in ((self._adjacency, A), (self._misalignment, mis[among])):
+            whole[among] = part
+            np.fill_diagonal(whole, 0.0)
 
     def weights(self, clients: Sequence[Client]) -> Vector:
         """Return the weights p_i (n,) of n clients, normalised to sum to 1; 0 for a client that isn't in the graph.
@@ -141,11 +220,16 @@ class ClientGraph:
 
         The state calls directions ``messages``, the paper's word, as earlier versions did.
         """
+        if self.updates is not None:
+            return self.updates.state()
         known, asked = list(self._known.values()), [list(each) for each in self._asked.items()]
         return {"graph-nodes": list(self._known), "graph-messages": np.array(known), "graph-asked": asked}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the directions of an earlier run."""
+        if self.updates is not None:
+            self.updates.restore(state)
+            return
         vectors = np.array(state["graph-messages"])
         self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
         asked = state.get("graph-asked", [(0, 1)])  # an earlier version asked once, and saved no count
@@ -156,10 +240,13 @@ class ClientGraph:
         return max(self._asked.values(), default=0)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return the graph's arrays by their names in graph.npz, with the eigenvalues of the Laplacian."""
+        """Return the graph's arrays by their names in graph.npz, with the eigenvalues of the Laplacian.
+
+        Without the directions (``messages``) where they are those of last updates, which are as long as a model.
+        """
         return {
             "clients": np.array(self.clients),
-            "messages": self.directions,
+            **({} if self.updates is not None else {"messages": self.directions}),
             "misalignment": self.misalignment,
             "adjacency": self.adjacency,
             "eigenvalues": graph.eigenvalues(graph.laplacian(self.adjacency)),

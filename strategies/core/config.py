@@ -116,6 +116,13 @@ class StrategyConfig:
         """Return a new server optimizer; a method with one of its own replaces this."""
         return make_optimizer(self.server_optimizer, self.server_lr or 1.0)
 
+    def updates_memory(self) -> float | None:
+        """Return the GiB of last updates that may be in memory, where the graph of clients is made of them.
+
+        None where the graph is made of directions that clients send.
+        """
+        return None
+
 
 # The order of the positional arguments of Flower's FedAvg.
 FLOWERS_ORDER = (

@@ -144,6 +144,11 @@ class Population:
         clients = self._run.clients
         return clients if self.away is None else self.away.counting(clients)
 
+    @property
+    def version(self) -> object:
+        """What p_i depend on beside which clients count, and their sizes: the state of the graph."""
+        return None if self.graph is None else self.graph.version
+
     def importance(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
         if not (clients := self.counting):

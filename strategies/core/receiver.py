@@ -38,6 +38,8 @@ class Receiver:
         The compression that clients were asked for.
     clip : Clip, optional
         The clipping of central differential privacy.
+    updates : callable, optional
+        A link of the chain that keeps the clients' last updates.
 
     Attributes
     ----------
@@ -57,12 +59,13 @@ class Receiver:
         received: Callable[[Client, Vector], None],
         compressed: CompressedUpdates | None = None,
         clip: Clip | None = None,
+        updates: Link | None = None,
         witness: Witness | None = None,
     ) -> None:
         self._run, self._safeguards = run, safeguards
         self._must_weigh, self._bound, self._replies_beside = must_weigh, bound, replies_beside
         self._local_rule, self._received = local_rule, received
-        self._compressed, self._clip = compressed, clip
+        self._compressed, self._clip, self._updates = compressed, clip, updates
         self.witness = witness
 
     def check(self) -> Check:
@@ -104,6 +107,7 @@ class Receiver:
             self._clip,
             safeguards.norms if safeguards.learns_norms else None,
             Tell(self._received),
+            self._updates,
             Tell(lambda client, model: witness(client.index, model)) if witness else None,
         )
 

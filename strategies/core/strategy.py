@@ -25,6 +25,7 @@ from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import AsynchronousConfig, StrategyConfig, configured
 from strategies.core.evaluator import Evaluator
 from strategies.core.flower_attributes import FlowerAttribute
+from strategies.core.last_updates import LastUpdates
 from strategies.core.population import AbsentClients, Population
 from strategies.core.receiver import Receiver, Witness, clipping
 from strategies.core.reporter import Observer, Reporter
@@ -95,6 +96,8 @@ class FederatedStrategy(Strategy):
         The evaluation on clients, and what a run reports.
     compressed : CompressedUpdates, optional
         The server's side of compression, where clients compress their updates.
+    updates : LastUpdates, optional
+        The directions of the clients' last updates, where the graph of clients is made of them.
 
     Raises
     ------
@@ -172,7 +175,9 @@ class FederatedStrategy(Strategy):
             NodeRecord(config.registered_nodes) if config.registered_nodes else None,
         )
         by_graph = config.client_weights == "adjacency"
-        graph = ClientGraph(config.message_floor, config.neighbours) if by_graph else None
+        memory = config.updates_memory() if by_graph else None
+        self.updates = updates = None if memory is None else LastUpdates(run, memory)
+        graph = ClientGraph(config.message_floor, config.neighbours, updates=updates) if by_graph else None
         corrects = self.capabilities.corrects_participation
         away = AbsentClients(run, self.accounts) if corrects and not by_graph else None
         self.population = Population(run, roster, self.safeguards, config.client_weights, graph, away)
@@ -196,6 +201,7 @@ class FederatedStrategy(Strategy):
             received=self.received,
             compressed=compressed,
             clip=clipping(config),
+            updates=updates,
             witness=witness,
         )
         self.server_step = ServerStep(run, partial(_new_optimizer, run), config.server_lr, self.own_lr)
@@ -297,7 +303,8 @@ class FederatedStrategy(Strategy):
 
     def bytes_kept(self) -> int:
         """Return the bytes of the clients' vectors that the method keeps, in memory or in a file."""
-        return sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
+        known = 0 if self.updates is None else self.updates.num_bytes
+        return known + sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
 
     # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------
 

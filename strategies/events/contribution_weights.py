@@ -103,7 +103,8 @@ class ContributionWeights:
         self._observes, self._discounts, self._interval = observes, discounts, interval
         self._method_periods, self._expected_periods = periods, expected_periods
         self._identical_weight = identical_weight
-        self._looked: tuple[int, float | None] = (-1, None)  # the ledger's changes and Δt, at the last look
+        # The ledger's changes, Δt, and the state of the graph of clients, at the last look.
+        self._looked: tuple[int, float | None, object] = (-1, None, None)
         self._importance: dict[int, float] | None = None
         self._current: ClientWeights | None = None
         self.reset()
@@ -128,8 +129,8 @@ class ContributionWeights:
         self._current = None
 
     def _look(self) -> None:
-        """Forget the weights if the set of clients that count, or the interval between aggregations, has changed."""
-        present = (self._ledger.changes, self._interval())
+        """Forget the weights if the clients that count, the time between aggregations or the graph has changed."""
+        present = (self._ledger.changes, self._interval(), self._population.version)
         if self._looked != present:
             self._looked = present
             self._importance = self._current = None

@@ -62,7 +62,7 @@ class AsyncSpectral(Buffered):
 
     Rule: FedBuff's, with d_i = p_i P_i by default; gradients are taken at β w + (1 − β) u_i, u_i the mean of the last
     models of clients with similar data, where older models may count less.
-    Needs: a direction of each client's data.
+    Needs: a direction of each client's data, but for graph-source = updates.
     Sent: u_i.
     Kept: the last model of each client.
     Helps: as spectral, where speeds differ, too; as u_i is made of stale models, a small β needs small steps.

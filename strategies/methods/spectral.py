@@ -37,7 +37,7 @@ class Spectral(SynchronousStrategy):
     """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
 
     Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with similar data.
-    Needs: a direction of each client's data.
+    Needs: a direction of each client's data, but for graph-source = updates.
     Sent: u_i.
     Kept: the last model of each client.
     Helps: where groups of clients have similar data; as u_i is a round old, a small β needs small steps.
@@ -64,7 +64,9 @@ class Spectral(SynchronousStrategy):
         return "perturbation_beta = 1"
 
     def unseen_by_wrappers(self) -> str:
-        """Return the part of the messages that a wrapper, such as Flower's for differential privacy, doesn't see."""
+        """Return how work affects others, unseen by a wrapper such as Flower's for differential privacy."""
+        if self.updates is not None:
+            return "graph_source = 'updates', allowed there is 'data': clients count by each other's last updates"
         if not self.config.local_rule:
             return ""
         return (

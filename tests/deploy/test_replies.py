@@ -69,16 +69,21 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "client_weights"),
-    [*((name, "samples") for name in sorted(REGISTRY)), ("fedbuff", "adjacency")],
+    ("strategy", "client_weights", "source"),
+    [
+        *((name, "samples", "data") for name in sorted(REGISTRY)),
+        ("fedbuff", "adjacency", "data"),
+        ("spectral", "adjacency", "updates"),
+    ],
 )
 def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
-    strategy: str, client_weights: str, paths: list[str], tmp_path: Path
+    strategy: str, client_weights: str, source: str, paths: list[str], tmp_path: Path
 ) -> None:
     config = RunConfig.load(
         {
             "strategy": strategy,
             "client-weights": client_weights,
+            "graph-source": source,
             "dataset": "files",
             "data-path": paths[0],
             "model": "logistic",
@@ -133,7 +138,7 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
         assert len(sent) < sum(sum(sizes.values()) for sizes in arrays.values()) + 1500
     graph = client_weights == "adjacency" or strategy in ("spectral", "async-spectral")
     expected = {messages.DESCRIBE, messages.TRAIN, messages.EVALUATE} | (
-        {messages.ASK_DIRECTION} if graph else set()
+        {messages.ASK_DIRECTION} if graph and source == "data" else set()
     )
     assert seen == expected
 

@@ -40,16 +40,24 @@ class PerturbedConfig(StrategyConfig):
         β: the gradient is taken at β w + (1 − β) u, where u is the weighted average of the neighbours' models
     neighbour_memory : float
         memory for the clients' last models; beyond it they are in a memory-mapped file
+    graph_source : str
+        what the graph of clients is made of: data, a direction of each client's data, which it sends; updates, the
+        direction of its last update
     """
 
     client_weights: Literal["samples", "uniform", "adjacency"] = "adjacency"
     perturbation_beta: float = parameter(0.5, ge=0, le=1)
     neighbour_memory: float = parameter(4.0, ge=0, unit="GiB")
+    graph_source: Literal["data", "updates"] = "data"
 
     @property
     def local_rule(self) -> dict[str, float]:
         """The field of training messages that holds β; none if β = 1, where the local step is FedAvg's."""
         return {messages.BETA: self.perturbation_beta} if self.perturbation_beta < 1 else {}
+
+    def updates_memory(self) -> float | None:
+        """Return the GiB of last updates that may be in memory; None with ``graph_source = "data"``."""
+        return self.neighbour_memory if self.graph_source == "updates" else None
 
 
 def neighbour_average(

@@ -75,6 +75,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"strategy": "ditto", "fedamp-sigma": 2.0, "proximal-mu": 0.3}, ["proximal-mu", "fedamp-sigma"]),
     ({"strategy": "fedamp", "ditto-lambda": 0.3}, ["ditto-lambda"]),
     ({"strategy": "fedavg", "neighbour-memory": 1.0}, ["neighbour-memory"]),
+    ({"strategy": "spectral", "graph-source": "updates", "message-epsilon": 1.0}, ["message-epsilon"]),
     ({"strategy": "spectral", "neighbour-memory": 1.0, "perturbation-beta": 1.0}, ["neighbour-memory"]),
     (
         {
@@ -226,6 +227,12 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ),
     ("server-optimizer", "yogi", {"strategy": "fadas", "buffer-size": 2}),
     ("message-floor", 0.5, {"strategy": "spectral"}),
+    ("graph-source", "updates", {"strategy": "spectral"}),
+    (
+        "graph-source",
+        "updates",
+        {"strategy": "async-spectral", "buffer-size": 1, "num-server-rounds": 9},
+    ),
     ("neighbours", 1, {"client-weights": "adjacency"}),
     ("message-epsilon", 1.0, {"client-weights": "adjacency"}),
     ("message-delta", 0.1, {"strategy": "spectral", "message-epsilon": 1.0}),

@@ -138,6 +138,21 @@ def test_every_strategy_equals_the_sequential_engine(
         assert all(np.array_equal(graph[name], other[name]) for name in graph)
 
 
+@pytest.mark.parametrize("strategy", ["spectral", "async-spectral"])
+def test_a_graph_of_updates_is_that_of_the_sequential_engine(strategy: str, small: Configure) -> None:
+    config, same = (
+        small(strategy=strategy, model="logistic", graph_source="updates", buffer_size=2) for _ in range(2)
+    )
+    path, reference = run(vectorized_grid(), config), run(sequential_grid(), same)
+    ours, theirs = vector_of(path), vector_of(reference)
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    graph, other = np.load(path / "graph.npz"), np.load(reference / "graph.npz")
+    assert list(graph) == ["clients", "misalignment", "adjacency", "eigenvalues"]
+    for name in graph:
+        np.testing.assert_allclose(graph[name], other[name], rtol=1e-3, atol=1e-4)
+    assert np.ptp(graph["adjacency"][np.triu_indices(CLIENTS, 1)]) > 0.01
+
+
 @pytest.mark.parametrize("strategy", ["fedbuff", "async-fedavg"])
 def test_a_robust_rule_without_rounds_equals_the_sequential_engine(strategy: str, small: Configure) -> None:
     robust: dict[str, Any] = {

@@ -154,6 +154,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("spectral", {"participation": "uniform", "fraction_train": 0.4, "eval_every": 3}),
     ("spectral", {"neighbours": 2, "neighbour_memory": 0.0}),
     ("spectral", {"perturbation_beta": 1.0}),
+    ("spectral", {"graph_source": "updates", "participation": "uniform", "fraction_train": 0.4}),
+    ("async-spectral", {"graph_source": "updates", "buffer_size": 2, "time_scenario": "exponential"}),
     ("spectral", {"round_deadline": 0.5, "late": "next"}),
     ("fednova", {"server_optimizer": "momentum"}),
     ("scaffold", {}),

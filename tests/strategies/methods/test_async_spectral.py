@@ -181,7 +181,10 @@ def test_a_run_is_its_rule_in_float64(
 
 
 @pytest.mark.parametrize("discount", ["constant", "polynomial:0.7"])
-@pytest.mark.parametrize("options", [{}, {"neighbours": 2}, {"server_optimizer": "adam", "server_lr": 0.1}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"neighbours": 2}, {"server_optimizer": "adam", "server_lr": 0.1}, {"graph_source": "updates"}],
+)
 def test_with_a_buffer_of_all_and_equal_speeds_it_is_spectral_bit_for_bit(
     go: Make, options: dict[str, Any], discount: str
 ) -> None:
@@ -242,8 +245,13 @@ def test_factors_of_staleness() -> None:
 # ---- Clients that come and go ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedbuff", "async-spectral"])
-def test_a_node_that_goes_while_it_works_and_one_that_comes(name: str, go: Make, add_node: Make) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedbuff", {}), ("async-spectral", {}), ("async-spectral", {"graph_source": "updates"})],
+)
+def test_a_node_that_goes_while_it_works_and_one_that_comes(
+    name: str, options: dict[str, Any], go: Make, add_node: Make
+) -> None:
     stays, done = (0, 2, 3, 4, 5, 6), False
 
     def look(run: Run, progress: Progress) -> None:
@@ -258,6 +266,6 @@ def test_a_node_that_goes_while_it_works_and_one_that_comes(name: str, go: Make,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.01)
         common = {"clock": WallClock(), "look": look, "stopped": lambda: done, "safeguards": "off"}
-        run = go(name, 10**4, buffer_size=1, server_lr=0.1, **common)
+        run = go(name, 10**4, buffer_size=1, server_lr=0.1, **common, **options)
     assert done
     assert np.isfinite(run.models).all()
