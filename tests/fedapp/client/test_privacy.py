@@ -89,6 +89,13 @@ def test_what_directions_cost_is_added(values: dict[str, Any], tmp_path: Path) -
     ]
 
 
+def test_a_graph_of_last_updates_costs_nothing_beside_them(tmp_path: Path) -> None:
+    values = {"strategy": "spectral", "graph-source": "updates", "dp": "local", "dp-noise-multiplier": 4.0}
+    directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
+    spent = [line["dp-epsilon"] for line in read_metrics(directory.path)[1:]]
+    assert spent == [gaussian_epsilon(4.0, 1e-5, rounds) for rounds in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("clock", ["wall", "virtual"])
 def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(
     clock: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
