@@ -257,7 +257,8 @@ OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.co
 
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
 WITH_DIRECTIONS = WITH_GRAPH & if_(
-    "of their data, not of updates", lambda setting: setting.strategy.updates is None
+    "of their data, not of updates",
+    lambda setting: setting.strategy.graph is not None and setting.strategy.graph.updates is None,
 )
 
 

@@ -47,7 +47,7 @@ class PrivacyAccount(Observer):
 
 def check_privacy(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Raise ConfigError if clients of a run with differential privacy would reveal more of their data than models."""
-    asked = strategy.graph is not None and strategy.updates is None
+    asked = strategy.graph is not None and strategy.graph.updates is None
     if config.dp == "local" and asked and not config.message_epsilon:
         raise ConfigError(
             "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "

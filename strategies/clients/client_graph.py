@@ -36,6 +36,10 @@ class Updates(Protocol):
     def version(self) -> int:
         """A number that is another one whenever a direction has changed."""
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the directions in bytes."""
+
     def misalignment(self, clients: Sequence[int]) -> graph.Matrix:
         """Return mis(i, j) (C, C) of clients, given by index; NaN where the update of one isn't known yet."""
 

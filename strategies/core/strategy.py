@@ -96,8 +96,6 @@ class FederatedStrategy(Strategy):
         The evaluation on clients, and what a run reports.
     compressed : CompressedUpdates, optional
         The server's side of compression, where clients compress their updates.
-    updates : LastUpdates, optional
-        The directions of the clients' last updates, where the graph of clients is made of them.
 
     Raises
     ------
@@ -176,7 +174,7 @@ class FederatedStrategy(Strategy):
         )
         by_graph = config.client_weights == "adjacency"
         memory = config.updates_memory() if by_graph else None
-        self.updates = updates = None if memory is None else LastUpdates(run, memory)
+        updates = None if memory is None else LastUpdates(run, memory)
         graph = ClientGraph(config.message_floor, config.neighbours, updates=updates) if by_graph else None
         corrects = self.capabilities.corrects_participation
         away = AbsentClients(run, self.accounts) if corrects and not by_graph else None
@@ -303,7 +301,7 @@ class FederatedStrategy(Strategy):
 
     def bytes_kept(self) -> int:
         """Return the bytes of the clients' vectors that the method keeps, in memory or in a file."""
-        known = 0 if self.updates is None else self.updates.num_bytes
+        known = 0 if self.graph is None or self.graph.updates is None else self.graph.updates.num_bytes
         return known + sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
 
     # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------

@@ -65,7 +65,7 @@ class Spectral(SynchronousStrategy):
 
     def unseen_by_wrappers(self) -> str:
         """Return how work affects others, unseen by a wrapper such as Flower's for differential privacy."""
-        if self.updates is not None:
+        if self.config.graph_source == "updates":
             return "graph_source = 'updates', allowed there is 'data': clients count by each other's last updates"
         if not self.config.local_rule:
             return ""
