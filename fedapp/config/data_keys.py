@@ -91,7 +91,16 @@ class DataKeys(Keys):
         ),
     ]
     partitioner: Annotated[
-        Literal["label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural"],
+        Literal[
+            "label-quantity-skew",
+            "iid",
+            "dirichlet",
+            "class-dirichlet",
+            "pathological",
+            "similarity",
+            "shards",
+            "natural",
+        ],
         key("how rows are divided over clients"),
     ]
     class_imbalance: Annotated[
@@ -111,7 +120,13 @@ class DataKeys(Keys):
     min_samples: Annotated[Counting, key("rows that a client has at least")]
     dirichlet_alpha: Annotated[
         Positive,
-        key("α of the clients' classes; class-imbalance is 1 / α", where("partitioner", "dirichlet")),
+        key(
+            "α of the clients' classes (dirichlet: class-imbalance is 1 / α) or of each class's clients",
+            where("partitioner", "dirichlet", "class-dirichlet"),
+        ),
+    ]
+    classes_per_client: Annotated[
+        Counting, key("classes of which a client has rows", where("partitioner", "pathological"))
     ]
     similarity: Annotated[
         UnitInterval,

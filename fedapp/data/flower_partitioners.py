@@ -24,18 +24,25 @@ def flower_partition(
     num_clients: int,
     min_samples: int,
     seed: int,
+    *,
+    dirichlet_alpha: float = 1.0,
+    classes_per_client: int = 1,
 ) -> list[IntArray]:
     """Divide rows over clients with a partitioner of flwr_datasets.
 
     Parameters
     ----------
-    partitioner : {"iid", "shards", "natural"}
+    partitioner : {"iid", "class-dirichlet", "pathological", "shards", "natural"}
     rows, labels : int64 arrays (n,)
         Row numbers into the dataset, already in random order where that matters, and their labels.
     groups : int64 array (n,) or None
         Natural ids; for "natural" those of exactly `num_clients` clients.
     num_clients, min_samples : int
     seed : int
+    dirichlet_alpha : float
+        Of class-dirichlet.
+    classes_per_client : int
+        Of pathological.
 
     Returns
     -------
@@ -54,7 +61,7 @@ def flower_partition(
     columns: dict[str, Any] = {"row": rows, "label": labels}
     if groups is not None:
         columns["group"] = groups
-    division = _partitioner(partitioner, num_clients, seed)
+    division = _partitioner(partitioner, num_clients, min_samples, seed, dirichlet_alpha, classes_per_client)
     # NaturalIdPartitioner draws a progress bar on stderr.
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -63,17 +70,39 @@ def flower_partition(
             clients = [division.load_partition(i).with_format("numpy") for i in range(num_clients)]
             return [np.asarray(client[:]["row"], np.int64) for client in clients]
         except (ValueError, ZeroDivisionError) as error:
-            shards = f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed"
-            advice = shards if partitioner == "shards" else ""
+            advice = {
+                "shards": f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed",
+                "class-dirichlet": f" by dirichlet-alpha = {dirichlet_alpha}; a larger one or fewer clients are "
+                "needed",
+                "pathological": f" of classes-per-client = {classes_per_client} classes; more rows, fewer clients or "
+                "other classes are needed",
+            }.get(partitioner, "")
             raise DataError(
                 f"partitioner = {partitioner!r}: {len(rows)} rows can't be divided over {num_clients} "
                 f"clients with at least min-samples = {min_samples} each{advice} ({one_line(error)})"
             ) from error
 
 
-def _partitioner(name: str, num_clients: int, seed: int) -> "Partitioner":
-    from flwr_datasets.partitioner import NaturalIdPartitioner, ShardPartitioner
+def _partitioner(
+    name: str, num_clients: int, min_samples: int, seed: int, alpha: float, classes: int
+) -> "Partitioner":
+    from flwr_datasets.partitioner import (
+        DirichletPartitioner,
+        NaturalIdPartitioner,
+        PathologicalPartitioner,
+        ShardPartitioner,
+    )
 
-    if name == "shards":
-        return ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
-    return NaturalIdPartitioner("group")
+    match name:
+        case "class-dirichlet":
+            return DirichletPartitioner(
+                num_clients, "label", alpha, min_partition_size=min_samples, self_balancing=True, seed=seed
+            )
+        case "pathological":
+            return PathologicalPartitioner(
+                num_clients, "label", classes, class_assignment_mode="first-deterministic", seed=seed
+            )
+        case "shards":
+            return ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
+        case _:
+            return NaturalIdPartitioner("group")

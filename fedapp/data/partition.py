@@ -13,7 +13,16 @@ from fedapp.data.flower_partitioners import flower_partition
 from fedapp.data.skew import label_quantity_skew
 from strategies import streams
 
-PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "similarity", "shards", "natural")
+PARTITIONERS = (
+    "label-quantity-skew",
+    "iid",
+    "dirichlet",
+    "class-dirichlet",
+    "pathological",
+    "similarity",
+    "shards",
+    "natural",
+)
 """Values of the run-config key `partitioner`.
 
 - label-quantity-skew (Buttaci 2024, §3.4.1) and dirichlet (Fraboni et al. 2023, §5.1): one division, the latter with
@@ -25,6 +34,10 @@ PARTITIONERS = ("label-quantity-skew", "iid", "dirichlet", "similarity", "shards
 Those that need classes take tenths of a dataset whose targets are numbers, and natural clients, or all rows as one
 class, where a row has no class: `Dataset.strata`.
 
+- class-dirichlet (Yurochkin et al. 2019; Li et al. 2022, NIID-Bench): each class is dealt out by Dirichlet(α 1_C),
+  to clients that have less than n/C rows so far; drawn anew, up to ten times, until each has `min_samples`.
+- pathological (Li et al. 2022, "#C = k"): client i has class i modulo K and k − 1 others that are drawn; a class's
+  rows are dealt out evenly to the clients that have it, and go unused where none has.
 - shards: two per client of rows sorted by label; the fewer than 2 C rows that don't fill a shard go unused.
 - natural: one client per natural id. `num_clients` of those with at least `min_samples` training rows, drawn by the
   seed, in order of their ids; the rest goes unused.
@@ -128,6 +141,7 @@ def make_partition(
     min_samples: int,
     dirichlet_alpha: float,
     similarity: float = 0.0,
+    classes_per_client: int = 2,
     test_on: str,
     test_fraction: float,
     seed: int,
@@ -147,9 +161,11 @@ def make_partition(
         Least number of rows of a client.
     dirichlet_alpha : float
         Concentration of dirichlet: each client's classes are distributed by Dirichlet(α 1_K), as far as every
-        sample landing once lets them.
+        sample landing once lets them; and of class-dirichlet.
     similarity : float
         Share of each client's rows that similarity draws from all, from 0 to 1.
+    classes_per_client : int
+        Classes of each client by pathological, k.
     test_on : str
         One of `TEST_ON`.
     test_fraction : float
@@ -168,6 +184,7 @@ def make_partition(
         min_samples,
         dirichlet_alpha,
         similarity,
+        classes_per_client,
         test_fraction,
         seed,
     )
@@ -184,6 +201,7 @@ def make_partition(
         min_samples=min_samples,
         dirichlet_alpha=dirichlet_alpha,
         similarity=similarity,
+        classes_per_client=classes_per_client,
     )
     train, test = _split_rows(dataset, test_on, test_fraction, seed)
     enough = partial(_require_enough, dataset, num_clients, min_samples)
@@ -222,6 +240,7 @@ def _divide(
     min_samples: int,
     dirichlet_alpha: float,
     similarity: float,
+    classes_per_client: int,
 ) -> list[IntArray]:
     labels = dataset.strata[rows]
     if partitioner in ("label-quantity-skew", "dirichlet"):
@@ -237,8 +256,20 @@ def _divide(
     if partitioner == "similarity":
         clients = by_similarity(rows, labels, num_clients, similarity)
     else:
-        clients = flower_partition(partitioner, rows, labels, None, num_clients, min_samples, seed)
-    _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "shards")
+        clients = flower_partition(
+            partitioner,
+            rows,
+            labels,
+            None,
+            num_clients,
+            min_samples,
+            seed,
+            dirichlet_alpha=dirichlet_alpha,
+            classes_per_client=classes_per_client,
+        )
+    _check_division(
+        partitioner, clients, rows, min_samples, exact=partitioner not in ("shards", "pathological")
+    )
     return clients
 
 
@@ -370,6 +401,7 @@ def _check_numbers(
     min_samples: int,
     dirichlet_alpha: float,
     similarity: float,
+    classes_per_client: int,
     test_fraction: float,
     seed: int,
 ) -> None:
@@ -380,6 +412,7 @@ def _check_numbers(
         ("min-samples", min_samples, min_samples >= 1, "an integer >= 1"),
         ("dirichlet-alpha", dirichlet_alpha, 0 < dirichlet_alpha < math.inf, "a finite number > 0"),
         ("similarity", similarity, 0 <= similarity <= 1, "a number from 0 to 1"),
+        ("classes-per-client", classes_per_client, classes_per_client >= 1, "an integer >= 1"),
         ("test-fraction", test_fraction, 0 < test_fraction < 1, "a number between 0 and 1"),
         ("seed", seed, seed >= 0, "an integer >= 0"),
     )

@@ -34,6 +34,7 @@ DIVISION_KEYS = (
     "min_samples",
     "dirichlet_alpha",
     "similarity",
+    "classes_per_client",
     "test_on",
     "test_fraction",
     "seed",

@@ -49,6 +49,7 @@ ANY_VALUE = frozenset(
         "min-samples",
         "dirichlet-alpha",
         "similarity",
+        "classes-per-client",
         "init",
         "metrics",
         "local-epochs",

@@ -112,6 +112,43 @@ def test_iid_is_shuffled_and_even(digits: Dataset) -> None:
     assert made.client(0).max() > 1000
 
 
+def test_pathological_gives_a_client_so_many_classes_and_deals_a_class_out_evenly() -> None:
+    dataset = toy(600, num_classes=10)
+    made = partition(dataset, 10, partitioner="pathological", classes_per_client=2)
+    counts = np.array([np.bincount(dataset.y[made.client(i)], minlength=10) for i in range(10)])
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    assert (np.diag(counts) > 0).all()  # client i has class i
+    for of_class in counts.T:
+        had = of_class[of_class > 0]
+        assert had.max() - had.min() <= 1
+    assert made.sizes.sum() == 480  # every class is some client's: no row is lost
+    alone = partition(dataset, 4, partitioner="pathological", classes_per_client=1)
+    assert [np.unique(dataset.y[alone.client(i)]).tolist() for i in range(4)] == [[0], [1], [2], [3]]
+    with pytest.raises(
+        DataError, match=r"partitioner = 'pathological': .* of classes-per-client = 11 classes"
+    ):
+        partition(dataset, 4, partitioner="pathological", classes_per_client=11)
+
+
+def test_class_dirichlet_deals_each_class_out_by_alpha() -> None:
+    dataset = toy(20_000, num_classes=4)
+
+    def shares(alpha: float) -> np.ndarray[Any, Any]:
+        made = partition(dataset, 8, partitioner="class-dirichlet", dirichlet_alpha=alpha, min_samples=10)
+        counts = np.array([np.bincount(dataset.y[made.client(i)], minlength=4) for i in range(8)])
+        assert made.sizes.min() >= 10
+        assert counts.sum() == 16_000
+        # Who has its share of all rows gets no more of the next class: none has more than a share and a class.
+        assert made.sizes.max() <= 16_000 / 8 + 4_000
+        return np.asarray(counts / counts.sum(axis=0))
+
+    alike, unlike = shares(1e6), shares(0.1)
+    assert alike[:, 0] == pytest.approx(1 / 8, abs=0.01)
+    assert unlike.max() > 0.4
+    with pytest.raises(DataError, match=r"'class-dirichlet': .* by dirichlet-alpha = 0.01; a larger one"):
+        partition(toy(200), 50, partitioner="class-dirichlet", dirichlet_alpha=0.01, min_samples=3)
+
+
 def test_shards_give_a_client_few_classes() -> None:
     made = partition(toy(600, num_classes=10), 10, partitioner="shards")
     assert made.sizes.tolist() == [48] * 10  # 20 shards of 24 of the 480 training rows
@@ -179,7 +216,8 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
         ({"seed": -1}, "seed = -1: must be an integer >= 0"),
         (
             {"partitioner": "even"},
-            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, similarity, shards, "
+            "partitioner = 'even': unknown; allowed: label-quantity-skew, iid, dirichlet, class-dirichlet, "
+            "pathological, similarity, shards, "
             "natural",
         ),
         ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients, own"),
@@ -196,7 +234,8 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
         (
             {"partitioner": "natural"},
             "partitioner = 'natural': dataset 'digits' has no natural clients; allowed: label-quantity-skew, "
-            "iid, dirichlet, similarity, shards, or a dataset with writers, roles or groups",
+            "iid, dirichlet, class-dirichlet, pathological, similarity, shards, or a dataset with writers, roles or "
+            "groups",
         ),
         (
             {"num_clients": 400, "partitioner": "shards", "min_samples": 3},
@@ -230,7 +269,7 @@ def test_each_client_keeps_some_of_its_own_rows_to_test_on(scheme: str) -> None:
         assert (np.diff(train) > 0).all()
         assert (np.diff(test) > 0).all()
     assert len(made.test_offsets) == 9
-    if scheme not in ("natural", "shards"):  # those leave rows out
+    if scheme not in ("natural", "shards", "pathological"):  # those leave rows out
         assert len(made.client_indices) + len(made.test_indices) == 240
     again = partition(dataset, 8, partitioner=scheme, test_on="own", test_fraction=0.25, seed=3)
     assert np.array_equal(made.test_indices, again.test_indices)
