@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedapp.names import MODELS
+from fedapp.names import MODELS, Form, Part
 from fedapp.own import imported, is_own
 from strategies import streams
 
@@ -61,7 +61,7 @@ def build_model(
     name: str,
     *,
     kind: str,
-    input_shape: tuple[int, ...],
+    input_shape: Form,
     num_classes: int,
     init: str = "default",
     seed: int = 0,
@@ -73,9 +73,9 @@ def build_model(
     name : str
         One of ``MODELS``, or ``module:name`` of a class or function of the user's own: see ``own_model``.
     kind : str
-        What the inputs are: ``image`` (C, H, W), ``vector`` (d,) or ``text`` (80,).
-    input_shape : tuple of int
-        Shape of one input.
+        What the inputs are: ``image`` (C, H, W), ``vector`` (d,), ``text`` (80,), or several of a row, ``parts``.
+    input_shape : tuple of int, or of Part
+        Shape of one input, or what the several ones are.
     num_classes : int
         K; of numbers, how many there are in a target.
     init : str
@@ -94,9 +94,9 @@ def build_model(
         torch.manual_seed(streams.whole_number(seed, "initial-model"))  # noqa: TID251
         if name not in MODELS:
             model = own_model(name, input_shape, num_classes)
-            _initialise_lazy(name, model, torch.zeros(2, *input_shape, dtype=_DTYPES.get(kind)))
+            _initialise_lazy(name, model, kind, input_shape)
         else:
-            model = _build(name, input_shape, num_classes)
+            model = _build(name, cast(tuple[int, ...], input_shape), num_classes)
     if init == "zeros":
         with torch.no_grad():
             for parameter in model.parameters():
@@ -104,10 +104,15 @@ def build_model(
     return model.eval()
 
 
-def check_model(name: str, *, kind: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+def check_model(name: str, *, kind: str, input_shape: Form, num_classes: int) -> None:
     """Raise ModelError if the model doesn't fit the inputs."""
     if name not in MODELS and is_own(name):
         return
+    if name in MODELS and kind == "parts":
+        raise ModelError(
+            f"model = {name!r}: takes one input; the data have several ({', '.join(map(str, input_shape))}), which a "
+            "model of your own takes"
+        )
     data = f"the data are {kind} {list(input_shape)} with {num_classes} classes"
     if name not in MODELS:
         raise ModelError(f"model = {name!r}: allowed are {', '.join(MODELS)}, or module:name of your own")
@@ -117,12 +122,14 @@ def check_model(name: str, *, kind: str, input_shape: tuple[int, ...], num_class
         raise ModelError(
             f"model = 'perceptron': needs two features and two classes (dataset synthetic); {data}"
         )
-    if name in ("cnn", "resnet18") and (kind != "image" or min(input_shape[1:]) < 4):
+    if name in ("cnn", "resnet18") and (kind != "image" or min(cast(tuple[int, ...], input_shape)[1:]) < 4):
         raise ModelError(f"model = {name!r}: needs images of 4x4 or more; {data}")
 
 
-def own_model(name: str, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+def own_model(name: str, input_shape: Form, num_outputs: int) -> nn.Module:
     """Call a user's class or function with what it takes of ``input_shape``, ``num_outputs`` and ``num_classes``.
+
+    Of several inputs ``input_shape`` is a dict, or a tuple, of the shapes.
 
     Raises
     ------
@@ -136,7 +143,11 @@ def own_model(name: str, input_shape: tuple[int, ...], num_outputs: int) -> nn.M
         raise ModelError(
             f"model = {name!r}: must be a class or function that makes an nn.Module, is {found!r}"
         )
-    given = {"input_shape": input_shape, "num_outputs": num_outputs, "num_classes": num_outputs}
+    given = {
+        "input_shape": _of_each(input_shape, lambda part: part.shape),
+        "num_outputs": num_outputs,
+        "num_classes": num_outputs,
+    }
     try:
         model = found(**_taken(name, found, given))
     except ModelError:
@@ -148,11 +159,24 @@ def own_model(name: str, input_shape: tuple[int, ...], num_outputs: int) -> nn.M
     return model
 
 
-def _initialise_lazy(name: str, model: nn.Module, inputs: Tensor) -> None:
+def _of_each(form: Form, of: Callable[[Part], Any]) -> Any:
+    """Return something of each of several inputs, in a dict or a tuple as the inputs are; of one input its shape."""
+    parts = [part for part in form if isinstance(part, Part)]
+    if not parts:
+        return form
+    return {part.name: of(part) for part in parts} if parts[0].name else tuple(map(of, parts))
+
+
+def _initialise_lazy(name: str, model: nn.Module, kind: str, form: Form) -> None:
     """Let layers that learn their shapes from inputs do so."""
     if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
         try:
-            model.eval()(inputs)
+            inputs = _of_each(
+                form, lambda part: torch.zeros(2, *part.shape, dtype=getattr(torch, part.dtype))
+            )
+            if kind != "parts":
+                inputs = (torch.zeros(2, *inputs, dtype=_DTYPES.get(kind)),)
+            model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(*inputs)
         except Exception as error:  # whatever a user's code raises, the cause is told
             raise ModelError(f"model = {name!r}: {type(error).__name__}: {error}") from error
 

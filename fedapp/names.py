@@ -4,7 +4,8 @@ Values are checked against these names without PyTorch and Ray, which take secon
 is in ``fedapp.models``, ``fedapp.training`` and ``fedapp.engine``.
 """
 
-from typing import Literal, get_args
+import re
+from typing import Literal, NamedTuple, get_args
 
 MODELS = ("logistic", "perceptron", "mlp", "cnn", "lstm", "resnet18")
 INITS = ("default", "zeros")
@@ -14,6 +15,33 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 # The label of a position that doesn't count: PyTorch's ``ignore_index``.
 IGNORED = -100
+
+
+Dtype = Literal["float32", "int64", "bool"]
+
+_PART = re.compile(r"(?:(\w+) )?(float32|int64|bool)(?: ([\dx]+))?")
+
+
+class Part(NamedTuple):
+    """One of several inputs of a row: its name (empty where inputs are told by their place), type and shape."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Say it, as a message between server and clients does."""
+        return f"{self.name} {self.dtype} {'x'.join(map(str, self.shape))}".strip()
+
+    @classmethod
+    def read(cls, text: str) -> "Part":
+        """Read one from what it says."""
+        name, dtype, shape = _PART.fullmatch(text).groups("")  # type: ignore[union-attr]
+        return cls(name, dtype, tuple(map(int, shape.split("x"))) if shape else ())  # type: ignore[arg-type]
+
+
+# What a model is made for: the shape of one input, or what the several inputs of a row are.
+Form = tuple[int, ...] | tuple[Part, ...]
 
 # Engines in the user's own process, of which the last is the quickest, and Flower's simulation on Ray.
 VECTORIZED, RAY = "vectorized", "ray"

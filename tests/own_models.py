@@ -80,3 +80,85 @@ def heights() -> tuple[np.ndarray, np.ndarray]:
 def wide_convolution() -> nn.Module:
     """A dense regression."""
     return nn.Conv2d(1, 1, (1, 15), padding=(0, 7))
+
+
+def baskets() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What is bought, up to 6 kinds (padded with 0, and a mask), and a price; is it dear, and of the first ten?"""
+    rng = np.random.default_rng(0)
+    ids, there = rng.integers(1, 20, (300, 6)), np.arange(6) < rng.integers(1, 7, (300, 1))
+    price = rng.normal(size=(300, 2)).astype(np.float32)
+    few = (np.where(there, ids < 10, 0).sum(1) * 2 > there.sum(1)).astype(np.int64)
+    return {"ids": np.where(there, ids, 0), "there": there, "price": price}, 2 * (price[:, 0] > 0) + few
+
+
+class TwoInputs(nn.Module):
+    """Takes its inputs by name: whole numbers, flags and numbers as they are."""
+
+    def __init__(self, input_shape: dict[str, tuple[int, ...]], num_classes: int) -> None:
+        super().__init__()
+        self.kinds = nn.Embedding(20, 16)
+        self.output = nn.Linear(16 + input_shape["price"][0], num_classes)
+
+    def forward(self, *, ids: Tensor, there: Tensor, price: Tensor) -> Tensor:
+        """(B, 6) int64 and bool, (B, 2) float32 → (B, K)."""
+        weights = there.unsqueeze(2) / there.sum(1)[:, None, None]
+        logits: Tensor = self.output(torch.cat([(self.kinds(ids) * weights).sum(1), price], 1))
+        return logits
+
+
+class ByPlace(TwoInputs):
+    """The same, by place."""
+
+    def __init__(self, input_shape: tuple[tuple[int, ...], ...], num_classes: int) -> None:
+        super().__init__({"price": input_shape[2]}, num_classes)
+
+    def forward(self, ids: Tensor, there: Tensor, price: Tensor) -> Tensor:  # type: ignore[override]
+        """As above."""
+        return super().forward(ids=ids, there=there, price=price)
+
+
+def baskets_by_place() -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The same in a tuple."""
+    inputs, y = baskets()
+    return tuple(inputs.values()), y
+
+
+class TwoHeads(TwoInputs):
+    """Returns several outputs."""
+
+    def __init__(self, input_shape: dict[str, tuple[int, ...]], num_classes: int) -> None:
+        super().__init__(input_shape, num_classes)
+        self.guess = nn.Linear(num_classes, 2)
+
+    def forward(self, *, ids: Tensor, there: Tensor, price: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        """(B, K) and (B, 2), by name."""
+        logits = super().forward(ids=ids, there=there, price=price)
+        return {"logits": logits, "guess": self.guess(logits)}
+
+
+def of_heads(outputs: dict[str, Tensor], targets: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """A loss of several outputs that looks at the inputs, too: the price is to be found again."""
+    again = (outputs["guess"] - inputs["price"]).square().mean(1)
+    return F.cross_entropy(outputs["logits"], targets, reduction="none") + 0.1 * again
+
+
+def hits(outputs: dict[str, Tensor], targets: Tensor) -> float:
+    """A metric of several outputs."""
+    return float((outputs["logits"].argmax(1) == targets).double().mean())
+
+
+class Sentences(torch.utils.data.Dataset[tuple[list[int], int]]):
+    """Ragged rows: 1 to 6 kinds, and whether most are of the first ten."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, row: int) -> tuple[list[int], int]:
+        inputs, y = baskets()
+        return inputs["ids"][row][inputs["there"][row]].tolist(), int(y[row] % 2)
+
+
+def padded(rows: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
+    """Pad with 0, and say what is there."""
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row, _ in rows], batch_first=True)
+    return {"ids": ids, "there": ids > 0}, torch.tensor([y for _, y in rows])

@@ -85,7 +85,7 @@ class RunResult:
 
         state = load_file(self.path / "model.safetensors")
         dataset = federation.dataset_of(self.config, self.num_clients)
-        shape = (dataset.kind, dataset.input_shape, dataset.num_outputs)
+        shape = (dataset.kind, dataset.form, dataset.num_outputs)
         model = copy.deepcopy(federation.model_of(self.config, *shape))
         model.load_state_dict(state)
         return model.eval()

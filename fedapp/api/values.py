@@ -15,6 +15,7 @@ from fedapp.config.key import CLIENTS_BY
 from fedapp.data import DataError
 from fedapp.data.errors import handed_over_dir
 from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
+from fedapp.data.parts import all_separated, whole_name
 from fedapp.own import register
 
 _CLIENTS = "num-supernodes"
@@ -88,19 +89,27 @@ def is_divided(given: object) -> bool:
 
 def _joined(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     """Return clients' rows as one, with the client of each row as its natural client."""
-    arrays = [[_array(name, value) for name, value in zip(_PAIR, pair, strict=True)] for pair in pairs]
-    for client, (x, y) in enumerate(arrays):
-        if x.shape[:1] != y.shape[:1] or x.shape[1:] != arrays[0][0].shape[1:]:
-            raise ConfigError(
-                f"dataset: client {client} has inputs {x.shape} and labels {y.shape}; as many rows of both are "
-                f"needed, and inputs like those of client 0, {arrays[0][0].shape}"
-            )
-    x, y = (np.concatenate(each) for each in zip(*arrays, strict=True))
-    return {
-        "x_train": x,
-        "y_train": y,
-        "group_train": np.repeat(np.arange(len(pairs)), [len(y) for _, y in arrays]),
-    }
+    clients = [
+        {
+            name: _array(name, value)
+            for name, value in all_separated(dict(zip(_PAIR, pair, strict=True))).items()
+        }
+        for pair in pairs
+    ]
+    first = clients[0]
+    for client, arrays in enumerate(clients):
+        if arrays.keys() != first.keys():
+            raise ConfigError(f"dataset: client {client} has other inputs than client 0; they must match")
+        y = arrays[_PAIR[1]]
+        for name, x in arrays.items():
+            if name != _PAIR[1] and (x.shape[:1] != y.shape[:1] or x.shape[1:] != first[name].shape[1:]):
+                raise ConfigError(
+                    f"dataset: client {client} has inputs {x.shape} and labels {y.shape}; as many rows of both are "
+                    f"needed, and inputs like those of client 0, {first[name].shape}"
+                )
+    found = {name: np.concatenate([arrays[name] for arrays in clients]) for name in first}
+    sizes = [len(arrays[_PAIR[1]]) for arrays in clients]
+    return {**found, "group_train": np.repeat(np.arange(len(pairs)), sizes)}
 
 
 def as_value(key: str, given: Any) -> Value:
@@ -193,7 +202,7 @@ def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
 
 def _arrays(given: Any) -> dict[str, np.ndarray]:
     if isinstance(given, Mapping):
-        if unknown := [name for name in given if name not in _ARRAYS]:
+        if unknown := [name for name in given if whole_name(name) not in _ARRAYS]:
             raise ConfigError(
                 f"dataset: {unknown[0]!r} is none of its arrays; allowed are {', '.join(_ARRAYS)}"
             )
@@ -205,10 +214,10 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
     else:
         raise ConfigError(
             f"dataset: is a {type(given).__name__}; must be a name, (x, y), (x, y, x_test, y_test), a "
-            f"list with (x, y) of each client, a mapping with {' and '.join(_PAIR)}, a DataFrame, a torch Dataset, a "
-            "Dataset or DatasetDict of Hugging Face, or a function that returns one of these"
+            f"list with (x, y) of each client, a mapping with {' and '.join(_PAIR)}, a DataFrame, a torch Dataset or "
+            "DataLoader, a Dataset or DatasetDict of Hugging Face, or a function that returns one of these"
         )
-    return {name: _array(name, value) for name, value in named.items()}
+    return {name: _array(name, value) for name, value in all_separated(named).items()}
 
 
 def _array(name: str, value: Any) -> np.ndarray:

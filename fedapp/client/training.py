@@ -70,7 +70,7 @@ def tested_tensors(config: RunConfig, data: LocalData, device: torch.device) -> 
 def model_of(record: ConfigRecord, config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
     """Return the model that a client trains."""
     outputs = federation.schema_of(record).num_outputs  # the server's: a device may lack the last classes
-    return federation.model_of(config, dataset.kind, dataset.input_shape, outputs, device)
+    return federation.model_of(config, dataset.kind, dataset.form, outputs, device)
 
 
 def local_task(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.data.dataset import Array, IntArray, Kind, RawData, Split, Targets
+from fedapp.data.parts import joined
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "writer_train", "writer_test")
@@ -25,7 +26,7 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
     ----------
     arrays : mapping of str to array
         x_train, y_train; x_test, y_test (both or neither); group_train, group_test or writer_train, writer_test
-        (ids of natural clients, optional).
+        (ids of natural clients, optional). Of several inputs x_train.NAME, or x_train.0, x_train.1, …
     targets : {"classes", "numbers"}, optional
     problem : callable
         Makes the error to raise from what is wrong.
@@ -35,6 +36,7 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
     DataError
         If the arrays don't fit together.
     """
+    arrays, several = joined(arrays, problem)
     for key in ("x_train", "y_train"):
         if key not in arrays:
             found = ", ".join(sorted(arrays)) or "none"
@@ -58,7 +60,8 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
         raise problem(f"x_train has {described[0]}, x_test {described[1]}; they must match")
     if len({ids is None for ids in groups}) > 1:
         raise problem("natural ids are given for only one of train and test; give both or neither")
-    return [Split(*parts, classes) for parts in zip(inputs, found_targets, _numbered(groups), strict=True)]
+    columns = zip(inputs, found_targets, _numbered(groups), strict=True)
+    return [Split(*each, classes, several) for each in columns]
 
 
 def array_data(splits: list[Split], problem: Problem) -> RawData:
@@ -72,11 +75,11 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
     DataError
         If inputs have another shape, or labels are no classes.
     """
-    shape = splits[0].x.shape
+    shape, parts = splits[0].x.shape, splits[0].parts
     if len(shape) not in (2, 3, 4):
         raise problem(f"x_train has shape {shape}; allowed: (N, D), (N, H, W), (N, C, H, W), (N, H, W, C)")
     y, groups, num_train = join_rows(splits)
-    kind: Kind = "vector" if len(shape) == 2 else "image"
+    kind: Kind = "parts" if parts else "vector" if len(shape) == 2 else "image"
     if len(shape) == 4 and shape[3] < min(shape[1:3]) and not _channels_are_last(shape):
         log.warning(
             "data: x_train has rows of shape %s, taken for %d channels of %dx%d; channels may be last where "
@@ -91,11 +94,11 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
             shape[1:],
             *shape[1:],
         )
-    blocks = [split.x if kind == "vector" else channels_first(split.x) for split in splits]
+    blocks = [channels_first(split.x) if kind == "image" else split.x for split in splits]
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0
     classes = splits[0].classes
     count = len(classes) or number_of_classes(y, problem)
-    return RawData(blocks, y, groups, num_train, count, kind, scale, classes)
+    return RawData(blocks, y, groups, num_train, count, kind, scale, classes, parts=parts)
 
 
 def join_rows(splits: list[Split]) -> tuple[Array, IntArray | None, int]:

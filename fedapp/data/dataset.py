@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from fedapp.data.errors import DataError
 from fedapp.data.moments import Moments
+from fedapp.names import Form, Part
 
-Kind = Literal["image", "vector", "text"]
+Kind = Literal["image", "vector", "text", "parts"]
 Array = NDArray[Any]
 IntArray = NDArray[np.int64]
 
@@ -59,13 +60,15 @@ PUBLISHED: dict[str, Published] = {
 class Split(NamedTuple):
     """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, …), natural ids (N,) or None.
 
-    `classes` are the names of labels that were names, the same in all parts of the data.
+    `classes` are the names of labels that were names, `parts` what the inputs of a row are if they are several: both
+    the same in all parts of the data.
     """
 
     x: Array
     y: Array
     groups: Array | None = None
     classes: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class RawData:
     scale: float
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value: compare and hash by identity
@@ -129,8 +133,8 @@ class Dataset:
         Number of training rows; N where the dataset ships no test rows.
     num_classes : int
         Number of classes, 0 where targets are numbers.
-    kind : {"image", "vector", "text"}
-        What a row is.
+    kind : {"image", "vector", "text", "parts"}
+        What a row is; several inputs, one after the other, are parts.
     scale : float
         x * scale lies in [0, 1]: 1/16 for digits, 1/255 for uint8 images; 1 for text and for float inputs,
         which are kept as they are.
@@ -144,6 +148,8 @@ class Dataset:
         What `y` holds.
     moments : Moments or None
         What `normalize = "standardize"` subtracts and divides by: known once clients are.
+    parts : tuple of Part
+        What a row's several inputs are; () where there is one.
     """
 
     name: str
@@ -160,6 +166,12 @@ class Dataset:
     columns: tuple[str, ...] = ()
     targets: Targets = "classes"
     moments: Moments | None = None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def form(self) -> Form:
+        """What a model is made for: the shape of one input, or what the several inputs of a row are."""
+        return self.parts or self.input_shape
 
     @property
     def num_outputs(self) -> int:
@@ -247,9 +259,10 @@ class Dataset:
 
     def require_values(self) -> None:
         """Raise `DataError` if these inputs can't be standardized."""
-        if self.kind == "text":
+        if self.kind in ("text", "parts"):
+            what = "is text" if self.kind == "text" else "has several inputs a row"
             raise DataError(
-                f"normalize = 'standardize': dataset '{self.name}' is text; allowed for images and vectors"
+                f"normalize = 'standardize': dataset '{self.name}' {what}; allowed for images and vectors"
             )
 
     def require_moments(self) -> None:
@@ -305,6 +318,8 @@ class Schema:
     targets : {"classes", "numbers"}
     target_shape : tuple of int
         Of one row's targets; () for a class.
+    parts : tuple of Part
+        What a row's several inputs are.
     """
 
     kind: str
@@ -315,6 +330,7 @@ class Schema:
     columns: tuple[str, ...] = ()
     targets: Targets = "classes"
     target_shape: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def num_outputs(self) -> int:
@@ -333,6 +349,7 @@ class Schema:
             dataset.columns,
             dataset.targets,
             tuple(map(int, dataset.y.shape[1:])),
+            dataset.parts,
         )
 
     def fit(self, dataset: Dataset) -> Dataset:
@@ -351,6 +368,9 @@ class Schema:
             raise DataError(
                 f"this client's targets are {own._of_targets()}, the model's {self._of_targets()}"
             )
+        if own.parts != self.parts:
+            described = [", ".join(map(str, parts)) or "one" for parts in (own.parts, self.parts)]
+            raise DataError(f"this client's inputs are {described[0]}; the model's {described[1]}")
         if (own.kind, own.shape) != (self.kind, self.shape) or (
             not own.classes and own.num_classes > self.num_classes
         ):

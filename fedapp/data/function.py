@@ -19,6 +19,7 @@ from fedapp.data.arrays import NAMES, array_data, array_splits
 from fedapp.data.dataset import Array, DataColumns, RawData, Targets
 from fedapp.data.errors import DataError
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
+from fedapp.data.parts import all_separated, whole_name
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.targets import Problem
 from fedapp.own import OwnPartError, file_digest, imported, source_files
@@ -29,8 +30,8 @@ GIVEN = ("num_clients", "seed", "data_path")
 """What a function may take, by these names."""
 
 RETURNS = (
-    "(x, y), (x_train, y_train, x_test, y_test), a dict of such arrays and group_train, a torch Dataset, a Dataset "
-    "or DatasetDict of Hugging Face, or a pair of datasets for training and testing"
+    "(x, y), (x_train, y_train, x_test, y_test), a dict of such arrays and group_train, a torch Dataset or "
+    "DataLoader, a Dataset or DatasetDict of Hugging Face, or a pair of datasets for training and testing"
 )
 
 _READ_AGAIN = 8  # rows of a torch Dataset, at least, that are read twice
@@ -160,10 +161,10 @@ def is_hugging_face_form(found: Any) -> bool:
 
 
 def is_of_rows(found: Any) -> bool:
-    """Tell whether this is a torch Dataset, or what else has a length and numbered rows, or a pair of them."""
+    """Tell whether this is a torch Dataset or DataLoader, or what else has numbered rows, or a pair of them."""
     pair = found if _is_pair_of_datasets(found) else (found,)
     return all(
-        hasattr(each, "__getitem__")
+        (hasattr(each, "__getitem__") or _is_loader(each))
         and hasattr(each, "__len__")
         and not (isinstance(each, str | Mapping) or _is_array(each))
         for each in pair
@@ -172,6 +173,11 @@ def is_of_rows(found: Any) -> bool:
 
 def _is_pair_of_datasets(found: Any) -> bool:
     return isinstance(found, tuple) and len(found) == 2 and not any(map(_is_array, found))
+
+
+def _is_loader(found: Any) -> bool:
+    """Tell whether this is a DataLoader: what counts of it are its dataset and what makes a batch of rows."""
+    return hasattr(found, "dataset") and hasattr(found, "collate_fn")
 
 
 def _is_array(value: Any) -> bool:
@@ -188,29 +194,36 @@ def _no_columns(name: str, columns: DataColumns) -> None:
 def named_arrays(found: Any, problem: Problem) -> dict[str, Array]:
     """Return arrays by their names in an npz."""
     if isinstance(found, Mapping):
-        if unknown := [key for key in found if key not in NAMES]:
+        if unknown := [key for key in found if whole_name(key) not in NAMES]:
             raise problem(f"is a dict with {', '.join(map(repr, unknown))}; allowed are {', '.join(NAMES)}")
         named = dict(found)
     elif _is_pair_of_datasets(found):
         named = {}
         for part, rows in zip(("train", "test"), found, strict=True):
             named[f"x_{part}"], named[f"y_{part}"] = _rows(rows, problem)
-    elif isinstance(found, tuple | list) and len(found) in (2, 4) and all(map(_is_array, found)):
+    elif isinstance(found, tuple | list) and len(found) in (2, 4) and all(map(_is_array, found[1::2])):
         named = dict(zip(NAMES, found, strict=False))
-    elif hasattr(found, "__getitem__") and hasattr(found, "__len__") and not _is_array(found):
+    elif is_of_rows(found):
         named = dict(zip(NAMES, _rows(found, problem), strict=False))
     else:
         size = f" of {len(found)}" if isinstance(found, tuple | list) else ""
         raise problem(f"is a {type(found).__name__}{size}; allowed are {RETURNS}")
-    return {key: _array(value, key, problem) for key, value in named.items()}
+    return {key: _array(value, key, problem) for key, value in all_separated(named).items()}
 
 
-def _rows(rows: Any, problem: Problem) -> tuple[Array, Array]:
-    """Return inputs and targets of a torch Dataset, or whatever else has a length and pairs by number."""
+def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
+    """Return inputs and targets of a torch Dataset, or whatever else has a length and pairs by number.
+
+    A DataLoader's ``collate_fn`` makes one batch of all its rows. Inputs may be several, in a dict or tuple.
+    """
+    if _is_loader(rows):
+        return _collated(rows, problem)
     if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
         raise problem(f"has a {type(rows).__name__} without length or numbered rows; allowed are {RETURNS}")
     if len(rows) == 0:
         raise problem("is a dataset without rows; at least one is needed")
+    if isinstance(first := rows[0], tuple | list) and len(first) == 2 and _are_several(first[0]):
+        return _rows_of_several(rows, problem)
     x = y = np.empty(0)
     for row in range(len(rows)):
         item = rows[row]
@@ -238,6 +251,55 @@ def _rows(rows: Any, problem: Problem) -> tuple[Array, Array]:
                     "in training)"
                 )
     return x, y
+
+
+def _are_several(inputs: Any) -> bool:
+    """Tell whether a row's inputs are several arrays, in a dict or tuple."""
+    if isinstance(inputs, tuple):
+        return len(inputs) > 1 and all(getattr(part, "shape", ()) != () for part in inputs)
+    return isinstance(inputs, Mapping)
+
+
+def _rows_of_several(rows: Any, problem: Problem) -> tuple[Any, Array]:
+    """Return the inputs of all rows, in a dict by the names or places of the first row's, and the targets."""
+    columns: dict[Any, list[Array]] = {}
+    targets = []
+    for row in range(len(rows)):
+        inputs, target = rows[row]
+        named = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        if columns and set(named) != set(columns):
+            raise problem(
+                f"has a row with the inputs {', '.join(map(str, named))}, the first one's are "
+                f"{', '.join(map(str, columns))}; they must match"
+            )
+        for name, value in named.items():
+            columns.setdefault(name, []).append(_pixels_or_array(value, problem))
+        targets.append(_pixels_or_array(target, problem))
+    for name, values in {**columns, "the target": targets}.items():
+        if unlike := next((value.shape for value in values if value.shape != values[0].shape), None):
+            raise problem(
+                f"has {name} of shape {unlike}, the first one's is {values[0].shape}; they must match, and a "
+                "DataLoader's collate_fn can pad them"
+            )
+    return {str(name): np.stack(values) for name, values in columns.items()}, np.stack(targets)
+
+
+def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
+    """Return inputs and targets of one batch of all rows: what is ragged is padded to the longest."""
+    rows = loader.dataset
+    if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or len(rows) == 0:
+        raise problem("is a DataLoader of a dataset without numbered rows; at least one is needed")
+    batch = loader.collate_fn([rows[row] for row in range(len(rows))])
+    if isinstance(batch, Mapping) and "labels" in batch:  # as those of transformers are
+        return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise problem(
+            f"is a DataLoader whose collate_fn makes a {type(batch).__name__}{size}; (inputs, targets), or a dict "
+            "with labels, is needed"
+        )
+    inputs = batch[0]
+    return tuple(inputs) if isinstance(inputs, list) and _are_several(tuple(inputs)) else inputs, batch[1]
 
 
 def _is_same(first: Array, again: Array) -> bool:

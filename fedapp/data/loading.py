@@ -26,6 +26,7 @@ from fedapp.data.dataset import PUBLISHED, DataColumns, Dataset, RawData, Target
 from fedapp.data.errors import PREFIX, DataError, data_at, default_cache_dir, expanded, one_line, path_error
 from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import as_numbers
+from fedapp.names import Part
 
 DATASETS = (
     "digits",
@@ -394,6 +395,7 @@ def _open(name: str, folder: Path) -> Dataset | None:
         )
         facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets")}
         facts |= {key: tuple(meta[key]) for key in ("classes", "columns")}
+        facts["parts"] = tuple(map(Part.read, meta["parts"]))
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     published = PUBLISHED.get(name)
@@ -440,6 +442,7 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         "scale": raw.scale,
         "classes": raw.classes,
         "columns": raw.columns,
+        "parts": list(map(str, raw.parts)),
         "targets": "numbers" if is_numbers else "classes",
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

@@ -30,7 +30,7 @@ def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False
             "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
         )
     tokens = dataset.targets == "classes" and dataset.y.shape == dataset.x.shape
-    if not normalize and dataset.scale == 1.0 and dataset.kind != "text" and not tokens:
+    if not normalize and dataset.scale == 1.0 and dataset.kind not in ("text", "parts") and not tokens:
         found += _of_size(dataset, partition)
     return found
 

@@ -22,9 +22,11 @@ from fedapp.data.loading import folder_of, is_function, is_generated, state_of
 from fedapp.data.moments import Moments
 from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
+from fedapp.names import Form, Part
 from fedapp.training.evaluation import metrics_of
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
+from fedapp.training.parts import unpack
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
 DIVISION_KEYS = (
@@ -122,12 +124,12 @@ def division_of(config: RunConfig) -> Division:
 def model_of(
     config: RunConfig,
     kind: str,
-    input_shape: tuple[int, ...],
+    form: Form,
     num_classes: int,
     device: torch.device = CPU,
 ) -> nn.Module:
     """Return the run's initial model, the same in every process."""
-    return cached_model(config.model, kind, input_shape, num_classes, config.init, config.seed, device)
+    return cached_model(config.model, kind, form, num_classes, config.init, config.seed, device)
 
 
 def absolute(data_path: str) -> str:
@@ -172,17 +174,16 @@ def cached_partition(source: Source, num_clients: int, division: Division) -> Pa
 def cached_model(
     name: str,
     kind: str,
-    input_shape: tuple[int, ...],
+    form: Form,
     num_classes: int,
     init: str,
     seed: int,
     device: torch.device,
 ) -> nn.Module:
     """Build an initial model, once."""
-    model = build_model(
-        name, kind=kind, input_shape=input_shape, num_classes=num_classes, init=init, seed=seed
-    )
-    return model.to(device)
+    model = build_model(name, kind=kind, input_shape=form, num_classes=num_classes, init=init, seed=seed)
+    parts = [part for part in form if isinstance(part, Part)]
+    return (unpack(model, parts) if parts else model).to(device)
 
 
 # Prepared inputs kept per process (bytes); clients used longest ago go first.

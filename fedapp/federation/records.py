@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedapp.data import Dataset
 from fedapp.data.dataset import Schema
 from fedapp.data.moments import Moments
+from fedapp.names import Part
 from fedapp.training.state import names_of
 from strategies.flower.arrays import pack, unpack
 
@@ -23,6 +24,7 @@ CLASS_NAMES = "class-names"
 TARGET_TYPE = "target-type"
 TARGET_SHAPE = "target-shape"
 COLUMNS = "columns"
+PARTS = "input-parts"
 
 # What inputs are standardized by, where they are and it is known.
 MEAN = "input-mean"
@@ -61,6 +63,7 @@ def schema_fields(dataset: Dataset) -> dict[str, Any]:
         NUM_CLASSES: schema.num_classes,
         CLASS_NAMES: list(schema.classes),
         COLUMNS: list(schema.columns),
+        PARTS: list(map(str, schema.parts)),
         TARGET_TYPE: schema.targets,
         TARGET_SHAPE: list(schema.target_shape),
         MEAN: list(dataset.moments.mean) if dataset.moments else [],
@@ -80,6 +83,7 @@ def schema_of(record: Mapping[str, Any]) -> Schema:
         tuple(record.get(COLUMNS, ())),
         record.get(TARGET_TYPE, "classes"),
         tuple(record.get(TARGET_SHAPE, ())),
+        tuple(map(Part.read, record.get(PARTS, ()))),
     )
 
 

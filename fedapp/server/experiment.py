@@ -136,7 +136,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         check_standardized(config, dataset)
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
-    model = federation.model_of(config, dataset.kind, dataset.input_shape, dataset.num_outputs)
+    model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
     _check_parts(config, dataset, partition, model)
     _say(config, dataset, partition, model)
     gpus = on_devices or torch.cuda.is_available()

@@ -19,6 +19,7 @@ from fedapp.training.batches import Batch
 from fedapp.training.losses import Loss
 from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
+from fedapp.training.parts import inputs_of
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, Tensors, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
@@ -51,7 +52,7 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
         outputs = trainee(state, x)
         for name, value in fixed.items():
             fixed[name] = _up_to_date(name, value, state[name], in_place=not trainee.is_alone)
-        return loss.mean(outputs, y, mask)
+        return loss.mean(outputs, y, mask, lambda: inputs_of(trainee.module, x))
 
     return of
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
 from fedapp.training.evaluation import METRICS, Metric
-from fedapp.training.losses import CROSS_ENTROPY, Loss, class_axis
+from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss, class_axis
+from fedapp.training.parts import inputs_of
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import trial
@@ -66,15 +68,11 @@ def check_parts(
     state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
     with global_stream(0, x.device):
         outputs = _tried(f"model = {model_name!r}: can't predict {data}", lambda: _judged(model, state, x))
-        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(x):
-            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise OwnPartError(
-                f"model = {model_name!r}: must return a tensor (B, ...) for {data}, returns {shape}"
-            )
+        _check_outputs(model_name, loss, metrics, outputs, data, len(x))
         if not y.is_floating_point():
             _check_classes(model_name, loss, metrics, outputs, y, num_classes)
         targets = y.numpy(force=True) if targets is None else targets
-        _check_targets(model_name, loss, outputs, y, targets)
+        _check_targets(model_name, loss, outputs, y, targets, lambda: inputs_of(model, x))
         _check_labels(loss, metrics, targets)
         for metric in metrics:
             _check_metric(metric, outputs, y)
@@ -88,6 +86,36 @@ def _check_hooks(model_name: str, model: nn.Module) -> None:
                 f"model = {model_name!r}: its parameter {name} has a hook, which local training wouldn't call; what "
                 "the hook does must be done in forward, or the parameter frozen by requires_grad_(False)"
             )
+
+
+def _check_outputs(
+    model_name: str, loss: Loss, metrics: tuple[Metric, ...], outputs: Any, data: str, rows: int
+) -> None:
+    """Refuse what isn't a tensor, or several in a tuple or dict, and several where a part takes one."""
+    leaves = tree_leaves(outputs)
+    if not leaves or not all(
+        isinstance(each, Tensor) and each.dim() and len(each) == rows for each in leaves
+    ):
+        raise OwnPartError(
+            f"model = {model_name!r}: must return a tensor (B, ...) or several in a tuple or dict, for {data}, "
+            f"returns {_shape(outputs)}"
+        )
+    if isinstance(outputs, Tensor):
+        return
+    built_in = [("loss", loss.name)] if loss.name in LOSSES else []
+    for key, name in built_in + [("metrics", each.name) for each in metrics if each.name in METRICS]:
+        raise OwnPartError(
+            f"{key} = {name!r}: takes one tensor, model = {model_name!r} returns {_shape(outputs)}; one of your own "
+            f"gets them as they are{', and metrics may be none' if key == 'metrics' else ''}"
+        )
+
+
+def _shape(outputs: Any) -> str:
+    """Say what a model's outputs are like."""
+    if isinstance(outputs, Tensor):
+        return str(tuple(outputs.shape))
+    shapes = [str(tuple(each.shape)) for each in tree_leaves(outputs) if isinstance(each, Tensor)]
+    return type(outputs).__name__ + (f" of {', '.join(shapes)}" if shapes else "")
 
 
 def _check_classes(
@@ -137,8 +165,11 @@ def _check_learning(model_name: str, model: nn.Module, loss: Loss, x: Tensor, y:
     what += f" targets {tuple(y.shape)}"
     drawn = _tried(what, lambda: draws_globally(model, trainee, state, x))
 
+    def mean() -> Tensor:
+        return loss.mean(trainee(state, x), y, inputs=lambda: inputs_of(model, x))
+
     def learn() -> list[str]:
-        gradients = torch.autograd.grad(loss.mean(trainee(state, x), y), leaves, allow_unused=True)
+        gradients = torch.autograd.grad(mean(), leaves, allow_unused=True)
         return [name for name, g in zip(names.trained, gradients, strict=True) if g is None]
 
     unmoved = _tried(what, learn)
@@ -170,7 +201,9 @@ def _judged(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:
         return torch.func.functional_call(model, for_one_call(model, state), (x,))
 
 
-def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targets: np.ndarray) -> None:
+def _check_targets(
+    model_name: str, loss: Loss, outputs: Any, y: Tensor, targets: np.ndarray, inputs: Callable[[], Any]
+) -> None:
     kind = "numbers" if y.is_floating_point() else "classes"
     if loss.targets not in (None, kind):
         raise OwnPartError(
@@ -187,8 +220,8 @@ def _check_targets(model_name: str, loss: Loss, outputs: Tensor, y: Tensor, targ
             f"loss = 'bce': the targets of the data must lie in [0, 1], they lie in [{least:g}, {most:g}]"
         )
     losses = _tried(
-        f"loss = {loss.name!r}: can't take outputs {tuple(outputs.shape)} of model = {model_name!r}",
-        lambda: loss.rows(outputs, y),
+        f"loss = {loss.name!r}: can't take outputs {_shape(outputs)} of model = {model_name!r}",
+        lambda: loss.of(outputs, y, inputs),
     )
     if not isinstance(losses, Tensor) or losses.shape not in ((len(y),), y.shape):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -210,15 +243,15 @@ def _check_labels(loss: Loss, metrics: tuple[Metric, ...], targets: np.ndarray) 
         )
 
 
-def _check_metric(metric: Metric, outputs: Tensor, y: Tensor) -> None:
+def _check_metric(metric: Metric, outputs: Any, y: Tensor) -> None:
     kind = "numbers" if y.is_floating_point() else "classes"
     if metric.targets not in (None, kind):
         raise OwnPartError(
             f"metrics = {metric.name!r}: is one of {metric.targets}, the targets of the data are {kind}"
         )
     _tried(
-        f"metrics = {metric.name!r}: can't take outputs {tuple(outputs.shape)}, targets {tuple(y.shape)}",
-        lambda: metric.whole(outputs.cpu(), y.cpu()),
+        f"metrics = {metric.name!r}: can't take outputs {_shape(outputs)}, targets {tuple(y.shape)}",
+        lambda: metric.whole(tree_map(Tensor.cpu, outputs), y.cpu()),
     )
 
 

@@ -7,6 +7,7 @@ w̄ the mean of their models (Dhasade, Kremer and Renard, EPFL student report, e
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fedapp.names import IGNORED
 from fedapp.training.evaluation import CHUNK
 from fedapp.training.losses import CROSS_ENTROPY, Loss
+from fedapp.training.parts import inputs_of
 from fedapp.training.state import names_of
 
 
@@ -48,7 +50,8 @@ class DivergenceMeter:
 
     def _is_of_positions(self) -> bool:
         with torch.no_grad():
-            *_, counts = self.loss.each(self.model(self.x[:1]), self.y[:1])
+            x, y = self.x[:1], self.y[:1]
+            *_, counts = self.loss.each(self.model(x), y, lambda: inputs_of(self.model, x))
         return counts is not None
 
     def _start(self) -> None:
@@ -86,7 +89,7 @@ class DivergenceMeter:
             # In evaluation mode recurrent layers have no gradient by cuDNN.
             with torch.backends.cudnn.flags(enabled=False) if self._recurrent else nullcontext():
                 outputs = torch.func.functional_call(self.model, {**self._names.own(state), **leaves}, (x,))
-            losses, _ = self.loss.each(outputs, y)
+            losses, _ = self.loss.each(outputs, y, partial(inputs_of, self.model, x))
             gradients = torch.autograd.grad(
                 (losses * weight).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
             )

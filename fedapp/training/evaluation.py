@@ -3,18 +3,20 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fedapp.names import ALLOWED_METRICS, IGNORED
 from fedapp.own import HERE, OwnPartError, imported, is_own
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets, by_example, classes_first
+from fedapp.training.parts import inputs_of
 from fedapp.training.rule import Parameters
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
@@ -264,7 +266,7 @@ class Score:
     rows : mapping of str to array (N,)
         What every example adds to those metrics that are means.
     outputs, targets : Tensor (N, ...), optional
-        What the other metrics are made of.
+        What the other metrics are made of; outputs may be several, in a tuple or dict.
     metrics : tuple of Metric
     counts : mapping of str to array (N,)
         Of the loss and of metrics that are means over positions: how many of every example count. What an example
@@ -273,7 +275,7 @@ class Score:
 
     losses: np.ndarray
     rows: Mapping[str, np.ndarray]
-    outputs: Tensor | None
+    outputs: Any
     targets: Tensor | None
     metrics: tuple[Metric, ...]
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -312,7 +314,7 @@ class Score:
             return metric.of_mean(self._mean(metric.name, self.rows[metric.name], among))
         assert self.outputs is not None
         assert self.targets is not None
-        return metric.whole(self.outputs[among], self.targets[among])
+        return metric.whole(tree_map(lambda each: each[among], self.outputs), self.targets[among])
 
     def _mean(self, name: str, values: np.ndarray, among: slice = slice(None)) -> float:
         counts = self.counts.get(name)
@@ -334,14 +336,13 @@ def evaluate(
     few = x.device.type == "cpu" and not dense_layers(model)
     chunk = FEW if few else CHUNK
 
-    def outputs_of(state: Parameters, inputs: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, for_one_call(model, state), (inputs,))
-        return found
+    def outputs_of(state: Parameters, inputs: Tensor) -> Any:
+        return torch.func.functional_call(model, for_one_call(model, state), (inputs,))
 
     images = few and x.dim() == 4 and len(x) > 0
     lay_out = by_channel if images and takes_by_channel(model, outputs_of, state, x) else as_it_is
     state = {name: lay_out(value) for name, value in state.items()}
-    outputs: list[Tensor] = []
+    outputs: list[Any] = []
     rows: dict[str, list[Tensor]] = {"loss": []}
     rows |= {metric.name: [] for metric in metrics if metric.rows is not None}
     counts: dict[str, list[Tensor]] = {}
@@ -355,9 +356,9 @@ def evaluate(
     with torch.no_grad():
         for inputs, targets in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
             found = outputs_of(state, lay_out(inputs))
-            add("loss", *loss.each(found, targets))
+            add("loss", *loss.each(found, targets, partial(inputs_of, model, inputs)))
             if whole:
-                outputs.append(found.cpu())
+                outputs.append(tree_map(Tensor.cpu, found))
             for metric in metrics:
                 if metric.rows is not None:
                     add(metric.name, *by_example(metric.rows(found, targets), targets))
@@ -365,7 +366,7 @@ def evaluate(
     return Score(
         summed.pop("loss"),
         summed,
-        torch.cat(outputs) if whole else None,
+        tree_map(lambda *pieces: torch.cat(pieces), *outputs) if whole else None,
         y.cpu() if whole else None,
         metrics,
         {name: torch.cat(each).numpy() for name, each in counts.items()},

@@ -8,21 +8,27 @@ the last one or axis 1 (``class_axis``). A position with the label ``IGNORED`` d
 examples is the mean over the positions that do, as PyTorch's is.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedapp.names import IGNORED
 from fedapp.own import OwnPartError, imported, is_own
 
 Targets = Literal["classes", "numbers"]
-RowLosses = Callable[[Tensor, Tensor], Tensor]
+RowLosses = Callable[..., Tensor]
+Inputs = Callable[[], Any]
 ErrorsAt = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _not_given() -> Any:
+    raise TypeError("this loss takes inputs")
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,12 @@ class Loss:
     name : str
         Its value of the run-config key `loss`.
     rows : callable
-        (outputs (B, ...), targets (B, ...)) → loss of each example, (B,), or of each position, (B, ...).
+        (outputs (B, ...), targets (B, ...)) → loss of each example, (B,), or of each position, (B, ...). A loss of
+        the user's own gets outputs as the model returns them, also several.
     targets : str, optional
         ``classes`` or ``numbers``, if it takes nothing else.
+    takes_inputs : bool
+        Whether ``rows`` takes the inputs, as the model gets them, too.
     errors : callable, optional
         (outputs (..., K, B), targets (..., 1 or M, B)) → losses (..., 1, B), and their derivatives by the outputs,
         which may take the outputs' memory. With it models of dense layers need no automatic differentiation.
@@ -46,19 +55,28 @@ class Loss:
     rows: RowLosses
     targets: Targets | None = None
     errors: ErrorsAt | None = None
+    takes_inputs: bool = False
 
-    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def of(self, outputs: Any, targets: Tensor, inputs: Inputs = _not_given) -> Tensor:
+        """Return the loss of each example, (B,), or of each position; ``inputs()`` are what the model got."""
+        return self.rows(outputs, targets, inputs()) if self.takes_inputs else self.rows(outputs, targets)
+
+    def each(
+        self, outputs: Any, targets: Tensor, inputs: Inputs = _not_given
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the loss of each example, (B,), and how many positions it is the sum of; None: it is a mean."""
-        return by_example(self.rows(outputs, targets), targets)
+        return by_example(self.of(outputs, targets, inputs), targets)
 
-    def mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+    def mean(
+        self, outputs: Any, targets: Tensor, mask: Tensor | None = None, inputs: Inputs = _not_given
+    ) -> Tensor:
         """Return the mean loss of some examples, or of their positions that count, a scalar.
 
         ``mask`` (B,) weighs the examples of a padded batch. It is 0 where nothing counts.
         """
         if self is CROSS_ENTROPY and targets.dim() == 1 and mask is None:
             return F.cross_entropy(outputs, targets)
-        losses, counts = self.each(outputs, targets)
+        losses, counts = self.each(outputs, targets, inputs)
         if mask is not None:
             losses = losses * mask
             counts = mask if counts is None else counts * mask
@@ -177,6 +195,8 @@ LOSSES: dict[str, Loss] = {
 def loss_of(name: str) -> Loss:
     """Return a loss by its name, or a function of the user's own, (outputs, targets) → (B,), by ``module:name``.
 
+    One that takes three arguments, or one of the name ``inputs``, gets the inputs, too.
+
     Raises
     ------
     OwnPartError
@@ -196,4 +216,17 @@ def loss_of(name: str) -> Loss:
             ) from error
     if not callable(found):
         raise OwnPartError(f"loss = {name!r}: must be a function (outputs, targets) → (B,), is {found!r}")
-    return Loss(name, cast(RowLosses, found))
+    return Loss(name, *_with_inputs(found))
+
+
+def _with_inputs(found: Callable[..., Any]) -> tuple[RowLosses, None, None, bool]:
+    """Return a loss as it is called, and whether that is with inputs: its signature takes three, or names them."""
+    try:
+        parameters = inspect.signature(found.forward if isinstance(found, nn.Module) else found).parameters
+    except (TypeError, ValueError):  # a function of C has none
+        return found, None, None, False
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [each for each in parameters.values() if each.default is each.empty and each.kind in by_place]
+    if "inputs" in list(parameters)[2:]:  # the first are outputs and targets, whatever they are called
+        return lambda outputs, targets, inputs: found(outputs, targets, inputs=inputs), None, None, True
+    return found, None, None, len(needed) == 3

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedapp.training.autograd import train_single
 from fedapp.training.batches import Batches
 from fedapp.training.losses import Loss
+from fedapp.training.parts import inputs_of
 from fedapp.training.rule import LocalRule
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
@@ -82,7 +83,7 @@ def _steps(count: int, rows: int) -> Batches:
 def _rate(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float | None:
     """Return the step size of short steps; None where there is no way to go."""
     own = copy.deepcopy(model).train()
-    torch.autograd.backward(loss.mean(own(x), y))
+    torch.autograd.backward(loss.mean(own(x), y, inputs=lambda: inputs_of(own, x)))
     moved = [(p, p.grad) for p in own.parameters() if p.grad is not None]
     size = sum(float(p.detach().double().square().sum()) for p, _ in moved)
     slope = sum(float(g.to_dense().double().square().sum()) for _, g in moved)
@@ -95,7 +96,7 @@ def _by_pytorch(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float)
     optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=rate)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        torch.autograd.backward(loss.mean(own(x), y))
+        torch.autograd.backward(loss.mean(own(x), y, inputs=lambda: inputs_of(own, x)))
         optimizer.step()
     return {name: value.numpy(force=True) for name, value in own.state_dict().items()}
 

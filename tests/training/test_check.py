@@ -297,7 +297,11 @@ class Returns(nn.Module):
 
 @pytest.mark.parametrize(
     ("change", "returns"),
-    [(lambda out: (out, out), "tuple"), (lambda out: out[:5], r"\(5, 3\)"), (lambda out: out.sum(), r"\(\)")],
+    [
+        (lambda out: (out, "b"), r"tuple of \(8, 3\)"),
+        (lambda out: out[:5], r"\(5, 3\)"),
+        (lambda out: out.sum(), r"\(\)"),
+    ],
 )
 def test_a_model_returns_outputs_of_each_example(change: Callable[[Tensor], object], returns: str) -> None:
     with pytest.raises(
