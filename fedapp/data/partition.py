@@ -43,7 +43,7 @@ class, where a row has no class: `Dataset.strata`.
   seed, in order of their ids; the rest goes unused.
 """
 
-BY_CLASS = ("label-quantity-skew", "dirichlet", "similarity", "shards")
+BY_CLASS = tuple(name for name in PARTITIONERS if name not in ("iid", "natural"))
 """Those that divide rows by their classes."""
 
 OWN = "own"
