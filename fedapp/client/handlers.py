@@ -99,9 +99,9 @@ def input_sums(message: Message, context: Context) -> Message:
     record, config = read_config(message)
     data = local_data(config, record, context)
     sums = sums_of(data.dataset, data.rows)
-    arrays = ArrayRecord({SUMS: Array(sums.total), SQUARES: Array(sums.squares)})
-    metrics = MetricRecord({COUNT: sums.count})
-    return Message(RecordDict({messages.ARRAYS: arrays, messages.METRICS: metrics}), reply_to=message)
+    found = {COUNT: sums.count, SUMS: sums.total, SQUARES: sums.squares}
+    arrays = ArrayRecord({name: Array(values) for name, values in found.items()})
+    return Message(RecordDict({messages.ARRAYS: arrays}), reply_to=message)
 
 
 def train_model(message: Message, context: Context) -> Message:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from fedapp.config.key import (
     Counting,
+    Flag,
     Inside,
     Keys,
     NonNegative,
@@ -18,9 +19,11 @@ from fedapp.config.key import (
     pattern,
     where,
 )
-from fedapp.data.errors import PREFIX
+from fedapp.data.dataset import Missing
+from fedapp.data.errors import PREFIX, expanded
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, is_function
 from fedapp.data.synthetic import PATTERN as SYNTHETIC
+from fedapp.data.tables import TABLES, tables_in
 
 
 def _rows_are_split(setting: Setting) -> bool:
@@ -31,8 +34,17 @@ def _rows_are_split(setting: Setting) -> bool:
 def _has_columns(setting: Setting) -> bool:
     """Tell whether the data may have columns; a function's that have none refuse them themselves."""
     config = setting.config
-    is_table = config.dataset == "files" and config.data_path.lower().endswith((".csv", ".parquet"))
-    return is_table or config.dataset.startswith(PREFIX) or is_function(config.dataset)
+    return _is_table(setting) or config.dataset.startswith(PREFIX) or is_function(config.dataset)
+
+
+def _is_table(setting: Setting) -> bool:
+    config = setting.config
+    return config.dataset == "files" and (
+        config.data_path.lower().endswith(TABLES)
+        or (
+            bool(config.data_path) and (path := expanded(config.data_path)).is_dir() and bool(tables_in(path))
+        )
+    )
 
 
 def _may_have_groups(setting: Setting) -> bool:
@@ -40,6 +52,7 @@ def _may_have_groups(setting: Setting) -> bool:
     return is_folder or _has_columns(setting)
 
 
+_TABLE = if_("a table, or a folder of tables", _is_table)
 _COLUMNS = if_("a table, hf:… or module:function", _has_columns)
 _GROUPS = if_("a table, hf:…, module:function or a folder of images", _may_have_groups)
 
@@ -63,6 +76,17 @@ class DataKeys(Keys):
     group_column: Annotated[
         Text,
         key("the column of natural ids, such as a writer, for partitioner = natural; empty: none", _GROUPS),
+    ]
+    missing: Annotated[
+        Missing,
+        key(
+            "rows with an empty cell: refused, left out, or filled in with the column's mean over all clients' "
+            "training rows, which needs normalize = standardize",
+            _TABLE,
+        ),
+    ]
+    encode: Annotated[
+        Flag, key("a column of texts becomes columns of 0 and 1, one for each text (one-hot)", _TABLE)
     ]
     normalize: Annotated[
         bool | Literal["symmetric", "standardize"],

@@ -98,6 +98,11 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
             Participation.parse(self.participation, self.fraction_train)
         except ValueError as error:
             raise ConfigError(in_keys(error)) from None
+        if self.missing == "mean" and self.dataset == "files" and self.normalize != "standardize":
+            raise ConfigError(
+                f"missing = 'mean', normalize = {self.normalize!r}: the mean of all clients' training rows is known "
+                "with normalize = 'standardize' alone"
+            )
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(
                 f"momentum = {self.momentum}: is that of optimizer sgd; what {self.optimizer} takes goes into "

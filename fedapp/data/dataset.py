@@ -71,9 +71,13 @@ class Split(NamedTuple):
     parts: tuple[Part, ...] = ()
 
 
+Missing = Literal["refuse", "drop", "mean"]
+"""What becomes of rows of a table with an empty cell."""
+
+
 @dataclass(frozen=True)
 class DataColumns:
-    """Which columns of a table or of Hugging Face data are which.
+    """Which columns of a table or of Hugging Face data are which, and how a table's become numbers.
 
     Attributes
     ----------
@@ -83,11 +87,18 @@ class DataColumns:
         One column, or several with commas between them, which are numbers then.
     group : str
         The column of natural ids, "": none.
+    missing : {"refuse", "drop", "mean"}
+        Rows with an empty cell: refused; left out; or kept with NaN where a number is missing, which standardized
+        inputs have as 0, the mean.
+    encode : bool
+        Whether a column of texts becomes columns of 0 and 1, one for each text.
     """
 
     inputs: str = ""
     label: str = "label"
     group: str = ""
+    missing: Missing = "refuse"
+    encode: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,10 +303,15 @@ class Dataset:
             per_channel = (-1,) + (1,) * (x.ndim - 2)
             x -= np.asarray(mean, np.float32).reshape(per_channel)
             x /= np.asarray(std, np.float32).reshape(per_channel)
+            if normalize == "standardize":
+                x[np.isnan(x)] = 0  # the mean, where a table's number is missing
         return cast(Array, x)
 
 
 _NAMED = 8  # names that a message lists
+
+INDICATES = "="
+"""What is between a column's name and one of its texts in the name of the column that says which rows have it."""
 
 
 @dataclass(frozen=True)
@@ -371,6 +387,9 @@ class Schema:
         if own.parts != self.parts:
             described = [", ".join(map(str, parts)) or "one" for parts in (own.parts, self.parts)]
             raise DataError(f"this client's inputs are {described[0]}; the model's {described[1]}")
+        if own.kind == self.kind == "vector" and own.columns != self.columns:
+            dataset = self._with_indicators(dataset)
+            own = Schema.of(dataset)
         if (own.kind, own.shape) != (self.kind, self.shape) or (
             not own.classes and own.num_classes > self.num_classes
         ):
@@ -395,6 +414,22 @@ class Schema:
             return dataset
         labels = np.array([self.classes.index(name) for name in own.classes], np.int64)
         return replace(dataset, y=labels[dataset.y], classes=self.classes, num_classes=self.num_classes)
+
+    def _with_indicators(self, dataset: Dataset) -> Dataset:
+        """Return a table that has the model's columns, if it lacks nothing but texts of encoded columns.
+
+        A client on whose rows no ``colour`` is red has 0 for ``colour=red``.
+        """
+        known = {name.partition(INDICATES)[0] for name in dataset.columns if INDICATES in name}
+        lacking = set(self.columns) - set(dataset.columns)
+        in_order = tuple(name for name in self.columns if name in dataset.columns) == dataset.columns
+        if not in_order or any(
+            name.partition(INDICATES)[0] not in known or INDICATES not in name for name in lacking
+        ):
+            return dataset
+        x = np.zeros((len(dataset.x), len(self.columns)), dataset.x.dtype)
+        x[:, [self.columns.index(name) for name in dataset.columns]] = dataset.x
+        return replace(dataset, x=x, columns=self.columns)
 
     def _of_targets(self) -> str:
         if not self.target_shape:

@@ -32,15 +32,16 @@ class Sums:
 
     Attributes
     ----------
-    count : int
-        Number of values of each feature: of rows, and for images times their pixels.
+    count : float64 array (F,)
+        Number of values of each feature: of rows, and for images times their pixels; a value that is missing (NaN)
+        isn't one.
     total : float64 array (F,)
         Their sums.
     squares : float64 array (F,)
         Sums of (value − own mean)².
     """
 
-    count: int
+    count: Vector
     total: Vector
     squares: Vector
 
@@ -52,9 +53,10 @@ class Sums:
     @classmethod
     def _of_block(cls, block: NDArray[Any]) -> "Sums":
         values = np.asarray(block, np.float64).reshape(*block.shape[:2], -1)
-        total = values.sum(axis=(0, 2))
-        count = values.shape[0] * values.shape[2]
-        centred = values - (total / count)[:, None]
+        there = ~np.isnan(values)
+        count = there.sum(axis=(0, 2), dtype=np.float64)
+        total = np.where(there, values, 0).sum(axis=(0, 2))
+        centred = np.where(there, values - _mean(total, count)[:, None], 0)
         return cls(count, total, np.einsum("nfp,nfp->f", centred, centred))
 
     @classmethod
@@ -63,16 +65,23 @@ class Sums:
         if not parts:
             raise ValueError("there is nothing to sum up")
         total = np.sum([part.total for part in parts], axis=0)
-        count = sum(part.count for part in parts)
-        mean = total / count
+        count = np.sum([part.count for part in parts], axis=0)
+        mean = _mean(total, count)
         squares = np.sum(
-            [part.squares + part.count * (part.total / part.count - mean) ** 2 for part in parts], axis=0
+            [part.squares + part.count * (_mean(part.total, part.count) - mean) ** 2 for part in parts],
+            axis=0,
         )
         return cls(count, total, squares)
 
     def moments(self) -> Moments:
         """Return mean and deviation (of the population); 1 for a feature that is constant, as float32 tells."""
-        mean = self.total / self.count
-        std = np.sqrt(self.squares / self.count)
+        mean = _mean(self.total, self.count)
+        std = np.sqrt(_mean(self.squares, self.count))
         constant = std <= _RESOLUTION * np.abs(mean)
         return Moments(tuple(mean.tolist()), tuple(np.where(constant, 1.0, std).tolist()))
+
+
+def _mean(total: Vector, count: Vector) -> Vector:
+    """Return means (F,), 0 of a feature without values."""
+    found: Vector = total / np.maximum(count, 1)
+    return found

@@ -1,4 +1,4 @@
-"""A user's own data in common formats: a table in CSV or Parquet, or a folder of images by class.
+"""A user's own data in common formats: tables in CSV or Parquet, or a folder of images by class.
 
 No message quotes a value that is in the data: it may be told to the server.
 """
@@ -15,11 +15,11 @@ from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
 from fedapp.data.errors import DataError, path_error
 from fedapp.data.npz import npz_data
 from fedapp.data.pictures import picture_pixels
-from fedapp.data.tables import read_table, table_data, table_groups
+from fedapp.data.tables import TABLES, read_table, table_data, table_groups, tables_in
 from fedapp.data.targets import number_of_classes
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
-FORMATS = "a .npz, .csv or .parquet file, or a folder of images by class"
+FORMATS = "a .npz, .csv or .parquet file, a folder of images by class, or one with a table for each client"
 
 METADATA, FILE_NAME = "metadata.csv", "file_name"
 """The table that says more of a folder's images, and its column of their paths: the Hub's names for both."""
@@ -33,12 +33,12 @@ def own_data(path: Path, columns: DataColumns, targets: Targets | None) -> RawDa
     DataError
         If it is in none of the formats, or not as its format demands.
     """
-    if path.is_dir():
+    if path.is_dir() and not tables_in(path):
         return image_folder_data(path, columns.group)
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return npz_data(path, targets)
-    if suffix in (".csv", ".parquet"):
+    if suffix in TABLES or path.is_dir():
         return table_data(path, columns, targets)
     raise path_error(path, f"is in no known format; allowed: {FORMATS}")
 
@@ -46,6 +46,8 @@ def own_data(path: Path, columns: DataColumns, targets: Targets | None) -> RawDa
 def files_of(path: Path) -> list[Path]:
     """Return the files that a dataset is read from, sorted."""
     if path.is_dir():
+        if tables := tables_in(path):
+            return tables
         table = [path / METADATA] if (path / METADATA).is_file() else []
         return sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES) + table
     return [path]

@@ -35,7 +35,12 @@ def sums_of(dataset: Dataset, rows: IntArray) -> Sums:
 
 def same_size(sums: Sums, dataset: Dataset) -> bool:
     """Tell whether sums are of inputs such as these, and of numbers that can be."""
-    if not (sums.total.shape == sums.squares.shape == (dataset.input_shape[0],) and sums.count > 0):
+    if not sums.count.shape == sums.total.shape == sums.squares.shape == (dataset.input_shape[0],):
         return False
-    within = np.abs(sums.total / sums.count) <= _LARGEST, sums.squares / sums.count <= _LARGEST**2
-    return bool(all(np.all(each) for each in within) and sums.squares.min() >= 0)  # NaN is none of these
+    # NaN is none of these.
+    counts = np.all((sums.count >= 0) & (sums.count < _LARGEST) & (sums.count == np.floor(sums.count)))
+    if not counts or sums.count.max() == 0:
+        return False
+    number = np.maximum(sums.count, 1)
+    within = np.abs(sums.total / number) <= _LARGEST, sums.squares / number <= _LARGEST**2
+    return bool(all(np.all(each) for each in within) and sums.squares.min() >= 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedapp.data.dataset import Array, DataColumns, IntArray, RawData, Targets
+from fedapp.data.dataset import INDICATES, Array, DataColumns, IntArray, Missing, RawData, Targets
 from fedapp.data.errors import path_error
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 log = logging.getLogger("fedapp.data")
+
+TABLES = (".csv", ".parquet")
+MOST_TEXTS = 1000  # columns that one column of texts may become
 
 # What a table's row numbers are called by pandas, and by Hugging Face's reader of CSV; in CSV they have no name.
 _ROW_NUMBERS = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
@@ -28,7 +31,8 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
     """Read a table: columns of labels, maybe one of natural ids, and inputs, which are numbers, in their order.
 
     Labels are whole numbers from 0, or names: then the classes are those names, sorted. Other numbers, or several
-    columns, are targets as they are. Inputs are kept as float32, not scaled.
+    columns, are targets as they are. Inputs are kept as float32, not scaled. A folder has a table for each natural
+    client.
 
     Raises
     ------
@@ -36,16 +40,85 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
         If the file can't be read, has none of these columns, cells that are empty, or inputs that aren't finite
         numbers.
     """
-    table = read_table(path)
+    table, owners = _table_of_clients(path) if path.is_dir() else (read_table(path), None)
     problem = partial(path_error, path)
     inputs, labels = columns_of(table.column_names, columns, problem)
     if table.num_rows == 0:
         raise path_error(path, "has no rows; at least one is needed")
-    x = np.column_stack([_numbers(path, name, table.column(name)) for name in inputs])
+    if columns.missing == "drop":
+        used = [*inputs, *labels, *([columns.group] if columns.group else [])]
+        kept = np.flatnonzero(~np.any([_is_empty(table.column(name)) for name in used], axis=0))
+        if not len(kept):
+            raise path_error(path, "has an empty cell in every row; missing = 'drop' leaves none")
+        log.info(
+            "data: %d of %d rows have an empty cell and are left out",
+            table.num_rows - len(kept),
+            table.num_rows,
+        )
+        table, owners = table.take(kept), None if owners is None else owners[kept]
+    found = [_inputs(path, name, table.column(name), columns) for name in inputs]
+    x = np.column_stack([values for values, _ in found])
     y, classes = _labels(path, [(name, table.column(name)) for name in labels], targets)
-    groups = table_groups(path, columns.group, table.column(columns.group)) if columns.group else None
+    groups = table_groups(path, columns.group, table.column(columns.group)) if columns.group else owners
     count = len(classes) if classes else number_of_classes(y, problem)
-    return RawData([x], y, groups, len(y), count, "vector", 1.0, classes, tuple(inputs))
+    named = tuple(name for _, names in found for name in names)
+    return RawData([x], y, groups, len(y), count, "vector", 1.0, classes, named)
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """Return the tables that lie in a folder, sorted, one for each client; beside folders, such as classes', none."""
+    files = sorted(folder.iterdir())
+    if any(file.is_dir() and file.name[0] != "." for file in files):
+        return []
+    return [file for file in files if file.suffix.lower() in TABLES]
+
+
+def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray]:
+    """Return the rows of all tables in a folder, and which of the tables each row is from, (N,)."""
+    import pyarrow
+
+    files = tables_in(folder)
+    tables = [read_table(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if unlike := sorted({*table.column_names} ^ {*tables[0].column_names}):
+            raise path_error(
+                file, f"has other columns than {files[0].name}, such as {unlike[0]!r}; all need the same"
+            )
+    try:
+        joined = pyarrow.concat_tables(tables, promote_options="permissive")
+    except pyarrow.ArrowException:  # its message may quote a value
+        raise path_error(
+            folder, "has tables with a column of texts in one and of numbers in another"
+        ) from None
+    return joined, np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+
+
+def _is_empty(column: "pyarrow.ChunkedArray") -> Array:
+    """Tell which cells have no value, (N,); a blank text in a file of text is one, too."""
+    empty: Array = column.is_null(nan_is_null=True).to_numpy()
+    if (names := _names(column)) is not None:
+        empty = empty | (names == "")
+    return empty
+
+
+def _inputs(
+    path: Path, name: str, column: "pyarrow.ChunkedArray", columns: DataColumns
+) -> tuple[Array, list[str]]:
+    """Return a column of inputs as numbers, (N, M), and what these M are called."""
+    if not columns.encode or (texts := _names(column)) is None:
+        return _numbers(path, name, column, missing=columns.missing)[:, np.newaxis], [name]
+    empty = _is_empty(column)
+    if columns.missing == "refuse":
+        _check_filled(path, name, int(empty.sum()))
+    values = np.unique(texts[~empty])
+    if len(values) > MOST_TEXTS:
+        raise path_error(
+            path, f"column {name!r} has {len(values)} different texts; encode allows {MOST_TEXTS}"
+        )
+    return (
+        (texts[:, np.newaxis] == values).astype(np.float32),
+        [f"{name}{INDICATES}{value}" for value in values],
+    )
 
 
 def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tuple[list[str], list[str]]:
@@ -139,16 +212,24 @@ def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> IntAr
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
-def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray") -> Array:
-    _check_filled(path, name, column.null_count)
+def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray", missing: Missing = "refuse") -> Array:
+    from pyarrow import types
+
+    if missing == "mean" and types.is_null(column.type):
+        return np.full(len(column), np.nan, np.float32)
+    if missing != "mean":
+        _check_filled(path, name, column.null_count)
     if not _holds_numbers(column):
         raise path_error(
             path,
-            f"column {name!r} has type {column.type}; numbers are needed (pandas.get_dummies makes numbers of names)",
+            f"column {name!r} has type {column.type}; numbers are needed (encode = true makes columns of 0 and 1 of "
+            "texts)",
         )
     with np.errstate(over="ignore"):
-        values: Array = column.to_numpy().astype(np.float32)
-    if not np.isfinite(values).all():
+        values: Array = column.to_numpy().astype(
+            np.float32
+        )  # flags and whole numbers with a gap: objects, None is NaN
+    if not np.all(np.isfinite(values) | (np.isnan(values) & (missing == "mean"))):
         raise path_error(
             path, f"column {name!r} has values that are not finite in float32; all must be finite"
         )
@@ -200,5 +281,7 @@ def _check_filled(path: Path, name: str, empty: int) -> None:
     """Refuse cells without a value."""
     if empty:
         raise path_error(
-            path, f"column {name!r} has {empty} empty cells; all must be filled (pandas: fillna, or dropna)"
+            path,
+            f"column {name!r} has {empty} empty cells; all must be filled (missing = 'drop' leaves out their rows, "
+            "'mean' fills in numbers)",
         )

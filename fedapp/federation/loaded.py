@@ -72,7 +72,12 @@ def source_of(
         num_clients if generated else 0,
         config.seed,
         targets or targets_of(config),
-        DataColumns(config.input_column, config.label_column, config.group_column),
+        DataColumns(
+            config.input_column,
+            config.label_column,
+            config.group_column,
+            *((config.missing, config.encode) if config.dataset == "files" else ()),
+        ),
     )
     if source not in _states:
         _states[source] = state_of(**_arguments(source))

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from glob import escape as glob_escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
 from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
+from fedapp.data.tables import tables_in
 from fedapp.server import fleet
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
@@ -197,7 +199,8 @@ def _some_rows(
     """Return inputs and labels that parts of the run can be tried on."""
     known = config.normalize != "standardize" or dataset.moments is not None  # devices tell theirs later
     normalize = config.normalize if known else False
-    return federation.to_tensors(dataset, partition.client_indices[:ROWS], normalize, federation.CPU)
+    x, y = federation.to_tensors(dataset, partition.client_indices[:ROWS], normalize, federation.CPU)
+    return (x if known or dataset.kind == "text" else torch.nan_to_num(x)), y
 
 
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
@@ -212,6 +215,13 @@ def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Mo
         log.info(
             "data: a row of '%s' has no class: %s divides rows %s", dataset.name, config.partitioner, how
         )
+    if config.dataset == "files" and config.partitioner != "natural" and config.group_column == "":
+        tables = tables_in(path) if (path := Path(config.data_path)).is_dir() else []
+        if tables:
+            log.warning(
+                "data: the %d tables of data-path are divided anew; partitioner = natural makes each a client",
+                len(tables),
+            )
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
 

@@ -56,7 +56,7 @@ def standardized(
         log.info(
             "standardized by %d clients' inputs; %d values a feature",
             len(sums),
-            sum(part.count for part in sums),
+            np.max(np.sum([part.count for part in sums], axis=0)),
         )
         directory.write_moments(moments)
     return replace(experiment, dataset=replace(dataset, moments=moments))
@@ -87,8 +87,7 @@ def _read(reply: Message | None, dataset: Dataset) -> Sums:
     arrays = messages.arrays_of(reply)
     try:
         assert arrays is not None
-        total, squares = (np.asarray(arrays[name].numpy(), np.float64) for name in (SUMS, SQUARES))
-        sums = Sums(int(messages.metrics_of(reply)[COUNT]), total, squares)  # type: ignore[arg-type]
+        sums = Sums(*(np.asarray(arrays[name].numpy(), np.float64) for name in (COUNT, SUMS, SQUARES)))
     except Exception as error:  # whatever bytes a device sends must not stop the server
         raise ValueError(f"its sums can't be read ({type(error).__name__})") from error
     if not same_size(sums, dataset):

@@ -46,7 +46,7 @@ def test_rows_are_summed_some_at_a_time(block: int, monkeypatch: pytest.MonkeyPa
     rows = np.r_[0:17, 20:40]
     found = sums_of(dataset(x), rows)
     own = x[rows].astype(np.float64)
-    assert found.count == 37
+    assert found.count.tolist() == [37] * 3
     assert found.total == pytest.approx(own.sum(axis=0), rel=1e-14)
     assert found.squares == pytest.approx(own.var(axis=0) * 37, rel=1e-12)
 
@@ -101,12 +101,16 @@ def test_what_can_not_be_standardized() -> None:
         (3, [0, 0], [-1, 1]),
         (3, [1e300, 0], [1, 1]),
         (3, [0, 0], [1e300, 1]),
+        (np.nan, [0, 0], [1, 1]),
+        (2.5, [0, 0], [1, 1]),
     ],
 )
-def test_sums_that_no_inputs_have(count: int, total: list[float], squares: list[float]) -> None:
+def test_sums_that_no_inputs_have(count: float, total: list[float], squares: list[float]) -> None:
     data = dataset(np.ones((3, 2), np.float32))
     assert same_size(sums_of(data, np.arange(3)), data)
-    assert not same_size(Sums(count, np.array(total, float), np.array(squares, float)), data)
+    assert not same_size(
+        Sums(np.full(2, count, float), np.array(total, float), np.array(squares, float)), data
+    )
 
 
 def test_moments_can_be_compared_and_hashed() -> None:

@@ -158,7 +158,8 @@ def test_no_message_quotes_a_value(tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("")
     assert refused(tmp_path / "a.xlsx").endswith(
-        "is in no known format; allowed: a .npz, .csv or .parquet file, or a folder of images by class"
+        "is in no known format; allowed: a .npz, .csv or .parquet file, a folder of images by class, or one "
+        "with a table for each client"
     )
     assert "no such file or folder; 'files' is to be read from there" in refused(tmp_path / "b.csv")
     assert refused("").startswith("data-path = '': 'files' needs a path: a .npz, ")

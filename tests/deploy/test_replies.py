@@ -162,8 +162,8 @@ def test_a_refusal_names_the_schema_and_no_data(paths: list[str], tmp_path: Path
     assert reasons == [
         None,
         "this client's data have the classes 'unknown', the model's are 'benign', 'malign'",
-        f"data-path = {paths[3]!r}: column 'x0' has type string; numbers are needed (pandas.get_dummies makes "
-        "numbers of names)",
+        f"data-path = {paths[3]!r}: column 'x0' has type string; numbers are needed (encode = true makes columns "
+        "of 0 and 1 of texts)",
     ]
     # Training goes on with the one that fits.
     trained = [r.metadata.src_node_id for r in grid.replies if r.metadata.message_type == messages.TRAIN]

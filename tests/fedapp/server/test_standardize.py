@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp import client_app, federation, server
@@ -126,11 +126,9 @@ def test_a_device_whose_sums_are_none_is_named_and_left_out(go: Go, caplog: pyte
     def spoil(message: Message, context: Context) -> Message:
         reply = handle(message, context)
         if context.node_id == 2:
-            reply.content[messages.ARRAYS] = ArrayRecord(
-                {"sums": Array(np.full(4, np.nan)), "squares": Array(np.zeros(4))}
-            )
+            reply.content.array_records[messages.ARRAYS]["sums"] = Array(np.full(4, np.nan))
         if context.node_id == 3:
-            reply.content[messages.METRICS] = MetricRecord({"count": -3})
+            reply.content.array_records[messages.ARRAYS]["count"] = Array(np.full(4, -3.0))
         return reply
 
     for register in (app.query("describe"), app.train(), app.evaluate()):
