@@ -23,7 +23,6 @@ from fedapp.config.key import (
     Readers,
     Setting,
     Text,
-    UpToAMillion,
     Value,
     ZeroOrModerate,
     if_,
@@ -210,7 +209,6 @@ class StrategyKeys(Keys):
         ),
     ]
     message_epsilon: Annotated[
-        UpToAMillion,
         ZeroOrModerate,
         key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_DIRECTIONS),
     ]
@@ -243,6 +241,7 @@ class StrategyKeys(Keys):
         buffer_size: int
         client_weights: str
         concurrency: int
+        drop_stragglers: bool
         fedfix_interval: float | Literal["auto"]
         fraction_train: float
         graph_source: str
@@ -260,6 +259,17 @@ class ProtectionKeys(Keys):
     """Bounds, robust rules and differential privacy."""
 
     dp_delta: Annotated[Inside, key("δ of the ε spent so far, dp-epsilon", PRIVATE)]
+    dp_target_epsilon: Annotated[
+        ZeroOrModerate,
+        key(
+            "ε of all rounds together, for which dp-noise-multiplier is solved; 0: as dp-noise-multiplier",
+            PRIVATE,
+        ),
+    ]
+    dp_max_epsilon: Annotated[
+        ZeroOrModerate,
+        key("a run ends before dp-epsilon passes this; 0: it doesn't", PRIVATE),
+    ]
     if TYPE_CHECKING:  # parameters of strategies that the app itself reads
         aggregation_rule: str
         dp: str

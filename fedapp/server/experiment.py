@@ -34,7 +34,14 @@ from fedapp.server import fleet
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_personal, say_pooled
-from fedapp.server.privacy import check_privacy, check_standardized, say_what_is_repeated, say_what_stays
+from fedapp.server.privacy import (
+    check_account,
+    check_privacy,
+    check_standardized,
+    say_what_is_repeated,
+    say_what_stays,
+    with_noise,
+)
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
@@ -45,7 +52,7 @@ from fedapp.training.optimizer import optimizer_of
 from fedapp.training.state import names_of
 from strategies import AsynchronousStrategy, FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
-from strategies.core.config import RobustConfig
+from strategies.core.config import RobustConfig, SynchronousConfig
 from strategies.flower import messages
 from strategies.timing.availability import ALWAYS
 from strategies.timing.time_scenario import is_profile
@@ -111,7 +118,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         elif not config.num_server_rounds:
             config = config.model_copy(update={"num_server_rounds": ROUNDS})
         if config.dp != "none":
-            check_privacy(config, strategy)
+            config = _with_account(config, strategy, num_clients)
         if config.fine_tune_epochs:
             check_personal(config, strategy)
     except ValueError as error:
@@ -145,6 +152,17 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
     experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread)
     return _with_lengths(experiment)
+
+
+def _with_account(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
+    """Return the config with the noise that its differential privacy needs, of a run whose account can be made."""
+    check_privacy(config, strategy)
+    check_account(config, strategy, num_clients)
+    if config.dp_target_epsilon:
+        config = with_noise(config, strategy, num_clients)
+        assert isinstance(strategy.config, SynchronousConfig)
+        strategy.config = replace(strategy.config, dp_noise_multiplier=config.dp_noise_multiplier)
+    return config
 
 
 def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:

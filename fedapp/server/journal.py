@@ -19,6 +19,7 @@ from fedapp.data.partition import OWN
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
 from fedapp.report.files import RUNNING, this_process
 from fedapp.server.experiment import Experiment
+from fedapp.server.privacy import neighbours
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import RunDirectory
 from fedapp.training.state import names_of
@@ -256,16 +257,18 @@ class Summary(Observer):
         self._write(status)
 
     def _write(self, status: str) -> None:
+        config = self.experiment.config
         self.content = {
             "status": status,
             **({"reason": self.reason, "complete": self.complete} if self.reason else {}),
             **({"process": this_process()} if status == RUNNING else {}),
-            "strategy": self.experiment.config.strategy,
+            "strategy": config.strategy,
             "engine": self.engine,
             "num-clients": self.experiment.num_clients,
             "unread-keys": self.unread,
             **({"unstable": warning} if (warning := self.unstable()) else {}),
             "wall-seconds": self.watch.now(),
+            **({"dp-neighbours": neighbours(config)} if "dp-epsilon" in self._last else {}),
             **({} if status == RUNNING else {"date": date.today().isoformat(), "machine": machine()}),
             "aggregations": self._last.get("aggregation", 0),
             **{key: value for key, value in self._last.items() if key != "aggregation"},

@@ -1,18 +1,27 @@
 """What a run's differential privacy costs, and what it forbids."""
 
 import logging
+import math
+from collections.abc import Callable
+from functools import lru_cache
 
 from torch import nn
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset
-from fedapp.gaussian_mechanism import gaussian_epsilon
 from fedapp.server.record import Entry, Observer
+from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from fedapp.training.state import names_of
-from strategies import FederatedStrategy
+from strategies import FederatedStrategy, SynchronousStrategy
+from strategies.timing.availability import ALWAYS
 
-# Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy.
-LEAST_NOISE = 1e-6
+# Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy; more
+# noise than the most is beyond what the key accepts.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+# Where a run has no end beforehand, no client of it sends more often.
+MOST_RELEASES = 2**40
+# How exactly the noise for a target is solved for, relative to it.
+SOLVED = 1e-4
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -24,19 +33,21 @@ class PrivacyAccount(Observer):
     ``message-delta``) more. The two kinds are added up, ε and δ.
     """
 
-    def __init__(self, config: RunConfig, strategy: FederatedStrategy) -> None:
+    def __init__(self, config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> None:
         self.config = config
         self.strategy = strategy
+        self.sampling = sampling_of(config, strategy, num_clients)
+        self._most = lru_cache(self._most_with)
+
+    def releases(self) -> int:
+        """Return the number of releases so far of the client that has sent most."""
+        done = self.strategy.aggregations
+        return done if self.strategy.has_rounds or not done else max(1, self.strategy.most_tasks())
 
     def measure(self, entry: Entry) -> None:
         """Add ``dp-epsilon`` at ``dp-delta``, or, with directions, at the ``dp-delta`` that is added, too."""
-        config, releases = self.config, entry.progress.aggregation
-        if releases and not self.strategy.has_rounds:
-            releases = max(1, self.strategy.most_tasks())
-        directions = 0 if self.strategy.graph is None else self.strategy.graph.most_asked()
-        spent = 0.0
-        if releases:
-            spent = gaussian_epsilon(config.dp_noise_multiplier, config.dp_delta, releases)
+        config, releases, directions = self.config, self.releases(), self._directions()
+        spent = epsilon_of(config, releases, self.sampling) if releases else 0.0
         if directions:
             entry.metrics["dp-delta"] = (
                 config.dp_delta if releases else 0.0
@@ -44,11 +55,185 @@ class PrivacyAccount(Observer):
         if releases or directions:
             entry.metrics["dp-epsilon"] = spent + directions * config.message_epsilon
 
+    def watching(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+        """Return ``stopped``, which is also True where one more release would pass ``dp-max-epsilon``."""
+        return lambda: stopped() or self._is_spent()
+
+    @property
+    def ended(self) -> str:  # type: ignore[override]
+        """Why the run ended before its last aggregation; "" if the account isn't why."""
+        config = self.config
+        if not config.dp_max_epsilon or self.strategy.aggregations >= config.num_server_rounds:
+            return ""
+        if not self._is_spent():
+            return ""
+        unit = "round" if self.strategy.has_rounds else "task of a client"
+        return f"dp-max-epsilon = {config.dp_max_epsilon:g}: one more {unit} would pass it"
+
+    def _is_spent(self) -> bool:
+        done = self.strategy.most_tasks()
+        return done >= self._most(self._directions())
+
+    def _directions(self) -> int:
+        return 0 if self.strategy.graph is None else self.strategy.graph.most_asked()
+
+    def _most_with(self, directions: int) -> int:
+        """Return how many releases ``dp-max-epsilon`` allows beside so many directions."""
+        left = self.config.dp_max_epsilon - directions * self.config.message_epsilon
+        known = self.config.num_server_rounds if self.strategy.has_rounds else 0
+        return most_releases(self.config, left, self.sampling, known)
+
+
+def neighbours(config: RunConfig) -> str:
+    """Return the relation of ``dp-epsilon``: in what two runs differ that it compares."""
+    if config.dp == "local":
+        return "replace one client: all its data, or any others in their place"
+    return "add or remove one client: its update, or zero in its place, with the same divisor of the sum"
+
+
+def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> Sampling:
+    """Return how clients are drawn, as far as the account may count on it.
+
+    With local noise the server sees who sends what, and nothing is hidden. A fixed number of clients counts where
+    each draw is among all clients: not where some may be away or still at work.
+    """
+    if config.dp != "central" or not isinstance(strategy, SynchronousStrategy):
+        return EVERYBODY
+    scheme = strategy.selection.scheme
+    if strategy.selection.hides:
+        return Sampling(probability=scheme.fraction)
+    whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.closing.early
+    if strategy.capabilities.chooses_clients or config.drop_stragglers or not whole:
+        return EVERYBODY
+    if scheme.scheme not in ("uniform", "flower"):
+        return EVERYBODY
+    return Sampling(drawn=scheme.sample_size(num_clients), clients=num_clients)
+
+
+def epsilon_of(config: RunConfig, releases: int, sampling: Sampling) -> float:
+    """Return ε of so many releases with a config's noise."""
+    return sampled_epsilon(config.dp_noise_multiplier, config.dp_delta, releases, sampling)
+
+
+def most_releases(config: RunConfig, epsilon: float, sampling: Sampling, known: int = 0) -> int:
+    """Return the largest number of releases with an ε of at most this; no more than are ``known`` to come, if any."""
+
+    def fits(releases: int) -> bool:
+        return epsilon_of(config, releases, sampling) <= epsilon
+
+    low, high = 0, known or 1
+    if known and fits(known):
+        return known
+    while not known and fits(high) and high < MOST_RELEASES:
+        low, high = high, 2 * high
+    while high - low > 1:  # low fits, high doesn't
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _asks_directions(strategy: FederatedStrategy) -> bool:
+    """Return True if each client is asked for the direction of its data."""
+    return strategy.graph is not None and strategy.graph.updates is None
+
+
+def with_noise(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
+    """Return the config with the least noise by which all its rounds together have ``dp-target-epsilon``.
+
+    A run that goes on keeps its noise: what it has sent can't be changed any more.
+
+    Raises
+    ------
+    ConfigError
+        If no noise does, or the config has another.
+    """
+    target, rounds, given = config.dp_target_epsilon, config.num_server_rounds, config.dp_noise_multiplier
+    said = f"dp-target-epsilon = {target:g}"
+    if not strategy.has_rounds:
+        raise ConfigError(
+            f"{said}: {config.strategy} has no rounds, and how often a client sends isn't known beforehand; allowed "
+            "is 0, with dp-noise-multiplier, and dp-max-epsilon to end the run in time"
+        )
+    left = target - config.message_epsilon * _asks_directions(strategy)
+    sampling = sampling_of(config, strategy, num_clients)
+    if left <= 0:
+        raise ConfigError(
+            f"{said}: the direction of a client alone costs message-epsilon = {config.message_epsilon:g}"
+        )
+
+    def epsilon(noise: float) -> float:
+        return sampled_epsilon(noise, config.dp_delta, rounds, sampling)
+
+    if config.resume:
+        if (spent := epsilon(given)) > left * (1 + SOLVED):
+            raise ConfigError(
+                f"num-server-rounds = {rounds}: with the noise that the run has, dp-noise-multiplier = {given:.6g}, "
+                f"dp-epsilon comes to {spent + target - left:.4g}, and dp-target-epsilon is {target:g}"
+            )
+        return config
+    usual = type(config).defaults()["dp-noise-multiplier"]
+    noise = _least_noise(epsilon, left)
+    if noise > MOST_NOISE:
+        raise ConfigError(
+            f"{said}: can't be reached in {rounds} rounds with dp-noise-multiplier up to {MOST_NOISE:g}"
+        )
+    if given != usual and abs(given - noise) > 2 * SOLVED * noise:
+        raise ConfigError(
+            f"dp-noise-multiplier = {given:g}: {said} needs {noise:.4g} for {rounds} rounds; give one of the two"
+        )
+    log.info(
+        "%s: dp-noise-multiplier = %.4g for %d rounds (dp-delta = %g; %s)",
+        said,
+        noise,
+        rounds,
+        config.dp_delta,
+        neighbours(config),
+    )
+    return config.model_copy(update={"dp_noise_multiplier": noise})
+
+
+def _least_noise(epsilon: Callable[[float], float], most: float) -> float:
+    """Return the least noise z, rounded up, whose ε is at most this; more than ``MOST_NOISE`` if none is."""
+    from scipy.optimize import brentq
+
+    low, high = 0.5, 1.0
+    while high <= MOST_NOISE and epsilon(high) > most:
+        low, high = high, 4 * high
+    while low >= LEAST_NOISE and epsilon(low) <= most:
+        low, high = low / 4, low
+    if not LEAST_NOISE <= low < high <= MOST_NOISE:
+        return high
+    found = brentq(
+        lambda z: math.log(max(epsilon(math.exp(z)), 1e-300) / most),
+        math.log(low),
+        math.log(high),
+        xtol=SOLVED / 4,
+    )
+    noise = math.exp(found)
+    while epsilon(noise) > most:
+        noise *= 1 + SOLVED / 4
+    return noise
+
+
+def check_account(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> None:
+    """Raise ConfigError if the account of a run can't be made, or allows not a single release."""
+    sampling = sampling_of(config, strategy, num_clients)
+    if sampling.amplifies and not is_installed():
+        raise ConfigError(
+            f"dp = 'central' with participation = {config.participation!r}: its account needs dp-accounting, which "
+            "isn't installed; pip install '.[privacy]', or participation = 'full'"
+        )
+    most, direction = config.dp_max_epsilon, config.message_epsilon * _asks_directions(strategy)
+    if most and (least := epsilon_of(config, 1, sampling) + direction) > most:
+        raise ConfigError(
+            f"dp-max-epsilon = {most:g}: the first round alone costs {least:.4g}; more noise "
+            f"(dp-noise-multiplier = {config.dp_noise_multiplier:g}) costs less"
+        )
+
 
 def check_privacy(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Raise ConfigError if clients of a run with differential privacy would reveal more of their data than models."""
-    asked = strategy.graph is not None and strategy.graph.updates is None
-    if config.dp == "local" and asked and not config.message_epsilon:
+    if config.dp == "local" and _asks_directions(strategy) and not config.message_epsilon:
         raise ConfigError(
             "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
             "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0, or, with "

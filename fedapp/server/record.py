@@ -1,5 +1,6 @@
 """What watches a run: observers, one concern each, that are called at every aggregation; and when a run is saved."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,9 @@ class Entry:
         return {**({"name": [names.get(index, "") for index in range(size)]} if names else {}), **clients}
 
 
+log = logging.getLogger("flwr.fedapp")
+
+
 class Observer:
     """One concern of a run. What a hook isn't overridden for does nothing.
 
@@ -61,10 +65,13 @@ class Observer:
     complete : bool
         At the end, whether it went through all its aggregations, with somebody's work to the last; a run that
         diverged may have.
+    ended : str
+        Why this observer ended the run before its last aggregation; "" if it didn't.
     """
 
     reason: str = ""
     complete: bool = False
+    ended: str = ""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` returned before; comes before ``begin``."""
@@ -197,6 +204,13 @@ class Record:
     def _note(self, entry: Entry) -> None:
         for observer in self.observers:
             observer.note(entry)
+
+    def ended(self) -> str:
+        """Return why an observer ended the run before its last aggregation, which is logged; "" if none did."""
+        said = next((observer.ended for observer in self.observers if observer.ended), "")
+        if said:
+            log.warning("the run ends after aggregation %d: %s", self.strategy.aggregations, said)
+        return said
 
     def judge(self) -> None:
         """Let the observers judge a run that went through all its aggregations."""

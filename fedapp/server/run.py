@@ -133,6 +133,7 @@ def _run(
                 record.judge()
                 complete = True
                 judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
+                reason = record.ended()
         status = "interrupted" if stopped() else "finished"
     except ToldToStop as told:
         status = told.status
@@ -223,10 +224,13 @@ def _record(
     heartbeat = _heartbeat(config, strategy, sparingly)
     if not display.live:
         strategy.run.stopped = heartbeat.watching(strategy.run.stopped)
+    account = PrivacyAccount(config, strategy, experiment.num_clients)
+    if config.dp != "none" and config.dp_max_epsilon:
+        strategy.run.stopped = account.watching(strategy.run.stopped)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     observers = [
         *([Divergence(experiment, strategy)] if config.record_divergence else []),
-        *([PrivacyAccount(config, strategy)] if config.dp != "none" else []),
+        *([account] if config.dp != "none" else []),
         Totals(),
         RoundsWithoutReply(strategy),
         Journal(experiment, strategy, directory, watch),

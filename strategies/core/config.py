@@ -166,9 +166,9 @@ class SynchronousConfig(RobustConfig):
     Parameters
     ----------
     participation : str
-        who takes part in a round (client sampling): full, uniform, md, paired, flower or fixed:I,J,…
+        who takes part in a round (client sampling): full, uniform, md, poisson, paired, flower or fixed:I,J,…
     fraction_train : float
-        share of the clients that uniform, md and flower draw
+        share of the clients that uniform, md and flower draw; with poisson the probability of each
     stragglers : float
         share of a round's participants that get only a part of their work done: of E epochs 1 to E
     drop_stragglers : bool

@@ -111,6 +111,7 @@ class RoundAggregation:
             squares=aggregator.server_step.optimizer.reads_squares,
             bound=config.update_norm_bound,
             private=config.dp == "central",
+            each=current.each,
         )
         self._check, self._links = aggregator.receiver.check(), aggregator.receiver.links()
         self._unweighed = False

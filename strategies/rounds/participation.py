@@ -4,6 +4,10 @@ A scheme draws who takes part in a round and the weight d_i of each, so that E[�
 2023, appendix C). Two schemes minimise another objective, by design, and ``expected_weights`` says which: ``paired``
 (Dhasade, Kremer & Renard, section 3.2) and ``fixed``. ``flower`` is what Flower's own strategies do: clients are
 drawn uniformly, and d_i = p_i / Σ_S p_j over those drawn, a ratio whose mean is only near p_i.
+
+``poisson`` draws each client by a coin of its own, with probability q = ``fraction``: a round has a random size, and
+may be empty. Its d_i = p_i / q divide by the expected size and not by the drawn one (with equal p_i by
+q C), so that what one client adds to the sum doesn't depend on who else was drawn (McMahan et al. 2018, section 2).
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,9 @@ import numpy as np
 
 from strategies.clients.weights import Weights
 
-SCHEMES = ("full", "uniform", "md", "paired", "fixed", "flower")
+SCHEMES = ("full", "uniform", "md", "poisson", "paired", "fixed", "flower")
+# Those that draw a share of the clients.
+BY_SHARE = ("uniform", "md", "poisson", "flower")
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Participation:
     scheme : str
         One of ``SCHEMES``.
     fraction : float
-        L / C for ``uniform``, ``md`` and ``flower``; at least one client is drawn.
+        L / C for ``uniform``, ``md`` and ``flower``, which draw at least one client; q for ``poisson``.
     fixed : tuple of int
         The clients of scheme ``fixed``.
     least : int
@@ -59,11 +65,12 @@ class Participation:
         scheme, colon, names = text.partition(":")
         if scheme not in SCHEMES or bool(colon) != (scheme == "fixed"):
             raise ValueError(
-                f"participation = {text!r}: allowed are full, uniform, md, paired, flower, fixed:I,J,…"
+                f"participation = {text!r}: allowed are full, uniform, md, poisson, paired, flower, fixed:I,J,…"
             )
-        if fraction != 1.0 and scheme not in ("uniform", "md", "flower"):
+        if fraction != 1.0 and scheme not in BY_SHARE:
             raise ValueError(
-                f"fraction_train = {fraction}: goes with participation uniform, md or flower, not with {scheme!r}"
+                f"fraction_train = {fraction}: goes with participation uniform, md, poisson or flower, "
+                f"not with {scheme!r}"
             )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
@@ -117,6 +124,8 @@ class Participation:
         number = self.sample_size(num_clients) if number is None else number
         if self.scheme in ("uniform", "flower"):
             drawn = rng.choice(num_clients, min(number, num_clients), replace=False)
+        elif self.scheme == "poisson":
+            drawn = np.flatnonzero(rng.random(num_clients) < self.fraction)
         elif self.scheme == "md":
             drawn = rng.choice(num_clients, number, p=importances)
         elif self.scheme == "paired":
@@ -137,6 +146,8 @@ class Participation:
             weights = np.full(len(clients), 0.5)
         elif self.scheme in ("fixed", "flower"):
             weights = importances[clients] / importances[clients].sum()
+        elif self.scheme == "poisson":
+            weights = importances[clients] / self.fraction
         elif self.scheme == "uniform":
             weights = importances[clients] * (num_clients / len(drawn))
         else:

@@ -42,6 +42,8 @@ class Round:
         The weights d_i of the participants; None: by the sizes in their replies.
     metrics : MetricsMean
         The clients' training metrics.
+    each : float
+        The weight of every participant, where the draw must stay secret (``Selection.hides``); 0: otherwise.
     requests : list of Metadata
         The metadata of the requests, in the order of the clients; empty where an engine is asked for the sum.
     companions : tuple of str
@@ -75,6 +77,7 @@ class Round:
     clients: list[Client]
     weights: Sequence[float] | None
     metrics: MetricsMean
+    each: float = 0.0
     requests: list[Metadata] = field(default_factory=list)
     companions: tuple[str, ...] = ()
     bytes_down: int = 0

@@ -36,6 +36,8 @@ class Selection:
     ----------
     stragglers : Stragglers, optional
         Participants that get only a part of their work done.
+    each : float
+        1 / (q C), the weight of every participant of the round that was drawn last, where the draw ``hides``; else 0.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Selection:
         self._config, self._run, self._population = config, run, population
         self._capabilities = capabilities
         self.stragglers = Stragglers(config) if config.stragglers else None
+        self.each = 0.0
 
     @property
     def text(self) -> str:
@@ -79,8 +82,15 @@ class Selection:
             return len(clients) == len(self._run.clients)
         return any(self.scheme.may_draw(client.index) for client in clients)
 
+    @property
+    def hides(self) -> bool:
+        """Whether differential privacy counts on the draw: on a coin for each client that nobody else knows."""
+        return self._config.dp == "central" and self.scheme.scheme == "poisson"
+
     def lots(self, server_round: int) -> np.random.Generator:
         """Return the random generator of a round's draw."""
+        if self.hides and not self._run.repeatable:
+            return streams.unpredictable()
         return streams.generator(self._config.seed, "participants", server_round)
 
     def draw(self, clients: Sequence[Client], rng: np.random.Generator, number: int | None = None) -> Chosen:
@@ -90,12 +100,17 @@ class Selection:
         """
         sized = self._config.client_weights != "samples" or all(client.described for client in clients)
         scheme = self.among(clients)
-        if not sized and scheme.scheme in ("md", "uniform"):
+        if not sized and scheme.scheme in ("md", "uniform", "poisson"):
             raise RunError(
                 f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
                 "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
             )
         draw = scheme.draw(self._population.importances(clients), rng, number)
+        if self.hides:
+            # Not those that are free in real time: who is at work there tells who was drawn before.
+            there = self._run.clients if self._run.pace.real_time else clients
+            self.each = 1 / (scheme.fraction * len(there))
+            draw = replace(draw, weights=(self.each,) * len(draw.clients))
         by_replies = not sized and scheme.scheme != "paired"
         return [clients[place] for place in draw.clients], None if by_replies else draw.weights
 
@@ -185,6 +200,8 @@ class Selection:
 def check_equality(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
     """Raise ValueError for a rule that needs equal clients, with a config in which clients aren't equal."""
     rule, private = config.rule(), config.dp == "central"
+    if private and scheme == "poisson":
+        _check_hidden(name, config, capabilities)
     given = ([] if rule is None else [rule.text]) + ["dp = 'central'"] * private
     if given and capabilities.needs_all_updates:
         raise ValueError(f"{given[0]}: {name} puts updates together by itself (weigh, aggregate)")
@@ -197,9 +214,27 @@ def check_equality(name: str, config: SynchronousConfig, scheme: str, capabiliti
             raise ValueError(
                 f"{text}: takes clients as equals; client_weights = {config.client_weights!r}, allowed is uniform"
             )
-        if scheme in ("md", "paired"):
+        if scheme in ("md", "paired") or (scheme == "poisson" and rule is not None):
+            also = ", poisson" * private
             raise ValueError(
-                f"{text}: takes clients as equals; participation = {scheme!r}, allowed are full, uniform, fixed:…"
+                f"{text}: takes clients as equals{', of a number that is known' * (scheme == 'poisson')}; "
+                f"participation = {scheme!r}, allowed are full, uniform{also}, fixed:…"
+            )
+
+
+def _check_hidden(name: str, config: SynchronousConfig, capabilities: Capabilities) -> None:
+    """Raise ValueError for what would tell a client's coin, or draw it twice."""
+    given = "participation = 'poisson' with dp = 'central'"
+    if capabilities.chooses_clients or capabilities.round_hooks:
+        raise ValueError(
+            f"{given}: {name} chooses or asks clients by itself (select, configure_train, aggregate_train), and the "
+            "account is of a coin for each client; allowed are full, uniform, fixed:…"
+        )
+    for field, allowed in (("round_deadline", 0.0), ("drop_stragglers", False)):
+        if (value := getattr(config, field)) != allowed:
+            raise ValueError(
+                f"{field} = {value}: {given} lets each client count by its own coin alone, whoever is late; "
+                f"allowed is {allowed}"
             )
 
 

@@ -107,8 +107,7 @@ class SynchronousStrategy(FederatedStrategy):
             self.counted,
             self.without_companions,
         )
-        private = config.dp == "central"
-        self._noise = Noise(config.dp_noise_multiplier, config.dp_clipping_norm) if private else None
+        self._private = config.dp == "central"
         self._round: Round | None = None
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
@@ -307,7 +306,8 @@ class SynchronousStrategy(FederatedStrategy):
         self.run.model, (participants, weights) = self.run.layout.to_vector(arrays), chosen
         flower = self.run.flower
         metrics = MetricsMean(flower.weighted_by_key, flower.train_metrics_aggr_fn)
-        self._round = Round(server_round, self.run.model, list(participants), weights, metrics)
+        each = self.selection.each
+        self._round = Round(server_round, self.run.model, list(participants), weights, metrics, each)
         return self._round
 
     def _requests(self, current: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
@@ -371,12 +371,15 @@ class SynchronousStrategy(FederatedStrategy):
             if number and rule is not None:
                 few = f"{number} valid replies are fewer than the {rule.least} for {rule.text}"
             few = "no reply in time" if self.closing.early and not current.clients else few
+            if self.selection.scheme.scheme == "poisson" and not current.clients:
+                log.info("round %d: no client was drawn, the model stays as it is", current.number)
+                return self.run.layout.to_record(current.model), metrics
             log.warning("round %d: %s, the model stays as it is", current.number, few)
             return None, metrics
         if not self.capabilities.records_shares:
             current.credit(self.accounts)
         # Buffers stay as they are if the model doesn't move, or if averaging them would leak data.
-        if self._noise is None and not self.run.keeps_model:
+        if not self._private and not self.run.keeps_model:
             apart.put_into(moved)
         return self.run.layout.to_record(moved), metrics
 
@@ -392,12 +395,14 @@ class SynchronousStrategy(FederatedStrategy):
         if summed is None:
             return None
         update = self.direction(summed)
-        if self._noise is not None:
+        if self._private:
             # The noise must be unpredictable, unless the run is to be repeated.
             rng = streams.unpredictable()
             if self.run.repeatable:
                 rng = streams.generator(self.config.seed, "central-noise", current.number)
-            self._noise(update, total.sensitivity(weights), rng)
+            noise = Noise(self.config.dp_noise_multiplier, self.config.dp_clipping_norm)
+            noise(update, total.sensitivity(weights), rng)
+            self.run.any_moved = True  # the noise moves the model, whoever came
             update[self.run.buffers_at] = 0.0
         return self.server_step.sound(
             self.server_step.moved(current.model, update, total.mean_square(weights))
@@ -412,7 +417,7 @@ class SynchronousStrategy(FederatedStrategy):
             or self.receiver.witness is not None
             or self.closing.early
             or self.config.rule() is not None
-            or self._noise is not None
+            or self._private
             or self.safeguards.learns_norms
             or self.compressed is not None
             or self.run.flower.train_metrics_aggr_fn is not None

@@ -129,14 +129,24 @@ class WeightedSum:
     private : bool
         Under differential privacy: always scale up by the full weight of missing updates, as ``sensitivity`` assumes.
         Otherwise the scale is reduced where d_i ‖Δ_i‖ would exceed the bound.
+    each : float
+        Under differential privacy with Poisson sampling, the d of every client that may be drawn: the sum isn't
+        scaled up, and that of no update at all is 0, so that one client more or less changes it by d ‖Δ_i‖; else 0.
     """
 
     def __init__(
-        self, size: int, number: int = 1, *, squares: bool = False, bound: float = 0.0, private: bool = False
+        self,
+        size: int,
+        number: int = 1,
+        *,
+        squares: bool = False,
+        bound: float = 0.0,
+        private: bool = False,
+        each: float = 0.0,
     ) -> None:
         self.total = np.zeros(size)
         self.squares = 0.0
-        self.bound, self._furthest, self._private = bound, 0.0, private
+        self.bound, self._furthest, self._private, self._each = bound, 0.0, private, each
         self.kept: list[float] = []
         self._squares = squares
         self._block, self._left = np.zeros(size), block_size(number, size)
@@ -174,9 +184,9 @@ class WeightedSum:
         self._block_squares, self._left = 0.0, self._step
 
     def result(self, weights: Sequence[float]) -> Vector | None:
-        """Return the sum (D,), given the d_i of all; None if no valid update has a weight above 0."""
+        """Return the sum (D,), given the d_i of all; None without a weight above 0, or ``each``."""
         self.end()
-        return self.total * self._share(weights) if sum(self.kept) > 0 else None
+        return self.total * self._share(weights) if self._each or sum(self.kept) > 0 else None
 
     def mean_square(self, weights: Sequence[float]) -> float:
         """Return Σ d_i ‖Δ_i‖², given the d_i of all clients; 0 unless ``squares``."""
@@ -184,9 +194,11 @@ class WeightedSum:
 
     def sensitivity(self, weights: Sequence[float]) -> float:
         """Return the sensitivity: the largest change of the sum by one update of norm 1."""
-        return self._share(weights) * max(self.kept)
+        return self._each or self._share(weights) * max(self.kept)
 
     def _share(self, weights: Sequence[float]) -> float:
+        if self._each:
+            return 1.0
         share = sum(weights) / sum(self.kept)  # exactly 1 if all updates are valid
         if self._private or not self._furthest:
             return share
@@ -247,10 +259,11 @@ def gathering(
     squares: bool = False,
     bound: float = 0.0,
     private: bool = False,
+    each: float = 0.0,
 ) -> Gathered:
     """Return the aggregate of a round's ``number`` updates (D,) by a rule, or their sum; D is ``size``."""
     if rule is None:
-        return WeightedSum(size, number, squares=squares, bound=bound, private=private)
+        return WeightedSum(size, number, squares=squares, bound=bound, private=private, each=each)
     return RobustRule(rule, bound)
 
 

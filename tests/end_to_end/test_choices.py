@@ -32,6 +32,7 @@ def metrics_of(run_app: Callable[..., Path]):
         ("full", 1.0, {4}),
         ("uniform", 0.5, {2}),
         ("md", 0.5, {1, 2}),
+        ("poisson", 0.5, {0, 1, 2, 3, 4}),
         ("paired", 1.0, {2}),
         ("fixed:0,2,3", 1.0, {3}),
     ],

@@ -346,7 +346,10 @@ def test_one_of_local_epochs_and_local_steps_is_zero(epochs: int, steps: int) ->
 def test_a_fraction_goes_with_a_random_draw_only(scheme: str) -> None:
     text = refusal({"participation": scheme, "fraction-train": 0.5})
     name = scheme.partition(":")[0]
-    assert text == f"fraction-train = 0.5: goes with participation uniform, md or flower, not with {name!r}"
+    assert (
+        text
+        == f"fraction-train = 0.5: goes with participation uniform, md, poisson or flower, not with {name!r}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ SCHEMES = {
     "uniform": Participation("uniform", 0.5),  # L = 2
     "uniform, three of four": Participation("uniform", 0.75),
     "md": Participation("md", 0.75),  # L = 3
+    "poisson": Participation("poisson", 0.3),  # q
     "paired": Participation("paired"),
     "fixed": Participation("fixed", fixed=(0, 2, 3)),
 }
@@ -35,6 +36,10 @@ def every_draw(participation: Participation, p: np.ndarray) -> Iterator[tuple[fl
     elif participation.scheme == "uniform":
         subsets = list(combinations(range(C), L))
         yield from ((1 / len(subsets), subset) for subset in subsets)
+    elif participation.scheme == "poisson":
+        q = participation.fraction
+        for coins in product((False, True), repeat=C):
+            yield prod(q if coin else 1 - q for coin in coins), tuple(i for i in range(C) if coins[i])
     elif participation.scheme == "md":
         yield from ((prod(p[i] for i in drawn), drawn) for drawn in product(range(C), repeat=L))
     else:
@@ -50,7 +55,7 @@ def expected_update(participation: Participation, p: np.ndarray, delta: np.ndarr
     return total
 
 
-@pytest.mark.parametrize("name", ["full", "uniform", "uniform, three of four", "md"])
+@pytest.mark.parametrize("name", ["full", "uniform", "uniform, three of four", "md", "poisson"])
 def test_unbiased_schemes_move_by_the_federated_update_on_average(name: str) -> None:
     # Σ p_i Δ_i = .1 (1, −2) + .2 (5, .5) + .3 (−3, 4) + .4 (2, 7) = (1.0, 3.9)
     np.testing.assert_allclose(expected_update(SCHEMES[name], P, DELTA), [1.0, 3.9], rtol=1e-12)
@@ -76,6 +81,8 @@ def test_expected_weights_of_the_biased_schemes() -> None:
         ("full", (0, 1, 2, 3), Draw((0, 1, 2, 3), (0.1, 0.2, 0.3, 0.4))),
         ("uniform", (3, 1), Draw((1, 3), (0.2 * 4 / 2, 0.4 * 4 / 2))),  # p_i C / L
         ("md", (2, 0, 3), Draw((0, 2, 3), (1 / 3, 1 / 3, 1 / 3))),  # 1 / L per draw
+        ("poisson", (1, 3), Draw((1, 3), (0.2 / 0.3, 0.4 / 0.3))),  # p_i / q, whoever else came
+        ("poisson", (), Draw((), ())),
         ("paired", (1, 3), Draw((1, 3), (0.5, 0.5))),
         ("fixed", (0, 2, 3), Draw((0, 2, 3), (0.1 / 0.8, 0.3 / 0.8, 0.4 / 0.8))),
     ],
@@ -94,9 +101,9 @@ def test_md_trains_a_client_drawn_twice_once_and_counts_it_twice() -> None:
 def test_draw_returns_what_weigh_says(name: str) -> None:
     participation, L = SCHEMES[name], SCHEMES[name].sample_size(4)
     possible = {participation.weigh(drawn, P) for _, drawn in every_draw(participation, P)}
-    drawn = {participation.draw(P, np.random.default_rng(seed)) for seed in range(200)}
+    drawn = {participation.draw(P, np.random.default_rng(seed)) for seed in range(500)}
     assert drawn <= possible
-    if name in ("uniform", "paired"):  # every subset, and every partner, comes up in 200 draws
+    if name in ("uniform", "poisson", "paired"):  # every subset, and every partner, comes up in 500 draws
         assert drawn == possible
     if name == "md":  # L draws in all
         assert {round(sum(w * L for w in draw.weights)) for draw in drawn} == {L}
@@ -109,11 +116,11 @@ def test_draw_depends_on_the_seed_alone(name: str) -> None:
         return [SCHEMES[name].draw(P, rng) for _ in range(20)]
 
     assert draws(1) == draws(1)
-    if name in ("uniform", "md", "paired"):
+    if name in ("uniform", "md", "poisson", "paired"):
         assert draws(1) != draws(2)
 
 
-@pytest.mark.parametrize("name", ["uniform", "md", "paired"])
+@pytest.mark.parametrize("name", ["uniform", "md", "poisson", "paired"])
 def test_mean_of_many_draws_approaches_the_expected_weights(name: str) -> None:
     rng, number = np.random.default_rng(0), 4000
     weights = np.zeros((number, 4))
@@ -205,6 +212,7 @@ def test_importances_by_samples_of_clients_without_any_are_refused() -> None:
         ("full", 1.0, Participation("full")),
         ("uniform", 0.5, Participation("uniform", 0.5)),
         ("md", 0.2, Participation("md", 0.2)),
+        ("poisson", 0.2, Participation("poisson", 0.2)),
         ("paired", 1.0, Participation("paired")),
         ("fixed:5,0,3", 1.0, Participation("fixed", 1.0, (0, 3, 5))),
     ],
@@ -220,13 +228,16 @@ LISTED = "distinct client indices, such as fixed:0,3"
     ("text", "fraction", "said"),
     [
         *(
-            (text, 1.0, "full, uniform, md, paired, flower, fixed:I,J")
+            (text, 1.0, "full, uniform, md, poisson, paired, flower, fixed:I,J")
             for text in ("", "half", "Full", "fixed")
         ),
-        *((text, 1.0, "full, uniform, md, paired, flower, fixed:I,J") for text in ("full:1", "uniform:0.5")),
+        *(
+            (text, 1.0, "full, uniform, md, poisson, paired, flower, fixed:I,J")
+            for text in ("full:1", "uniform:0.5")
+        ),
         *((f"fixed:{rest}", 1.0, LISTED) for rest in ("", "a", "0,,1", "-1", "2,2", "1.5")),
         *(
-            (text, 0.5, "goes with participation uniform, md or flower")
+            (text, 0.5, "goes with participation uniform, md, poisson or flower")
             for text in ("full", "paired", "fixed:0")
         ),
         *(("uniform", fraction, "must be above 0, at most 1") for fraction in (0.0, -0.5, 1.5, float("nan"))),

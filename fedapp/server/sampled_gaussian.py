@@ -1,0 +1,142 @@
+"""The privacy account of Gaussian releases of which each is about a random sample of the clients.
+
+Sampling makes a release private beyond its noise, if nobody learns who was drawn. By what is known of a scheme:
+
+    Poisson               each client by a coin of its own, with probability q. The sum is divided by q C, so that one
+                          client changes it by at most S/(qC). Neighbours: one client is added or removed, or its
+                          update is zero in one of the two, which is the same here, with the same q C.
+                          ε is that of the privacy loss distribution (dp-accounting's; pessimistic estimate), and,
+                          for a δ below its truncation, of the Rényi account (Mironov, Talwar and Zhang, 2019).
+    without replacement   L of C clients. Theorems of amplification are of replaced clients, not of one that is
+                          removed, and other data in place of a client's change the mean by up to 2 S/L. So ε is that
+                          of Rényi accounts with z/2 (Wang, Balle and Kasiviswanathan, AISTATS 2019, theorem 27);
+                          a client's zero is a case of other data.
+
+ε without sampling holds as well (``fedapp.gaussian_mechanism``): the smallest of those that hold is returned.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from fedapp.gaussian_mechanism import gaussian_epsilon
+
+PACKAGE = "dp_accounting"
+
+# Of the privacy loss: the step of its values, where z is this or more; below, the step that keeps their number.
+STEP, FROM_NOISE = 1e-3, 0.3
+# The truncation of a composed privacy loss distribution costs up to 1e-15 of δ: below this δ it shows.
+LEAST_DELTA = 1e-10
+# Of the Rényi divergence without replacement; an order takes the time of its square.
+ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who takes part in a release, as far as an account may count on it.
+
+    Attributes
+    ----------
+    probability : float
+        q of Poisson sampling; 1: no coin is thrown.
+    drawn, clients : int
+        L of C clients, without replacement; 0: the number isn't fixed.
+    """
+
+    probability: float = 1.0
+    drawn: int = 0
+    clients: int = 0
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether somebody may not be drawn."""
+        return self.probability < 1 or self.drawn < self.clients
+
+
+EVERYBODY = Sampling()
+
+
+def is_installed() -> bool:
+    """Return True if dp-accounting, which accounts of samples need, is installed."""
+    return find_spec(PACKAGE) is not None
+
+
+def sampled_epsilon(
+    noise_multiplier: float, delta: float, releases: int, sampling: Sampling = EVERYBODY
+) -> float:
+    """Return the smallest known ε for which so many releases of random samples together are (ε, δ)-private.
+
+    Each has noise of deviation z = ``noise_multiplier`` times what one client's update can change; each sample is
+    drawn by itself.
+    """
+    known = [gaussian_epsilon(noise_multiplier, delta, releases)]
+    if sampling.probability < 1:
+        known.append(poisson_loss_epsilon(noise_multiplier, sampling.probability, delta, releases))
+        if delta < LEAST_DELTA:
+            known.append(poisson_renyi_epsilon(noise_multiplier, sampling.probability, delta, releases))
+    elif sampling.amplifies:
+        known.append(without_replacement_epsilon(noise_multiplier, sampling, delta, releases))
+    return min(known)
+
+
+def poisson_loss_epsilon(noise_multiplier: float, probability: float, delta: float, releases: int) -> float:
+    """Return ε of Poisson-sampled Gaussian releases by their privacy loss distribution."""
+    one = _privacy_loss(noise_multiplier, probability)
+    return float(one.self_compose(releases).get_epsilon_for_delta(delta))
+
+
+def poisson_renyi_epsilon(noise_multiplier: float, probability: float, delta: float, releases: int) -> float:
+    """Return ε of Poisson-sampled Gaussian releases by their Rényi divergences, of dp-accounting's own orders."""
+    import dp_accounting
+
+    event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise_multiplier))
+    return _renyi(event, releases, delta)
+
+
+def without_replacement_epsilon(
+    noise_multiplier: float, sampling: Sampling, delta: float, releases: int
+) -> float:
+    """Return ε of Gaussian releases of L of C clients each, drawn without replacement, of replaced clients."""
+    import dp_accounting
+
+    # Of a client's update and zero in its place the noise is z times the distance; of two updates z/2 times.
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        sampling.clients, sampling.drawn, dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    )
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return _renyi(event, releases, delta, orders=ORDERS, neighboring_relation=relation)
+
+
+@lru_cache(maxsize=8)
+def _privacy_loss(noise_multiplier: float, probability: float) -> Any:
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    step = STEP * max(1.0, (FROM_NOISE / noise_multiplier) ** 2)
+    return from_gaussian_mechanism(
+        noise_multiplier, value_discretization_interval=step, sampling_prob=probability
+    )
+
+
+def _renyi(event: Any, releases: int, delta: float, **options: Any) -> float:
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(**options)
+    with _quietly():
+        accountant.compose(event, releases)
+        return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep dp-accounting from warning of orders that it leaves out: another order's ε holds as well."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

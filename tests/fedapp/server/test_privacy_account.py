@@ -1,0 +1,190 @@
+"""The privacy account of whole runs: what is spent, the noise for a target, and a run that ends in time."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapp.client_app import app
+from fedapp.config import ConfigError, RunConfig
+from fedapp.engine.run import make_grid
+from fedapp.engine.sequential import SequentialGrid
+from fedapp.gaussian_mechanism import gaussian_epsilon
+from fedapp.report import read_metrics
+from fedapp.server import prepare, privacy, run
+from fedapp.server.run_directory import RunDirectory
+from fedapp.server.sampled_gaussian import Sampling, sampled_epsilon
+
+CLIENTS, DELTA = 10, 1e-5
+CENTRAL = {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5}
+POISSON = {**CENTRAL, "participation": "poisson", "fraction-train": 0.1}
+
+
+def config_of(tmp_path: Path, **values: Any) -> RunConfig:
+    given = {"model": "logistic", "num-server-rounds": 4, "figures": False, "run-name": "run"}
+    return RunConfig.load({**given, "results-dir": str(tmp_path), **values})
+
+
+def done(config: RunConfig, engine: str = "vectorized") -> tuple[list[Any], dict[str, Any], bytes]:
+    """Run it; return its lines of metrics, its summary and its model."""
+    experiment = prepare(config, CLIENTS)
+    directory = RunDirectory(experiment.config)
+    path = run(make_grid(engine, CLIENTS, workers=1), experiment, directory=directory).path
+    summary = json.loads((path / "summary.json").read_text("utf-8"))
+    return read_metrics(path), summary, (path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine: str, tmp_path: Path) -> None:
+    lines, summary, _ = done(config_of(tmp_path, **POISSON, **{"num-server-rounds": 6}), engine)
+    assert 0 in [line["participants"] for line in lines[1:]]
+    expected = [sampled_epsilon(1.0, DELTA, rounds, Sampling(0.1)) for rounds in range(1, 7)]
+    assert [line["dp-epsilon"] for line in lines[1:]] == expected
+    assert summary["dp-epsilon"] == expected[-1] < gaussian_epsilon(1.0, DELTA, 6) / 4
+    assert summary["dp-neighbours"].startswith("add or remove one client")
+
+
+@pytest.mark.parametrize(
+    ("values", "sampling"),
+    [
+        ({"participation": "poisson", "fraction-train": 0.3}, Sampling(0.3)),
+        ({"participation": "uniform", "fraction-train": 0.3}, Sampling(drawn=3, clients=CLIENTS)),
+        (
+            {"participation": "flower", "fraction-train": 0.1},
+            Sampling(drawn=2, clients=CLIENTS),
+        ),  # 2 at least
+        # What isn't drawn among all clients, or is seen by the server.
+        ({"participation": "full"}, Sampling()),
+        ({"participation": "fixed:0,1"}, Sampling()),
+        ({"participation": "uniform", "fraction-train": 0.3, "availability": "bernoulli:0.5"}, Sampling()),
+        ({"participation": "uniform", "fraction-train": 0.3, "clock": "wall"}, Sampling()),
+        ({"participation": "uniform", "fraction-train": 0.3, "round-deadline": 1.0}, Sampling()),
+        ({"participation": "poisson", "fraction-train": 0.3, "dp": "local"}, Sampling()),
+        ({"participation": "poisson", "fraction-train": 0.3, "clock": "wall"}, Sampling(0.3)),
+    ],
+)
+def test_the_account_counts_on_the_draw_only_where_it_may(
+    values: dict[str, Any], sampling: Sampling, tmp_path: Path
+) -> None:
+    experiment = prepare(config_of(tmp_path, **{**CENTRAL, **values}), CLIENTS)
+    assert privacy.sampling_of(experiment.config, experiment.strategy, CLIENTS) == sampling
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        POISSON,
+        CENTRAL,
+        {"dp": "local", "strategy": "spectral", "message-epsilon": 1.0, "dp-clipping-norm": 1e-3},
+    ],
+)
+def test_the_noise_for_a_target_is_solved_and_said(
+    values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr.fedapp"):
+        lines, _, _ = done(config_of(tmp_path, **values, **{"dp-target-epsilon": 3.0}))
+    assert 2.99 < lines[-1]["dp-epsilon"] <= 3.0
+    (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("dp-target-epsilon = 3:")]
+    assert "for 4 rounds (dp-delta = 1e-05; " in said
+    # What the run's own config.toml says repeats it.
+    again = RunConfig.load({**values, "dp-target-epsilon": 3.0, "num-server-rounds": 4, "model": "logistic"})
+    noise = prepare(again, CLIENTS).config.dp_noise_multiplier
+    prepare(again.model_copy(update={"dp_noise_multiplier": noise}), CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("values", "done_after"),
+    [
+        (POISSON, 2),
+        ({"dp": "local"}, 2),
+        ({"dp": "local", "strategy": "fedfix", "num-server-rounds": 50}, None),
+    ],
+)
+def test_a_run_ends_before_it_passes_the_most(
+    values: dict[str, Any], done_after: int | None, tmp_path: Path
+) -> None:
+    whole = config_of(tmp_path, **values)
+    most = (
+        8.5
+        if done_after is None
+        else sampled_epsilon(
+            1.0, DELTA, done_after, privacy.sampling_of(whole, prepare(whole, CLIENTS).strategy, CLIENTS)
+        )
+    )
+    lines, summary, _ = done(config_of(tmp_path, **values, **{"dp-max-epsilon": most}))
+    assert summary["status"] == "finished"
+    assert summary["reason"].startswith(f"dp-max-epsilon = {most:g}: one more ")
+    assert lines[-1]["dp-epsilon"] == summary["dp-epsilon"] <= most
+    if done_after is None:  # the tasks of the fastest client: 3 would be 8.38, 4 are 10
+        assert summary["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, 3)
+    else:
+        assert (lines[-1]["aggregation"], summary["aggregations"]) == (done_after, done_after)
+
+
+def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> None:
+    values = {**POISSON, "dp-target-epsilon": 3.0, "checkpoint-every": 2, "num-server-rounds": 6}
+    config = config_of(tmp_path, **values)
+    experiment = prepare(config, CLIENTS)
+    grid = make_grid("vectorized", CLIENTS, workers=1)
+    # Told to stop after two rounds.
+    path = run(grid, experiment, lambda: experiment.strategy.aggregations == 2).path
+    before = json.loads((path / "summary.json").read_text("utf-8"))
+    resume = {"resume": str(path)}
+    lines, summary, model = done(RunConfig.load(resume))
+    other = {"run-name": "whole"}
+    whole_lines, whole, whole_model = done(config_of(tmp_path, **values, **other))
+    assert before["dp-epsilon"] < summary["dp-epsilon"] == whole["dp-epsilon"] <= 3.0
+    assert [line["dp-epsilon"] for line in lines[1:]] == [line["dp-epsilon"] for line in whole_lines[1:]]
+    assert model == whole_model
+    with pytest.raises(ConfigError, match="num-server-rounds = 60: with the noise that the run has"):
+        prepare(RunConfig.load({**resume, "num-server-rounds": 60}), CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"dp-noise-multiplier": 0.0, "dp-target-epsilon": 3.0},
+            "dp-noise-multiplier = 0.0: with dp = 'central'",
+        ),
+        (
+            {"dp-noise-multiplier": 9.0, "dp-target-epsilon": 3.0},
+            "dp-noise-multiplier = 9: dp-target-epsilon = 3",
+        ),
+        ({"dp-target-epsilon": 1e-6, "dp-delta": 1e-12}, "can't be reached in 4 rounds"),
+        ({"dp-target-epsilon": 1e-9}, "dp-target-epsilon = 1e-09: must be"),
+        ({"dp-max-epsilon": 0.01}, "dp-max-epsilon = 0.01: the first round alone costs 1.685"),
+        (
+            {"dp": "local", "strategy": "fedbuff", "buffer-size": 2, "dp-target-epsilon": 3.0},
+            "fedbuff has no rounds",
+        ),
+        (
+            {"dp": "local", "strategy": "spectral", "message-epsilon": 4.0, "dp-target-epsilon": 3.0},
+            "the direction of a client alone costs message-epsilon = 4",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused_before_a_client_starts(
+    values: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    own = {"participation": "full", "fraction-train": 1.0} if "strategy" in values else {}
+    with pytest.raises(ConfigError) as caught:
+        prepare(config_of(tmp_path, **{**POISSON, **values, **own}), CLIENTS)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_account_of_samples_needs_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fedapp.server.sampled_gaussian.PACKAGE", "a_package_that_nobody_has")
+    prepare(config_of(tmp_path, **CENTRAL), CLIENTS)
+    with pytest.raises(ConfigError, match=r"needs dp-accounting, .*pip install '\.\[privacy\]'"):
+        prepare(config_of(tmp_path, **POISSON), CLIENTS)
+
+
+def test_an_observer_of_ones_own_sees_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(tmp_path, dp="local", **{"dp-max-epsilon": 6.0})
+    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
+        run(SequentialGrid(app, 3), prepare(config, 3))
+    assert "the run ends after aggregation 1: dp-max-epsilon = 6: one more round would pass it" in caplog.text
