@@ -74,7 +74,9 @@ class RunResult:
         return pd.read_parquet(path) if path.is_file() else None
 
     def model(self) -> "nn.Module":
-        """Return the run's final global model, a new one each time, on the CPU and ready to evaluate.
+        """Return the run's global model, a new one each time, on the CPU and ready to evaluate.
+
+        It is the model of the last evaluation; with ``keep = "best"``, of the best one.
 
         Raises
         ------

@@ -13,7 +13,7 @@ from fedapp.data.loading import folder_of
 
 log = logging.getLogger("flwr.fedapp")
 
-# A resumed run may differ in these from what it was: they don't change what is computed.
+# A resumed run may differ in these from what it was: they change nothing of an aggregation.
 FREE = (
     "engine",
     "checkpoint-every",
@@ -24,6 +24,8 @@ FREE = (
     "metrics-port",
     "metrics-host",
     "registered-nodes",
+    "stop-at",
+    "patience",
 )
 
 

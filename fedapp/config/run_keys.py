@@ -37,9 +37,13 @@ class RunKeys(Keys):
     """What is the same for every method, data and model."""
 
     if TYPE_CHECKING:  # parameters of strategies that the app itself reads
+        best_of: str
         eval_every: int
+        keep: str
         min_clients: int
+        patience: int
         seed: int
+        stop_at: str
         time_budget: float
 
     num_server_rounds: Annotated[

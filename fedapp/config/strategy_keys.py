@@ -127,6 +127,9 @@ READ_BY: dict[str, Readers] = {
     "norm_ratio_bound": GUARDED & where("update-norm-bound", 0.0) & where("dp", "none", "local"),
     "registered_nodes": where("clock", "wall"),
     "faulty_clients": where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
+    "best_of": if_(
+        "keep = best, or patience > 0", lambda setting: setting.strategy.config.compares_evaluations
+    ),
     "dp_clipping_norm": PRIVATE,
     "dp_noise_multiplier": PRIVATE,
 }

@@ -104,6 +104,7 @@ def _title(summary: Record, named: str) -> Text:
     strategy, engine, status = (str(summary.get(key, "?")) for key in ("strategy", "engine", "status"))
     final = [f"{key} {_cell(summary[key], 4)}" for key in metrics_among(summary, named)]
     text = f"{strategy} on {engine}, {status}" + (":\n" + ", ".join(final) if final else "")
+    text += f"\n{summary['reason']}" if status == "finished" and summary.get("reason") else ""
     return Text(text, style="bold" if status == "finished" else "bold yellow")
 
 

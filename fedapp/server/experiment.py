@@ -31,6 +31,7 @@ from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
 from fedapp.server import fleet
+from fedapp.server.best import check_metrics
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_personal, say_pooled
@@ -52,6 +53,7 @@ from fedapp.training.optimizer import optimizer_of
 from fedapp.training.state import names_of
 from strategies import AsynchronousStrategy, FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
+from strategies.core.best_model import BestModel
 from strategies.core.config import RobustConfig, SynchronousConfig
 from strategies.flower import messages
 from strategies.timing.availability import ALWAYS
@@ -146,7 +148,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
-    _check_parts(config, dataset, partition, model)
+    _check_parts(config, dataset, partition, model, strategy.run.best)
     _say(config, dataset, partition, model)
     gpus = on_devices or torch.cuda.is_available()
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
@@ -244,11 +246,15 @@ def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Mo
         log.warning("data: %s", remark)
 
 
-def _check_parts(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
+def _check_parts(
+    config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module, best: BestModel | None
+) -> None:
     """Try model, loss, metrics and optimizer on some of the data."""
     optimizer_of(config.optimizer, config.optimizer_options)
     x, y = _some_rows(config, dataset, partition)
     metrics = chosen_metrics(config.metrics, config.loss, y)
+    if best is not None:
+        check_metrics(config, best, [metric.name for metric in metrics])
     check_parts(
         config.model,
         model,
@@ -305,7 +311,7 @@ def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
         )
 
 
-NOT_FOR_CLIENTS = (messages.ALPHA, "registered-nodes")
+NOT_FOR_CLIENTS = (messages.ALPHA, "registered-nodes", "keep", "best-of", "stop-at", "patience")
 
 
 def task_config(experiment: Experiment) -> ConfigRecord:

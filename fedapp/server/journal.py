@@ -7,6 +7,7 @@ it ended, and which machine made it.
 
 import os
 import platform
+import shutil
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
@@ -21,10 +22,12 @@ from fedapp.report.files import RUNNING, this_process
 from fedapp.server.experiment import Experiment
 from fedapp.server.privacy import neighbours
 from fedapp.server.record import Entry, Observer
-from fedapp.server.run_directory import RunDirectory
+from fedapp.server.run_directory import LAST_MODEL, MODEL, RunDirectory
 from fedapp.training.state import names_of
 from strategies import FederatedStrategy
 from strategies.clock import WallClock
+from strategies.core.best_model import BestModel
+from strategies.core.config import BEST
 from strategies.flower import messages
 
 
@@ -77,7 +80,8 @@ class Journal(Observer):
         self.directory.append_metrics(entry.line(self.experiment.config.clock))
         self._publish()
         state = federation.to_state(entry.progress.arrays, torch.device("cpu"))
-        self.directory.write_model(names_of(self.experiment.model).whole(state))
+        name = LAST_MODEL if self.experiment.config.keep == BEST else MODEL
+        self.directory.write_model(names_of(self.experiment.model).whole(state), name)
         graph = self.strategy.graph
         if graph is not None and graph.clients != self._graph_of[0]:
             self._write_graph()
@@ -124,6 +128,32 @@ class Journal(Observer):
         self._write_away()
         if self.experiment.config.figures and (self.directory.path / "model.safetensors").exists():
             draw_figures(self.directory.path, self.experiment)
+
+
+class KeptModel(Observer):
+    """Writes the model of the best evaluation beside that of the last one."""
+
+    def __init__(self, experiment: Experiment, best: BestModel, directory: RunDirectory) -> None:
+        self.experiment, self.best, self.directory = experiment, best, directory
+        self._written: int | None = None  # the aggregation whose model is on the disk
+
+    def note(self, entry: Entry) -> None:
+        """Write the best model if it is a new one."""
+        self._write()
+
+    def end(self, status: str) -> None:
+        """Write the best model of a run that was resumed at its end; where no evaluation counted, the last one."""
+        self._write()
+        last = self.directory.path / LAST_MODEL
+        if self.best.aggregation is None and last.exists():
+            shutil.copyfile(last, self.directory.path / MODEL)
+
+    def _write(self) -> None:
+        best = self.best
+        if best.arrays is not None and best.aggregation != self._written:
+            state = federation.to_state(best.arrays, torch.device("cpu"))
+            self.directory.write_model(names_of(self.experiment.model).whole(state))
+            self._written = best.aggregation
 
 
 def draw_figures(path: Path, experiment: Experiment) -> None:
@@ -204,6 +234,8 @@ class Summary(Observer):
     ----------
     unstable : callable
         Returns the warning of the stability monitor; "" if there was none.
+    best : BestModel, optional
+        The best evaluation, where it counts.
 
     Attributes
     ----------
@@ -218,8 +250,10 @@ class Summary(Observer):
         directory: RunDirectory,
         watch: WallClock,
         unstable: Callable[[], str],
+        best: BestModel | None = None,
     ) -> None:
         self.experiment = experiment
+        self.best = best
         self.unstable = unstable
         self.engine = engine
         self.directory = directory
@@ -272,5 +306,13 @@ class Summary(Observer):
             **({} if status == RUNNING else {"date": date.today().isoformat(), "machine": machine()}),
             "aggregations": self._last.get("aggregation", 0),
             **{key: value for key, value in self._last.items() if key != "aggregation"},
+            **self._best_evaluation(),
         }
         self.directory.write_summary(self.content)
+
+    def _best_evaluation(self) -> dict[str, Any]:
+        """Return which evaluation is the best so far, and its value of the metric that says so."""
+        best = self.best
+        if best is None or best.by is None or best.aggregation is None:
+            return {}
+        return {"best-aggregation": best.aggregation, f"best-{best.by}": best.value}

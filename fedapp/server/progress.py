@@ -119,7 +119,8 @@ class Display(Observer):
             self.console.print(devices)
         # Not through rich, which would break a long path over lines.
         print(f"Run directory: {self.path}", flush=True)
-        for name in ("curves.png", "clients.png", "timeline.png", "partition.png", "model.safetensors"):
+        figures = ("curves.png", "clients.png", "timeline.png", "partition.png")
+        for name in (*figures, "model.safetensors", "model-last.safetensors"):
             if (self.path / name).exists():
                 print(f"  {self.path / name}", flush=True)
 

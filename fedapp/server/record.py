@@ -61,7 +61,7 @@ class Observer:
     Attributes
     ----------
     reason : str
-        At the end, why a run failed or diverged.
+        At the end, why a run failed or diverged, or finished before all its aggregations.
     complete : bool
         At the end, whether it went through all its aggregations, with somebody's work to the last; a run that
         diverged may have.

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from flwr.serverapp import Grid
 
@@ -20,7 +21,7 @@ from fedapp.server.evaluation import Evaluation, when_by_client
 from fedapp.server.experiment import Experiment, task_config
 from fedapp.server.exporter import Exporter
 from fedapp.server.failure import RoundsWithoutReply, judge
-from fedapp.server.journal import Journal, Summary, Totals
+from fedapp.server.journal import Journal, KeptModel, Summary, Totals
 from fedapp.server.personal import evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.progress import Display, Heartbeat, HowFar, Sparingly
@@ -135,6 +136,8 @@ def _run(
                 judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
                 reason = record.ended()
         status = "interrupted" if stopped() else "finished"
+        if strategy.run.best is not None and not stopped():
+            reason = strategy.run.best.over
     except ToldToStop as told:
         status = told.status
         raise
@@ -212,7 +215,9 @@ def _record(
 ) -> Record:
     """Put together who watches: those that measure before those that write, who end in this order."""
     config, watch = experiment.config, WallClock()
-    summary = Summary(experiment, engine, directory, watch, lambda: strategy.reporter.stability.warning)
+    best = strategy.run.best
+    unstable = partial(getattr, strategy.reporter.stability, "warning")
+    summary = Summary(experiment, engine, directory, watch, unstable, best)
     sparingly = Sparingly()
     display = Display(
         config.num_server_rounds,
@@ -233,6 +238,7 @@ def _record(
         *([account] if config.dp != "none" else []),
         Totals(),
         RoundsWithoutReply(strategy),
+        *([KeptModel(experiment, best, directory)] if best is not None and best.keeps else []),
         Journal(experiment, strategy, directory, watch),
         summary,
         display,

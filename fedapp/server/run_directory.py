@@ -43,6 +43,9 @@ from strategies.methods.shared.buffer_schedule import HORIZON
 
 STATE, CHECKSUMS = "state.json", "checksums.json"
 
+# The model that the run leaves; beside the best one, the one of the last evaluation.
+MODEL, LAST_MODEL = "model.safetensors", "model-last.safetensors"
+
 # Bytes that are read at a time: a matrix that is larger than the memory is never all in it.
 BLOCK = 1 << 24
 
@@ -228,9 +231,9 @@ class RunDirectory:
         """Write graph.npz: directions (``messages``), misalignment, adjacency, eigenvalues, and whose they are."""
         self._write_arrays("graph.npz", arrays)
 
-    def write_model(self, state: Mapping[str, Tensor]) -> None:
-        """Write model.safetensors by state-dict name."""
-        self._replace("model.safetensors", safetensors.torch.save(dict(state)))
+    def write_model(self, state: Mapping[str, Tensor], name: str = MODEL) -> None:
+        """Write a model, model.safetensors by default, by state-dict name."""
+        self._replace(name, safetensors.torch.save(dict(state)))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one evaluation to metrics.jsonl and flush it; numbers that aren't finite become null."""
@@ -278,11 +281,15 @@ class RunDirectory:
             return ConfigError(f"resume = {str(self.path)!r}: {reason}")
 
         earlier = RunConfig.recorded(read_run(str(self.path))[0])
-        same = (earlier.num_server_rounds, earlier.time_budget) == (
-            self.config.num_server_rounds,
-            self.config.time_budget,
-        )
-        if same and read_summary(self.path).get("status") == "finished":
+        length = ("num_server_rounds", "time_budget")
+        longer = any(getattr(earlier, key) != getattr(self.config, key) for key in length)
+        conditions = ("stop_at", "patience")
+        others = any(getattr(earlier, key) != getattr(self.config, key) for key in conditions)
+        summary = read_summary(self.path)
+        finished, reason = summary.get("status") == "finished", summary.get("reason")
+        if finished and reason and not others:
+            raise refused(f"that run is finished, {reason}; it goes on if stop-at or patience is another")
+        if finished and not reason and not longer:
             raise refused(
                 "that run is finished; it goes on if num-server-rounds or time-budget is raised, "
                 f"from {earlier.num_server_rounds} and {earlier.time_budget:g}"

@@ -22,6 +22,11 @@ from strategies.updates.server_optimizer import OPTIMIZERS, ServerOptimizer, mak
 TIME_BASED: Final = "time-based"
 OBSERVED: Final = "observed"
 IDENTICAL: Final = "identical"
+LAST: Final = "last"
+BEST: Final = "best"
+
+# A metric and the bound that it is to reach; "" for none.
+TARGET = r"^( *[\w.:-]+ *[<>]= *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *)?$"
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,15 @@ class StrategyConfig:
         aggregations between two evaluations; the first and the last model are always evaluated
     time_budget : float
         time on the run's clock after which the run ends; 0: no limit
+    keep : str
+        which model a run leaves: that of the last evaluation, or that of the best one, beside the last
+    best_of : str
+        the metric that says which evaluation is the best: of losses and errors the lowest, of other metrics the
+        highest
+    stop_at : str
+        the run ends when the metric of an evaluation reaches this bound; empty: no bound
+    patience : int
+        the run ends when so many evaluations in a row weren't better than the best one before them; 0: it goes on
     min_clients : int
         clients to wait for before the first task
     """
@@ -101,6 +115,12 @@ class StrategyConfig:
     seed: int = parameter(0, ge=0, topic="run")
     eval_every: int = parameter(0, ge=0, topic="run")
     time_budget: float = parameter(0.0, ge=0, unit="seconds", topic="run")
+    keep: Literal["last", "best"] = parameter(LAST, topic="run")
+    best_of: str = parameter("loss", pattern=r"^[\w.:-]+$", words="the name of a metric", topic="run")
+    stop_at: str = parameter(
+        "", pattern=TARGET, words="METRIC>=NUMBER or METRIC<=NUMBER, such as accuracy>=0.9", topic="run"
+    )
+    patience: int = parameter(0, ge=0, topic="run")
     min_clients: int = parameter(2, ge=0, topic="run")
 
     #: The names of a strategy's positional arguments.
@@ -122,6 +142,11 @@ class StrategyConfig:
         None where the graph is made of directions that clients send.
         """
         return None
+
+    @property
+    def compares_evaluations(self) -> bool:
+        """Whether the best evaluation counts: its model is kept, or the run ends without progress."""
+        return self.keep == BEST or self.patience > 0
 
 
 # The order of the positional arguments of Flower's FedAvg.

@@ -127,11 +127,13 @@ class Reporter:
         if kept := self._bytes_kept():
             collected[messages.BYTES_KEPT] = kept
         clients: Mapping[str, list[float]] = {}
+        by_server: Mapping[str, Any] = {}
         if shares is not None:
             self._run.evaluated = aggregation
             if evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[aggregation] = evaluated
                 collected.update(evaluated)
+                by_server = evaluated
                 if losses is not None and isinstance(told := collected.get(messages.CLIENT_LOSSES), list):
                     collected.update(losses(told))
                 self.by_client |= client_metrics.from_evaluation(collected)
@@ -140,6 +142,9 @@ class Reporter:
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
         if shares is not None and (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
             self.stability.evaluated(float(loss))
+        if shares is not None and (best := self._run.best) is not None:
+            devices = self._run.pace.real_time  # whose answers may be missing, or come later
+            best.evaluated(aggregation, result.arrays, scalars, by_server, may_come=devices)
         if self.observer is None:
             self._log_line(aggregation, scalars)
         else:

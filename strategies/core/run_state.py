@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from strategies import streams
 from strategies.clients.roster import Client
 from strategies.clock import Clock, VirtualClock, WallClock
+from strategies.core.best_model import BestModel
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
-from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector
+from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector, flat
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
 from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
@@ -101,6 +102,8 @@ class RunState:
         How many there have been, and which of them was evaluated last.
     memory : Memory
         What the method remembers.
+    best : BestModel, optional
+        The best evaluation and the stop conditions, where ``keep``, ``stop_at`` or ``patience`` ask for them.
     run_id : int
         A number that no other run has, but one that goes on from it: what a client's state belongs to.
     own_loop : bool
@@ -155,6 +158,7 @@ class RunState:
         self.any_moved = self.any_missed = self.keeps_model = False
         self.last_reason = ""
         self._said: set[str] = set()
+        self.best = BestModel(config) if config.stop_at or config.compares_evaluations else None
         self.reset()
 
     @property
@@ -195,17 +199,12 @@ class RunState:
 
     def state(self) -> State:
         """Return the state for a checkpoint: the model (D,), the counts and the method's memory."""
-        arrays = self.result.arrays
-        values = [
-            np.empty(0, Layout.of(arrays).narrow),
-            *(array.numpy().ravel() for array in arrays.values()),
-        ]
         return {
             "strategy": self.name,
             "aggregations": self.aggregations,
             "evaluated": self.evaluated,
             "run-id": self.run_id,
-            "model": np.concatenate(values),
+            "model": flat(self.result.arrays),
             **self.pace.state(),
             **self.memory.state(),
         }
@@ -254,6 +253,8 @@ class RunState:
             self.result.arrays = self.layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self.evaluated = state["aggregations"], state["evaluated"]
             self.pace.restore(state)
+        if self.best is not None:
+            self.best.begin(self.layout)
         self.model = self.initial_model(self.result.arrays)
 
     def take_layout(self, arrays: ArrayRecord) -> None:
@@ -290,6 +291,16 @@ class RunState:
             return self.result
         outcome = optimizer.outcome(self.layout.to_vector(self.result.arrays))
         return replace(self.result, arrays=self.layout.to_record(outcome))
+
+    def is_over(self) -> bool:
+        """Return True if an evaluation has met a stop condition."""
+        return self.best is not None and bool(self.best.over)
+
+    def outcome(self, result: Result) -> Result:
+        """Return the result of the whole run: with the best model, where that is kept."""
+        if self.best is None or self.best.arrays is None:
+            return result
+        return replace(result, arrays=self.best.arrays)
 
     def warn_once(self, text: str, *values: object) -> None:
         """Log a warning only once in a run."""

@@ -52,11 +52,11 @@ class EvaluationUnderWay:
         missing = (usual.get(self._asked[name][0], unknown) for name in self._waiting)
         return self._began + patience(max(missing, default=0.0), self.mail.timeout)
 
-    def begin(self, number: int, requests: Iterable[Message]) -> None:
-        """Ask clients to evaluate the model of an aggregation, unless an earlier evaluation is under way."""
+    def begin(self, number: int, requests: Iterable[Message]) -> bool:
+        """Ask clients to evaluate the model of an aggregation; return False if an earlier evaluation is under way."""
         now = self.mail.clock.now()
         if self._waiting and now < self.due:
-            return
+            return False
         self.end()
         old = [name for name, (_, when) in self._asked.items() if when < now - self.mail.timeout]
         self.mail.forget(old)
@@ -64,12 +64,13 @@ class EvaluationUnderWay:
             del self._asked[name]
         requests = list(requests)
         if not requests:
-            return
+            return False
         self.number, self._began = number, now
         self._waiting = self.mail.push(requests)
         nodes = {request.metadata.message_id: request.metadata.dst_node_id for request in requests}
         self._asked |= {name: (nodes[name], now) for name in self._waiting}
         self.mail.listen(self._waiting, self._take)
+        return True
 
     def wait(self, still: Callable[[Collection[int]], None]) -> None:
         """Wait for the answers; ``still`` gets the nodes whose answers are missing, at last none."""
@@ -139,7 +140,8 @@ class RealTimeEvaluation:
         """
         if last:
             self._under_way.end()
-        self._under_way.begin(aggregation, requests)
+        if self._under_way.begin(aggregation, requests) and self._run.best is not None:
+            self._run.best.asked(aggregation, self._run.result.arrays)
         if last:
             indices = {client.node_id: client.index for client in self._run.clients}
 

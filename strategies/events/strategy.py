@@ -398,7 +398,7 @@ class AsynchronousStrategy(FederatedStrategy):
             self._evaluation = RealTimeEvaluation(
                 run, self.evaluator, self.pending, self._mail, self.aggregate_evaluate
             )
-            working = run.aggregations < num_rounds
+            working = self._goes_on()
             if working:
                 run.clients = self.population.look(grid, self._train_config)
             self.dispatcher.begin(grid, self._mail, self._train_config)
@@ -421,7 +421,7 @@ class AsynchronousStrategy(FederatedStrategy):
                     losses=self.contribution_weights.losses,
                 )
             happening = events(run.pace, ledger, self._mail, partial(getattr, self, "interval"))
-            while run.aggregations < num_rounds and not run.stopped():
+            while self._goes_on() and not run.stopped():
                 self._check_waiting()
                 if (event := next(happening, None)) is None:
                     if not run.aggregations and not run.stopped():
@@ -432,7 +432,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 self._report_evaluation(last=True)
             run.check_worked(initial_arrays)
             self.contribution_weights.log_objective()
-            return run.result
+            return run.outcome(run.result)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -513,7 +513,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 self.dispatcher.dispatch([])  # its place, where there are places
         else:
             self._release()
-            if self.run.aggregations < self.total:
+            if self._goes_on():
                 self._take_in(task, local, reply)
 
     def _release(self) -> None:
@@ -527,7 +527,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 log.warning(
                     "only %d clients have answered: which updates are too long isn't known yet", len(held)
                 )
-            while held and self.run.aggregations < self.total:
+            while held and self._goes_on():
                 first = held.popleft()
                 ledger.wait(first.task.member, -1)
                 self._take_in(*first)
@@ -613,10 +613,14 @@ class AsynchronousStrategy(FederatedStrategy):
         ledger.queue.push(pace.now() + pause, client.index, Retry(member))
         if self._is_ready():
             self._aggregate()  # the others don't wait for it
-        elif self.run.aggregations < self.total:
+        elif self._goes_on():
             self.dispatcher.dispatch([])
 
     # ---- Whether the run goes on ------------------------------------------------------------------------------
+
+    def _goes_on(self) -> bool:
+        """Return True if more aggregations are to come: the run isn't as long as asked for, nor over before."""
+        return self.run.aggregations < self.total and not self.run.is_over()
 
     def _hopeless(self) -> bool:
         """Return True if no work was ever accepted, and all connected clients failed again when they were retried.
@@ -641,7 +645,7 @@ class AsynchronousStrategy(FederatedStrategy):
     def _is_ready(self) -> bool:
         """Return True if the waiting contributions are to be aggregated although none has arrived now."""
         waiting = len(self.ledger.buffer)
-        return waiting > 0 and self.run.aggregations < self.total and self.ready(waiting)
+        return waiting > 0 and self._goes_on() and self.ready(waiting)
 
     def _check_waiting(self) -> None:
         """Raise RunError if a method waits for more clients than exist; in real time warn, as devices may come."""

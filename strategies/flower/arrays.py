@@ -295,3 +295,9 @@ def _decode(name: str, array: Array) -> np.ndarray:
 def _brief(names: Iterable[str]) -> str:
     listed = [messages.clean(name, messages.LONGEST_NAME) for name in names]
     return str(listed) if len(listed) <= 4 else f"[{listed[0]!r}, …, {listed[-1]!r}] ({len(listed)})"
+
+
+def flat(record: ArrayRecord) -> NDArray[Any]:
+    """Return all values of a record as one vector (D,) of the narrowest dtype that holds them exactly."""
+    empty = np.empty(0, Layout.of(record).narrow)
+    return np.concatenate([empty, *(array.numpy().ravel() for array in record.values())])

@@ -191,6 +191,8 @@ class SynchronousStrategy(FederatedStrategy):
             closing.begin()
             result = run.result
             for server_round in range(run.aggregations + 1, num_rounds + 1):
+                if run.is_over():
+                    break
                 asked = self._configure(server_round, result.arrays, train_config, grid)
                 if run.stopped() or self._call_up.nobody_comes:
                     break
@@ -226,7 +228,7 @@ class SynchronousStrategy(FederatedStrategy):
                 )
             run.check_worked(initial_arrays)
             closing.end()
-            return told
+            return run.outcome(told)
 
     # ---- A round, and Flower's hooks ---------------------------------------------------------------------------
 
@@ -441,6 +443,11 @@ class SynchronousStrategy(FederatedStrategy):
             raise RunError(
                 f"compression = {config.compression!r}: {loop.who} can't read compressed updates; allowed is none, "
                 f"or {loop.instead}"
+            )
+        if run.best is not None:
+            raise RunError(
+                f"keep = {self.config.keep!r}, stop_at = {self.config.stop_at!r}, patience = {self.config.patience}: "
+                f"{loop.who} evaluates and ends by itself; call {loop.instead}"
             )
         run.grid, run.aggregations = grid, server_round - 1
         run.take_layout(arrays)

@@ -73,6 +73,15 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
             'strategy="scaffold" dp="central" client-weights="uniform"',
             "dp = 'central': Scaffold puts updates together by itself (weigh, aggregate)",
         ),
+        (
+            'keep="best" best-of="f1"',
+            "best-of = 'f1': this run measures no 'f1'; allowed are loss, accuracy, train-loss, federated-loss, "
+            "surrogate-loss, and of clients such as client-accuracy-mean",
+        ),
+        (
+            'stop-at="rmse<=2"',
+            "stop-at = 'rmse<=2': this run measures no 'rmse'; allowed are loss, accuracy, ",
+        ),
         ('time-scenario="trace:/dev/zero"', "time-scenario = 'trace:/dev/zero': is no file"),
         ('time-scenario="trace:~nouser/x"', "time-scenario = 'trace:~nouser/x': can't be found"),
         ('dataset="npz" data-path="~nouser/x.npz"', "data-path = '~nouser/x.npz': can't be found"),

@@ -35,6 +35,7 @@ def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
         "any_moved": False,
         "pace": pace,
         "timeout": 5.0,
+        "best": None,
         "stopped": lambda: False,
         "model": np.zeros(2),
     }

@@ -186,6 +186,11 @@ TEXTS: dict[str, tuple[list[Any], list[Any]]] = {
     "init": (list(INITS), ["zero", ""]),
     "normalize": ([True, False, "symmetric", "standardize"], ["Symmetric", "true", ""]),
     "partitioner": (list(PARTITIONERS), ["IID", ""]),
+    "best-of": (["loss", "top5", "client-accuracy-mean"], ["", "a b", "loss\n"]),
+    "stop-at": (
+        ["", "accuracy>=0.9", "loss <= 1e-3", "r2>=-.5"],
+        ["accuracy", "accuracy>0.9", "accuracy>=", "a>=1,b>=2", "accuracy=>0.9", "loss<=1\n"],
+    ),
     "registered-nodes": (
         ["", "oslo:4711:0", "oslo:4711:0, bern:18446744073709551615"],
         ["oslo", "oslo:4711:", "4711", "oslo:4711:0 bern:4712:1", "oslo:-1:0", ","],
