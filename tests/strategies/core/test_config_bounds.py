@@ -16,7 +16,7 @@ def refused(parameter: Parameter) -> list[Any]:
     if parameter.kind is bool:
         return []
     if parameter.kind is str:
-        return ["bogus", "a\0b"]
+        return ["bog us", "a\0b"]
     if parameter.kind is int:
         return [int(allowed.ge or 0) - 1, LARGEST + 1]
     over = [bound for bound in (allowed.gt, allowed.lt) if bound is not None]
