@@ -30,6 +30,7 @@ from fedapp.data import Dataset, Partition
 from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
+from fedapp.own import OwnPartError, is_own
 from fedapp.server import fleet
 from fedapp.server.best import check_metrics
 from fedapp.server.exporter import check_exporter
@@ -46,7 +47,7 @@ from fedapp.server.privacy import (
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_parts
-from fedapp.training.evaluation import chosen_metrics
+from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
@@ -148,7 +149,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
-    _check_parts(config, dataset, partition, model, strategy.run.best)
+    config = _check_parts(config, dataset, partition, model, strategy.run.best)
     _say(config, dataset, partition, model)
     gpus = on_devices or torch.cuda.is_available()
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
@@ -248,23 +249,30 @@ def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Mo
 
 def _check_parts(
     config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module, best: BestModel | None
-) -> None:
-    """Try model, loss, metrics and optimizer on some of the data."""
+) -> RunConfig:
+    """Try model, loss, metrics and optimizer on some of the data.
+
+    Returns the config; without metrics where they are ``auto``, the loss is the user's own, and no usual metric can
+    take the outputs: what such a loss makes of them is its own affair, as in a variational autoencoder.
+    """
     optimizer_of(config.optimizer, config.optimizer_options)
     x, y = _some_rows(config, dataset, partition)
-    metrics = chosen_metrics(config.metrics, config.loss, y)
+    loss, metrics = loss_of(config.loss), chosen_metrics(config.metrics, config.loss, y)
     if best is not None:
         check_metrics(config, best, [metric.name for metric in metrics])
-    check_parts(
-        config.model,
-        model,
-        loss_of(config.loss),
-        metrics,
-        x,
-        y,
-        num_classes=dataset.num_classes,
-        targets=dataset.y,
-    )
+    known: dict[str, Any] = {"num_classes": dataset.num_classes, "targets": dataset.y}
+    try:
+        check_parts(config.model, model, loss, metrics, x, y, **known)
+    except OwnPartError as error:
+        unfit = str(error).startswith("metrics = ")
+        if not (unfit and config.metrics == AUTO and is_own(config.loss)):
+            raise
+        check_parts(config.model, model, loss, (), x, y, **known)
+        if best is not None:
+            check_metrics(config, best, [])
+        log.info("metrics = auto: none beside the loss, as %s", str(error).removeprefix("metrics = "))
+        return config.model_copy(update={"metrics": NONE})
+    return config
 
 
 def build_strategy(config: RunConfig) -> FederatedStrategy:
