@@ -11,19 +11,23 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
+from fedapp import federation
 from fedapp.client.kept import keep_model, kept_model
 from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
 from fedapp.client.privacy import is_simulated
 from fedapp.client.request import device_of, integer, local_data, node_number, read_config, record_of
 from fedapp.client.scoring import scored_reply
-from fedapp.client.training import local_task, trained_reply
+from fedapp.client.training import local_task, model_of, trained_reply
 from fedapp.config import ConfigError
 from fedapp.data import DataError
 from fedapp.data.direction import client_direction, private_direction
+from fedapp.data.extremes import extreme_rows
 from fedapp.data.standardize import sums_of
 from fedapp.federation.records import ASK_SUMS, COUNT, SQUARES, SUMS
 from fedapp.models import ModelError
-from fedapp.own import OwnPartError
+from fedapp.own import OwnPartError, is_own
+from fedapp.training.check import check_extremes
+from fedapp.training.losses import loss_of
 from fedapp.training.trainer import train_one
 from strategies import streams
 from strategies.flower import messages
@@ -50,6 +54,10 @@ def describe(message: Message, context: Context) -> Message:
     """Say who this client is: partition, number of examples, GPU or not, and the device's name if it has one."""
     record, config = read_config(message)
     data = local_data(config, record, context)
+    if "data-path" in context.node_config and (is_own(config.model) or is_own(config.loss)):
+        model = model_of(record, config, data.dataset, federation.CPU)
+        tried = federation.tried_tensors(config, data.dataset, extreme_rows(data.dataset, data.rows))
+        check_extremes(config.model, model, loss_of(config.loss), *tried, quoted=False)
     number = node_number(context, "num-partitions")
     metrics = MetricRecord(description(len(data.rows), device_of(config), data.partition_id, number))
     content = RecordDict({messages.METRICS: metrics})

@@ -17,6 +17,7 @@ from fedapp.federation.loaded import (
     source_of,
     to_tensors,
     training_tensors,
+    tried_tensors,
     with_moments,
 )
 from fedapp.federation.records import (
@@ -51,6 +52,7 @@ __all__ = [
     "to_state",
     "to_tensors",
     "training_tensors",
+    "tried_tensors",
     "with_moments",
 ]
 

@@ -267,6 +267,16 @@ class TensorCache:
         return pair
 
 
+def tried_tensors(config: RunConfig, dataset: Dataset, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of some rows, to try the parts of a run on.
+
+    Inputs aren't normalized where devices tell mean and deviation later; what is missing of them is 0 then.
+    """
+    known = config.normalize != "standardize" or dataset.moments is not None
+    x, y = to_tensors(dataset, rows, config.normalize if known else False, CPU)
+    return (x if known or dataset.kind == "text" else torch.nan_to_num(x)), y
+
+
 def _bytes_of(pair: tuple[Tensor, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in pair)
 

@@ -27,6 +27,7 @@ from fedapp.config.own_keys import other_defaults
 from fedapp.config.run_keys import ROUNDS
 from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
+from fedapp.data.extremes import extreme_rows
 from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
@@ -46,7 +47,7 @@ from fedapp.server.privacy import (
 )
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
-from fedapp.training.check import ROWS, check_parts
+from fedapp.training.check import ROWS, check_extremes, check_parts
 from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
@@ -150,6 +151,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
     config = _check_parts(config, dataset, partition, model, strategy.run.best)
+    _check_extremes(config, dataset, partition, model)
     _say(config, dataset, partition, model)
     gpus = on_devices or torch.cuda.is_available()
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
@@ -218,10 +220,7 @@ def _some_rows(
     config: RunConfig, dataset: Dataset, partition: Partition
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and labels that parts of the run can be tried on."""
-    known = config.normalize != "standardize" or dataset.moments is not None  # devices tell theirs later
-    normalize = config.normalize if known else False
-    x, y = federation.to_tensors(dataset, partition.client_indices[:ROWS], normalize, federation.CPU)
-    return (x if known or dataset.kind == "text" else torch.nan_to_num(x)), y
+    return federation.tried_tensors(config, dataset, partition.client_indices[:ROWS])
 
 
 def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
@@ -273,6 +272,14 @@ def _check_parts(
         log.info("metrics = auto: none beside the loss, as %s", str(error).removeprefix("metrics = "))
         return config.model_copy(update={"metrics": NONE})
     return config
+
+
+def _check_extremes(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
+    """Try parts of the user's own on the rows of all clients with the largest tokens and labels."""
+    if is_own(config.model) or is_own(config.loss):
+        rows = extreme_rows(dataset, np.concatenate([partition.client_indices, partition.test_indices]))
+        tried = federation.tried_tensors(config, dataset, rows)
+        check_extremes(config.model, model, loss_of(config.loss), *tried)
 
 
 def build_strategy(config: RunConfig) -> FederatedStrategy:

@@ -1,7 +1,10 @@
 """Whether model, loss, metrics and data go together, by trying them on a few rows before any client starts."""
 
+import copy
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,8 +70,12 @@ def check_parts(
     _check_hooks(model_name, model)
     state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
     with global_stream(0, x.device):
-        outputs = _tried(f"model = {model_name!r}: can't predict {data}", lambda: _judged(model, state, x))
+        outputs = _tried(
+            f"model = {model_name!r}: can't predict {data}",
+            lambda: _judged(_bounded(model_name, model, x), state, x),
+        )
         _check_outputs(model_name, loss, metrics, outputs, data, len(x))
+        _check_finite(model_name, outputs)
         if not y.is_floating_point():
             _check_classes(model_name, loss, metrics, outputs, y, num_classes)
         targets = y.numpy(force=True) if targets is None else targets
@@ -77,6 +84,100 @@ def check_parts(
         for metric in metrics:
             _check_metric(metric, outputs, y)
         _check_learning(model_name, model, loss, x, y)
+
+
+# Rows of a forward pass of ``check_extremes``.
+_AT_ONCE = 32
+
+
+def check_extremes(
+    model_name: str, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, quoted: bool = True
+) -> None:
+    """Let a model predict the rows with the largest tokens and labels, and take their loss.
+
+    Parameters
+    ----------
+    x, y : Tensor
+        Inputs (n, ...) and targets (n, ...) of these rows.
+    quoted : bool
+        Whether an error may tell values of inputs: those of a device stay there.
+
+    Raises
+    ------
+    OwnPartError
+        Naming the key whose part can't take them, the largest value, and what is allowed where that is known.
+    """
+    state = names_of(model).own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    own = _bounded(model_name, model, x, quoted=quoted)
+    what = f"model = {model_name!r}: can't predict the rows with the largest inputs"
+    what += f", {_largest(model, x)}" * quoted
+    with global_stream(0, x.device):
+        for inputs, targets in zip(torch.split(x, _AT_ONCE), torch.split(y, _AT_ONCE), strict=True):
+            outputs = _tried(what, partial(_judged, own, state, inputs))
+            _check_finite(model_name, outputs)
+            labels = "" if y.is_floating_point() else f", whose largest label is {int(y.max())}"
+            losses: Tensor = _tried(
+                f"loss = {loss.name!r}: can't take outputs {_shape(outputs)} of model = {model_name!r} for targets "
+                f"{tuple(targets.shape)}{labels}",
+                partial(loss.of, outputs, targets, partial(inputs_of, model, inputs)),
+            )
+            if wrong := int((~losses.isfinite()).sum()):
+                raise OwnPartError(
+                    f"loss = {loss.name!r}: isn't finite at the start, before any training, of {wrong} of "
+                    f"{losses.numel()} losses"
+                )
+
+
+def _bounded(model_name: str, model: nn.Module, x: Tensor, *, quoted: bool = True) -> nn.Module:
+    """Return a copy of a model whose embeddings say which rows they have, where they are asked for another."""
+    own, largest = copy.deepcopy(model), _largest(model, x) if quoted else ""
+    for name, layer in own.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.register_forward_pre_hook(_Bound(model_name, name, layer.num_embeddings, largest))
+    return own
+
+
+def _largest(model: nn.Module, x: Tensor) -> str:
+    """Say how large inputs are, of several each."""
+    inputs = inputs_of(model, x)
+    named = inputs if isinstance(inputs, dict) else {"x": inputs} if isinstance(inputs, Tensor) else None
+    if named is None:
+        named = {f"x.{place}": each for place, each in enumerate(inputs)}
+    return ", ".join(
+        f"{name} up to {float(each.max()):g}" for name, each in named.items() if each.dtype != torch.bool
+    )
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Says which rows an embedding has, where it is asked for another."""
+
+    model_name: str
+    name: str
+    rows: int
+    inputs: str
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and args[0].numel() and not 0 <= int(args[0].min()) <= int(args[0].max()) < self.rows:
+            least, most = int(args[0].min()), int(args[0].max())
+            asked = (
+                f"data ({self.inputs}) ask for {most if most >= self.rows else least}" if self.inputs else ""
+            )
+            raise OwnPartError(
+                f"model = {self.model_name!r}: its {type(layer).__name__} {self.name!r} has {self.rows} rows, 0 to "
+                f"{self.rows - 1} are allowed; the {asked or 'data ask for others'}"
+            )
+
+
+def _check_finite(model_name: str, outputs: Any) -> None:
+    """Refuse outputs that are no numbers before any step; −∞ is the logit of what can't be."""
+    values = [each for each in tree_leaves(outputs) if isinstance(each, Tensor) and each.is_floating_point()]
+    wrong = sum(int((each.isnan() | each.isposinf()).sum()) for each in values)
+    if wrong:
+        raise OwnPartError(
+            f"model = {model_name!r}: its outputs aren't finite at the start, before any training: {wrong} of "
+            f"{sum(each.numel() for each in values)} are NaN or infinite"
+        )
 
 
 def _check_hooks(model_name: str, model: nn.Module) -> None:

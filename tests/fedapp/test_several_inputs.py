@@ -150,7 +150,7 @@ Y = np.array([0, 1, 0, 1])
             r"loss = 'cross-entropy': takes one tensor, model = .* returns dict of \(8, 4\), \(8, 2\); one of your",
         ),
         (
-            {**SEVERAL, "metrics": "auto"},
+            {**SEVERAL, "metrics": "accuracy"},
             "metrics = 'accuracy': takes one tensor, .* and metrics may be none",
         ),
         (
