@@ -101,7 +101,9 @@ class RunKeys(Keys):
         ),
     ]
     results_dir: Annotated[Text, key("where the run's folder goes")]
-    tracker: Annotated[Literal["none", "tensorboard", "wandb"], key("where else metrics are logged")]
+    tracker: Annotated[
+        Literal["none", "tensorboard", "wandb", "mlflow"], key("where else metrics are logged")
+    ]
     log_format: Annotated[Literal["text", "json"], key("how the app's own log lines are written")]
     metrics_port: Annotated[Port, key("where Prometheus can ask how the run stands; 0: nowhere")]
     metrics_host: Annotated[

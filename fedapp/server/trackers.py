@@ -1,13 +1,17 @@
-"""Experiment trackers beside the run directory: TensorBoard and Weights & Biases, each an extra of the package."""
+"""Experiment trackers beside the run directory: TensorBoard, Weights & Biases and MLflow, each an extra."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
+from time import time
 from typing import Any
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data.errors import one_line
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import RunDirectory
+
+_PARAMS = 100  # that MLflow takes at a time
 
 
 class TensorBoard(Observer):
@@ -72,6 +76,60 @@ class WeightsAndBiases(Observer):
         self.run.finish()
 
 
+class MLflow(Observer):
+    """Logs to an MLflow run named as the run directory.
+
+    Where MLFLOW_TRACKING_URI names no server, runs are in RESULTS-DIR/mlflow.db, which ``mlflow ui
+    --backend-store-uri`` compares.
+    """
+
+    def __init__(self, config: RunConfig, path: Path) -> None:
+        self.config = config
+        self.path = path
+        self.client: Any = None
+        self.run_id = ""
+
+    def begin(self) -> None:
+        """Begin the MLflow run, with the config as its parameters.
+
+        Raises
+        ------
+        ConfigError
+            If its server can't be reached, say.
+        """
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
+            uri = f"sqlite:///{(self.path.parent / 'mlflow.db').absolute()}"
+        try:
+            self.client = MlflowClient(uri)
+            experiment = self.client.get_experiment_by_name("fedapp")
+            place = experiment.experiment_id if experiment else self.client.create_experiment("fedapp")
+            self.run_id = self.client.create_run(place, run_name=self.path.name).info.run_id
+            params = [Param(key, str(value)) for key, value in self.config.flat().items()]
+            for start in range(0, len(params), _PARAMS):
+                self.client.log_batch(self.run_id, params=params[start : start + _PARAMS])
+        except Exception as error:  # it has its own for everything
+            raise ConfigError(
+                f"tracker = 'mlflow': {one_line(error)} (MLFLOW_TRACKING_URI = {uri})"
+            ) from error
+
+    def note(self, entry: Entry) -> None:
+        """Note an evaluation's numbers, by aggregation."""
+        if entry.progress.evaluated:
+            from mlflow.entities import Metric
+
+            now, step = int(1000 * time()), entry.progress.aggregation
+            metrics = [Metric(key, float(value), now, step) for key, value in _numbers(entry).items()]
+            self.client.log_batch(self.run_id, metrics=metrics)
+
+    def end(self, status: str) -> None:
+        """End the MLflow run as the run ended."""
+        ends = {"finished": "FINISHED", "interrupted": "KILLED", "stopped": "KILLED"}
+        self.client.set_terminated(self.run_id, ends.get(status, "FAILED"))
+
+
 def check_tracker(config: RunConfig) -> None:
     """Raise ConfigError if the tracker's package isn't installed."""
     if find_spec(config.tracker) is None:
@@ -87,7 +145,7 @@ def make_tracker(config: RunConfig, directory: RunDirectory) -> Observer:
         checkpoint = directory.checkpoint
         done = 0 if checkpoint is None else int(checkpoint.strategy["aggregations"])
         return TensorBoard(directory.path, done if config.resume else None)
-    return WeightsAndBiases(config, directory.path)
+    return {"wandb": WeightsAndBiases, "mlflow": MLflow}[config.tracker](config, directory.path)
 
 
 def _numbers(entry: Entry) -> dict[str, float]:

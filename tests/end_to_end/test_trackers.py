@@ -37,6 +37,23 @@ def test_wandb_writes_an_offline_run(tracked, monkeypatch):
     assert list((path / "wandb").glob("offline-run-*/*.wandb"))
 
 
+def test_mlflow_has_what_metrics_jsonl_has(tracked, monkeypatch, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    path = tracked("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{path.parent}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("fedapp").experiment_id])
+    assert (run.info.run_name, run.info.status) == (path.name, "FINISHED")
+    assert run.data.params["model"] == "logistic"
+    history = sorted(client.get_metric_history(run.info.run_id, "loss"), key=lambda each: each.step)
+    assert [each.value for each in history] == [line["loss"] for line in lines_of(path)]
+    assert [each.step for each in history] == [0, 1, 2]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
+    with pytest.raises(ConfigError, match=r"tracker = 'mlflow': .*nonsense"):
+        tracked("mlflow", **{"run-name": "other"})
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     """Have a module stand in for a tracker's."""
