@@ -35,16 +35,30 @@ class Method:
     ----------
     aggregations : callable
         Returns the number of rounds or aggregations, given C: about ``ROUNDS`` x C contributions of clients.
+    with_rule : callable
+        Returns what a robust rule asks for in place of these keys, given C and the number of hostile clients.
     """
 
     strategy: str
     keys: Callable[[int], Mapping[str, object]] = lambda _: {}
     aggregations: Callable[[int], int] = lambda _: ROUNDS
+    with_rule: Callable[[int, int], Mapping[str, object]] = lambda *_: {}
 
 
 def buffer_size(num_clients: int) -> int:
     """Return m of FedBuff: 2 of 5 clients, 3 of 10."""
     return max(2, 3 * num_clients // 10)
+
+
+def _buffer_for_rule(num_clients: int, hostile: int) -> dict[str, object]:
+    """Return FedBuff's keys with a trimmed mean, which needs 2 f + 1 contributions that count alike."""
+    m = 2 * hostile + 1
+    return {
+        "aggregation_weights": "identical",
+        "buffer_size": m,
+        "server_lr": m / num_clients,
+        "num_server_rounds": round(ROUNDS * num_clients / m),
+    }
 
 
 METHODS: Mapping[str, Method] = {
@@ -55,7 +69,12 @@ METHODS: Mapping[str, Method] = {
     "fednova": Method("fednova"),
     "scaffold": Method("scaffold"),
     "feddyn": Method("feddyn", lambda _: {"feddyn_alpha": 0.1}),
-    "async-fedavg": Method("async-fedavg", lambda c: {"server_lr": 1 / c}, lambda c: ROUNDS * c),
+    "async-fedavg": Method(
+        "async-fedavg",
+        lambda c: {"server_lr": 1 / c},
+        lambda c: ROUNDS * c,
+        lambda *_: {"aggregation_weights": "identical"},
+    ),
     "fedfix": Method(
         "fedfix", lambda c: {"fedfix_interval": 0.5, "server_lr": 0.6}, lambda c: round(1.4 * ROUNDS)
     ),
@@ -63,14 +82,15 @@ METHODS: Mapping[str, Method] = {
         "fedbuff",
         lambda c: {"buffer_size": buffer_size(c), "server_lr": buffer_size(c) / c},
         lambda c: round(ROUNDS * c / buffer_size(c)),
+        _buffer_for_rule,
     ),
 }
 
 
-# With which protection a method runs. The robust rule is for clients that count alike, in rounds.
+# With which protection a method runs. The robust rule is for clients that count alike.
 OFF, ON, RULE = "off", "on", "trimmed-mean"
 MODES = (OFF, ON, RULE)
-TAKES_RULE = ("fedavg",)
+TAKES_RULE = ("fedavg", "fedavg, momentum", "fedavg, adam", "fedprox", "async-fedavg", "fedbuff")
 
 
 @dataclass(frozen=True, order=True)
@@ -106,16 +126,21 @@ class Cell:
     def keys(self) -> dict[str, object]:
         """Return the run's keys, all but those of the data."""
         method = METHODS[self.method]
-        rule = {"aggregation_rule": RULE, "faulty_clients": self.hostile, "client_weights": "uniform"}
+        rule = {
+            "aggregation_rule": RULE,
+            "faulty_clients": self.hostile,
+            "client_weights": "uniform",
+            **method.with_rule(self.clients, self.hostile),
+        }
         return {
             **BASE,
             **keys_of(self.division),
             **method.keys(self.clients),
+            "num_server_rounds": method.aggregations(self.clients),
             **(rule if self.mode == RULE else {}),
             "model": normalised if self.statistics else plain,
             "strategy": method.strategy,
             "safeguards": OFF if self.mode == OFF else ON,
-            "num_server_rounds": method.aggregations(self.clients),
             "eval_every": 10**6,
             "seed": self.seed,
         }

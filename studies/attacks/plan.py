@@ -16,11 +16,6 @@ SEEDS = (0, 1, 2)
 MOST_BY_ATTACK = 15.0
 MOST_BY_SAFEGUARDS = 2.0
 
-#: Attacks on data that aren't IID, by 1 of 5.
-ON_NON_IID = ("reversed-10", "label-flip", "sizes", "drift")
-#: Methods of which running statistics are attacked, on IID data: all that average in rounds treat them alike.
-WITH_STATISTICS = ("fedavg", "async-fedavg", "fedfix", "fedbuff")
-
 
 def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
     """Yield every run: those on one division of one seed follow each other, so that their data stay loaded."""
@@ -29,16 +24,14 @@ def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
             for seed, method, mode in product(seeds, METHODS, MODES):
                 if mode == RULE and method not in TAKES_RULE:
                     continue
-                for attack, statistics in _attacks(division, clients, method):
+                for attack, statistics in _attacks(division):
                     yield Cell(division, clients, hostile, method, mode, attack, statistics, seed)
 
 
-def _attacks(division: str, clients: int, method: str) -> Iterator[tuple[str, bool]]:
-    """Yield the attacks on a method, and whether the model has running statistics; honest clients first."""
+def _attacks(division: str) -> Iterator[tuple[str, bool]]:
+    """Yield the attacks on some data, and whether the model has running statistics; honest clients first."""
     yield HONEST, False
-    if division == IID:
+    if division != RARE:
         yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
-        if method in WITH_STATISTICS:
-            yield from ((name, True) for name in (HONEST, "statistics"))
-    elif division == NON_IID and clients == FEDERATIONS[0][0]:
-        yield from ((name, False) for name in ON_NON_IID)
+    if division == IID:
+        yield from ((name, True) for name in (HONEST, "statistics"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from studies.attacks.cell import METHODS, MODES, OFF, ON, Cell
+from studies.attacks.cell import METHODS, MODES, OFF, ON, RULE, Cell
 from studies.attacks.hostile import HONEST
 from studies.attacks.plan import FEDERATIONS, MOST_BY_ATTACK, MOST_BY_SAFEGUARDS
 from studies.attacks.problem import IID, NON_IID, WORDS
@@ -125,17 +125,28 @@ def verdict(rows: list[Row]) -> str:
         for row in judged
         if not row.holds
     ]
-    others = [row for row in rows if row.division == NON_IID and row.attack != HONEST]
-    least, worst = min(row.lost(ON) for row in others), max(others, key=lambda row: row.lost(ON))
+    others = [row for row in rows if row.division == NON_IID]
+    costs = []
+    for clients, hostile in FEDERATIONS:
+        if own := [row for row in others if row.clients == clients and row.attack != HONEST]:
+            least, worst = min(row.lost(ON) for row in own), max(own, key=lambda row: row.lost(ON))
+            costs.append(
+                f"{hostile} of {clients} costs {least:.0f} to {worst.lost(ON):.0f} points, most by `{worst.attack}` "
+                f"with `{worst.method}`"
+            )
+    by_rule = [
+        max(row.lost(RULE) for row in of if RULE in row.attacked and (row.attack == HONEST) == honest_ones)
+        for of, honest_ones in ((judged, False), (others, False), (others, True))
+    ]
     within = f"in {len(judged) - len(more)} of {len(judged)} rows" if more else f"in all {len(judged)} rows"
     return (
         f"With safeguards an attack on IID data costs at most {MOST_BY_ATTACK:g} points {within}"
         + (f", and more in the others: {'; '.join(more)}" if more else "")
         + ". "
         f"Where all devices are honest, safeguards cost at most {honest:.1f} points, on non-IID data and with a rare "
-        f"writer, too. On non-IID data, where the hostile device's own are missing as well, one of five costs "
-        f"{least:.0f} to {worst.lost(ON):.0f} points by the attacks that were run, most "
-        f"by `{worst.attack}` with `{worst.method}`."
+        f"writer, too. On non-IID data, where the hostile devices' own are missing as well, {', and '.join(costs)}. "
+        f"With the trimmed mean as well an attack costs up to {by_rule[0]:.0f} points on IID data and up to "
+        f"{by_rule[1]:.0f} on non-IID data, where the rule alone costs up to {by_rule[2]:.0f} if all are honest."
     )
 
 
