@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from glob import escape as glob_escape
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.state import names_of
-from strategies import AsynchronousStrategy, FederatedStrategy
+from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.config import RobustConfig, SynchronousConfig
@@ -285,11 +286,21 @@ def _check_extremes(config: RunConfig, dataset: Dataset, partition: Partition, m
 def build_strategy(config: RunConfig) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
     strategy = strategy_class(config.strategy)
-    values = {field.name: getattr(config, field.name) for field in fields(strategy.Config)}
+    own = {} if is_of_the_library(strategy.Config) else other_defaults(strategy)
+
+    def valued(value_of: Callable[[str], Any]) -> StrategyConfig:
+        values = {field.name: value_of(field.name) for field in fields(strategy.Config)}
+        # 0 stands for the method's own number, which a user's own method declares.
+        if values.get("buffer_size") == 0 and "buffer_size" in own:
+            values["buffer_size"] = own["buffer_size"]
+        return strategy.Config(**values)
+
     clock = WallClock() if config.clock == "wall" else VirtualClock()
-    made = strategy(strategy.Config(**values), clock=clock, fraction_evaluate=float(config.client_evaluation))
+    made = strategy(
+        valued(partial(getattr, config)), clock=clock, fraction_evaluate=float(config.client_evaluation)
+    )
     usual: dict[str, Any] = type(config).defaults()
-    made.run.usual = strategy.Config(**{name: usual[name.replace("_", "-")] for name in values})
+    made.run.usual = valued(lambda name: usual[name.replace("_", "-")])
     return made
 
 
@@ -297,7 +308,7 @@ def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Say which defaults of the strategy's own don't stand, since the run's config has a value for the key."""
     usual = type(config).defaults()
     for name, default in other_defaults(type(strategy)).items():
-        key, value = name.replace("_", "-"), getattr(config, name)
+        key, value = name.replace("_", "-"), getattr(strategy.config, name)
         if value != default and value == usual[key]:
             log.warning(
                 "%s = %r: stands, as the run config always has a value; the default of %s, %r, counts only if given",

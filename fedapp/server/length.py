@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedapp.config import RunConfig
 from fedapp.config.run_keys import ROUNDS, scaled
-from strategies import AsynchronousStrategy, streams
+from strategies import AsynchronousStrategy, Rennala, streams
 from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered
 from strategies.timing.time_scenario import TimeScenario, is_profile
@@ -64,7 +64,10 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
         return foreseen
     if strategy.interval is not None:
         return math.ceil(ROUNDS * float(times.max()) / strategy.interval)
-    size, concurrency = getattr(strategy.config, "buffer_size", 1), strategy.config.concurrency
+    size = (
+        strategy.m if isinstance(strategy, Buffered | Rennala) else getattr(strategy.config, "buffer_size", 1)
+    )
+    concurrency = strategy.config.concurrency
     able, waits = strategy.capabilities, isinstance(strategy, Buffered)
     if able.drops_stale and not waits:
         return _played_on(strategy, times, size, ROUNDS * times.max())

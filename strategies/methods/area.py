@@ -40,7 +40,7 @@ MODELS = "models"  # the vectors y_i
 
 @dataclass(frozen=True)
 class AREAConfig(BufferedConfig):
-    """Parameters of AREA: ``buffer_size`` is m; 1: a new model at every arrival."""
+    """Parameters of AREA: ``buffer_size`` is m; 1, or 0: a new model at every arrival, as in the paper."""
 
 
 class AREA(Buffered):
@@ -53,6 +53,10 @@ class AREA(Buffered):
 
     Config: ClassVar[type[StrategyConfig]] = AREAConfig
     config: AREAConfig
+
+    def own_buffer_size(self, num_clients: int) -> int:
+        """Return m = 1."""
+        return 1
 
     def own_lr(self) -> float:
         """Return η_g = 1: a contribution moves the model by p_i of the way, one of every client by a round's."""

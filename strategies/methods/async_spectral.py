@@ -100,8 +100,7 @@ class AsyncSpectral(Buffered):
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        m, counting = self.config.buffer_size, self.ledger.counting
-        expected = expected_periods(self.pace, counting, m, self.total)
+        expected = expected_periods(self.pace, self.ledger.counting, self.m, self.total)
         return super().periods(times) if expected is None else expected
 
     def received(self, client: Client, local_model: Vector) -> None:

@@ -18,7 +18,7 @@ synchronous FedAvg, and the step is 1.
 
 import logging
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from strategies.core.config import AsynchronousConfig, StrategyConfig
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
@@ -53,10 +53,15 @@ class FedBuff(Buffered):
     Config: ClassVar[type[StrategyConfig]] = FedBuffConfig
     config: FedBuffConfig
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._is_fedavg = False
+
     def check(self, num_clients: int) -> None:
-        """Refuse a buffer that would never fill, and log where FedBuff is FedAvg."""
+        """Refuse a buffer that would never fill, and log once where FedBuff is FedAvg."""
         super().check(num_clients)
-        if self.config.buffer_size == num_clients > 1:
+        logged, self._is_fedavg = self._is_fedavg, self.m == num_clients > 1
+        if self._is_fedavg and not logged:
             log.info(
                 "buffer_size = %d is the number of clients: every model waits for all of them, and no work is stale, "
                 "as in FedAvg",
@@ -74,6 +79,5 @@ class FedBuff(Buffered):
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        m, counting = self.config.buffer_size, self.ledger.counting
-        expected = expected_periods(self.pace, counting, m, self.total)
+        expected = expected_periods(self.pace, self.ledger.counting, self.m, self.total)
         return super().periods(times) if expected is None else expected

@@ -14,11 +14,11 @@ keeps the B updates of the next model, at most 8 B D bytes, until that model is 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from strategies.core.config import StrategyConfig
 from strategies.events.strategy import AsynchronousStrategy
-from strategies.methods.shared.arrivals import BufferedConfig
+from strategies.methods.shared.arrivals import BufferedConfig, BufferSize
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RennalaConfig(BufferedConfig):
     Parameters
     ----------
     buffer_size : int
-        B, contributions that make an aggregation; it may be more than there are clients
+        B, contributions that make an aggregation; it may be more than there are clients; 0: as many as there are
     """
 
 
@@ -46,13 +46,28 @@ class Rennala(AsynchronousStrategy):
     weighing: ClassVar[str] = "identical"
     works_on: ClassVar[bool] = True
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # B = C: with fewer, work of all but the fastest would be late.
+        self._size = BufferSize(self.config.buffer_size, lambda num_clients: num_clients)
+
     def own_lr(self) -> float:
         """Return η_g = 1: no update is stale, so that B of them are the participants of a round."""
         return 1.0
 
+    @property
+    def m(self) -> int:
+        """B, the number of contributions that make an aggregation."""
+        return self._size.of(len(self.ledger.counting))
+
+    def check(self, num_clients: int) -> None:
+        """Set B by the number of clients where it isn't given."""
+        super().check(num_clients)
+        self._size.begin(num_clients)
+
     def ready(self, arrived: int) -> bool:
         """Return True when B contributions have arrived."""
-        return arrived >= self.config.buffer_size
+        return arrived >= self.m
 
     def fresh(self, staleness: int) -> bool:
         """Return True if δ = 0; other contributions are discarded."""
@@ -60,4 +75,4 @@ class Rennala(AsynchronousStrategy):
 
     def identical_weight(self, num_clients: int) -> float:
         """Return 1/B, the weight of every contribution."""
-        return 1 / self.config.buffer_size
+        return 1 / self.m

@@ -1,7 +1,9 @@
 """When asynchronous methods make a model: at every arrival, or when so many have arrived."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -9,6 +11,8 @@ from strategies.core.config import EventsConfig
 from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
+
+log = logging.getLogger("flwr.strategies")
 
 
 def periods(times: Times) -> Times:
@@ -40,10 +44,40 @@ class BufferedConfig(EventsConfig):
     Parameters
     ----------
     buffer_size : int
-        m, contributions that make an aggregation, at most as many as there are clients
+        m, contributions that make an aggregation, at most as many as there are clients; 0: the method's own, a tenth
+        of the clients, at least 2 and at most 10 (area: 1; rennala: as many as there are clients)
     """
 
-    buffer_size: int = parameter(10, ge=1)
+    buffer_size: int = parameter(0, ge=0)
+
+
+class BufferSize:
+    """m, the contributions that make an aggregation: as given, or else by the number of clients at the start.
+
+    Parameters
+    ----------
+    given : int
+        The config's ``buffer_size``; 0: the method's own.
+    own : callable
+        Returns the method's own m for a number of clients.
+    """
+
+    def __init__(self, given: int, own: Callable[[int], int]) -> None:
+        self._given, self._own, self._m = given, own, given
+
+    def begin(self, num_clients: int) -> None:
+        """Set m for so many clients, and log it where it isn't given; it stays when clients come or go."""
+        if self._given:
+            return
+        before, self._m = self._m, self._own(num_clients)
+        if before != self._m:
+            log.info(
+                "buffer_size = 0: m = %d contributions make a model, for %d clients", self._m, num_clients
+            )
+
+    def of(self, num_clients: int) -> int:
+        """Return m; before the start, of so many clients."""
+        return self._m or self._own(num_clients)
 
 
 class Buffered(AsynchronousStrategy):
@@ -54,23 +88,37 @@ class Buffered(AsynchronousStrategy):
 
     config: BufferedConfig
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._size = BufferSize(self.config.buffer_size, self.own_buffer_size)
+
+    def own_buffer_size(self, num_clients: int) -> int:
+        """Return m for ``buffer_size = 0``: C/10, at least 2 and what a rule needs, at most 10; C if that is less."""
+        least = 2 if self.robust is None else max(2, self.robust.rule.least)
+        return min(max(least, min(num_clients // 10, 10)), num_clients)
+
+    @property
+    def m(self) -> int:
+        """The number of contributions that make an aggregation."""
+        return self._size.of(len(self.ledger.counting))
+
     def ready(self, arrived: int) -> bool:
         """When the buffer is full; with fewer clients left than that, when all have arrived."""
-        return arrived >= min(self.config.buffer_size, len(self.ledger.counting))
+        return arrived >= min(self.m, len(self.ledger.counting))
 
     def identical_weight(self, num_clients: int) -> float:
         """1/m."""
-        return 1 / min(self.config.buffer_size, num_clients)
+        return 1 / min(self.m, num_clients)
 
     def check(self, num_clients: int) -> None:
         """A buffer larger than the federation would never fill, and a robust rule may need a larger one."""
         super().check(num_clients)
+        self._size.begin(num_clients)
         if self.config.buffer_size > num_clients:
             raise ValueError(
                 f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
             )
-        if self.robust is not None and self.config.buffer_size < (least := self.robust.rule.least):
+        if self.robust is not None and self.m < (least := self.robust.rule.least):
             raise ValueError(
-                f"{self.robust.rule.text}: needs {least} contributions in the buffer or more, buffer_size = "
-                f"{self.config.buffer_size}"
+                f"{self.robust.rule.text}: needs {least} contributions in the buffer or more, buffer_size = {self.m}"
             )

@@ -140,12 +140,22 @@ def test_a_default_that_does_not_stand_is_told(
         return [line for line in caplog.messages if "stands" in line]
 
     assert told() == [
-        f"{key}: stands, as the run config always has a value; the default of slow_of_mine:Slow, {own}, counts only "
-        "if given"
-        for key, own in (("server-lr = 0.0", 0.5), ("buffer-size = 10", 7))
+        "server-lr = 0.0: stands, as the run config always has a value; the default of slow_of_mine:Slow, 0.5, "
+        "counts only if given"
     ]
     assert told(**{"server-lr": 0.5, "buffer-size": 3}) == []
     assert told(strategy="fedavg") == told(strategy=HALF_LIFE) == []
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, 7), ({"buffer-size": 0}, 7), ({"buffer-size": 3}, 3)])
+def test_a_buffer_size_of_0_is_the_methods_own(
+    given: dict[str, Any], used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "slow_of_mine", SimpleNamespace(Slow=Slow))
+    values = {"strategy": "slow_of_mine:Slow", "model": "logistic", **given}
+    experiment = server.prepare(RunConfig.load(values), 3)
+    assert isinstance(experiment.strategy, Slow)
+    assert experiment.strategy.config.buffer_size == experiment.config.buffer_size == used
 
 
 def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(
