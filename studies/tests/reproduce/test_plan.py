@@ -156,6 +156,8 @@ def test_every_published_claim_is_checked_by_one_experiment():
         # of this project's own
         "fedfix-auto",
         "graph-sources",
+        "niid-1",
+        "niid-2",
     }
 
 
