@@ -146,8 +146,26 @@ def verdict(rows: list[Row]) -> str:
         f"Where all devices are honest, safeguards cost at most {honest:.1f} points, on non-IID data and with a rare "
         f"writer, too. On non-IID data, where the hostile devices' own are missing as well, {', and '.join(costs)}. "
         f"With the trimmed mean as well an attack costs up to {by_rule[0]:.0f} points on IID data and up to "
-        f"{by_rule[1]:.0f} on non-IID data, where the rule alone costs up to {by_rule[2]:.0f} if all are honest."
+        f"{by_rule[1]:.0f} on non-IID data, where the rule alone costs up to {by_rule[2]:.0f} if all are honest. "
+        f"After the attack that costs most the trimmed mean keeps more than the weighted mean {_kept(judged)} on IID "
+        f"data, and {_kept(others)} on non-IID data."
     )
+
+
+def _kept(rows: list[Row]) -> str:
+    """Return in how many cases the trimmed mean keeps more than the weighted mean, each after its worst attack."""
+    cases: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        if row.attack != HONEST and RULE in row.attacked:
+            cases.setdefault((row.method, row.hostile, row.clients), []).append(row)
+    less = [
+        f"`{method}`, {hostile} of {clients}"
+        for (method, hostile, clients), own in cases.items()
+        if max(row.lost(RULE) for row in own) >= max(row.lost(ON) for row in own)
+    ]
+    if len(less) in (0, len(cases)):
+        return f"in {'none' if less else 'all'} of {len(cases)} cases"
+    return f"in {len(cases) - len(less)} of {len(cases)} cases (not {'; '.join(less)})"
 
 
 def _worst(rows: list[Row], mode: str) -> str:
