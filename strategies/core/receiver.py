@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, MetricRecord
 
 from strategies.clients import client_metrics
 from strategies.clients.roster import Client
@@ -112,6 +112,11 @@ class Receiver:
         )
 
     @property
+    def only_learns_norms(self) -> bool:
+        """Whether replies are whole models, and nothing but the usual norm is between the check and the sum."""
+        return self._compressed is None and not self._bound and self._clip is None and self.witness is None
+
+    @property
     def bounds_updates(self) -> bool:
         """Whether updates that are too long are shortened, and reported as clipped."""
         return (bool(self._bound) or self._safeguards.learns_norms) and self._clip is None
@@ -125,20 +130,24 @@ class Receiver:
         sent: Iterable[str] = (),
     ) -> Contribution:
         """Return the contribution of a local model after the chain; ``sent``: records beside the model, by name."""
-        made = Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
         if isinstance(reply, Message):
-            self._check_applied(made, sent)
-            self._check_names(made)
-        return made
+            self.look_at(local.client, reply, sent)
+        return Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
+
+    def look_at(self, client: Client, reply: Message, sent: Iterable[str] = ()) -> None:
+        """Warn once of what a client's valid reply says beside its model; ``sent``: records beside the model."""
+        self._check_applied(reply, sent)
+        self._check_names(client, messages.metrics_of(reply))
 
     def beside(self, sent: Iterable[str]) -> list[str]:
         """Return the names of the records beside the model, without a record in place of the model."""
         return [name for name in sent if name != self._run.flower.arrayrecord_key]
 
-    def _check_applied(self, contribution: Contribution, sent: Iterable[str]) -> None:
+    def _check_applied(self, reply: Message, sent: Iterable[str]) -> None:
         """Warn once if a client doesn't confirm that its local steps follow the method's rule."""
         asked = [*self._local_rule(), *self.beside(sent)]
-        applied = contribution.records.get(messages.APPLIED)
+        beside = messages.beside_the_model(reply, self._run.flower.arrayrecord_key)
+        applied = beside.get(messages.APPLIED)
         done = dict(applied) if isinstance(applied, ConfigRecord) else {}
         records = done.get(messages.RECORDS)
         known: Sequence[Any] = [*done, *(records if isinstance(records, list) else [])]
@@ -150,13 +159,13 @@ class Receiver:
                 messages.APPLIED,
             )
 
-    def _check_names(self, contribution: Contribution) -> None:
+    def _check_names(self, client: Client, metrics: MetricRecord) -> None:
         """Warn once if clients report metrics under names of the server's own."""
-        for name in messages.values_of(contribution.metrics):
+        for name in messages.values_of(metrics):
             if messages.is_ours(name):
                 self._run.warn_once(
                     "%s reports a metric %r, a name of the server's own: the clients' is %r",
-                    contribution.client,
+                    client,
                     name,
                     client_metrics.OF_TRAINING + name,
                 )

@@ -122,6 +122,21 @@ class Layout:
             If the record has other names, shapes or dtypes, or holds a value that isn't finite, or values such as
             1e30, whose squared norm overflows float32.
         """
+        vector, square = np.empty(self.size), 0.0
+        for values, span in zip(self.flat(record), self.spans, strict=True):
+            square += _copied(values, vector[span])
+        if not square <= LARGEST_SQUARE:
+            check_values(vector)
+        return vector
+
+    def flat(self, record: ArrayRecord) -> list[NDArray[Any]]:
+        """Return the arrays of a record of this layout, flat, in this order; views of its bytes where that can be.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If the record has other names, shapes or dtypes; values aren't checked.
+        """
         if tuple(record) != self.names and set(record) != set(self.names):
             raise ArraysMismatchError(
                 f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
@@ -130,17 +145,15 @@ class Layout:
             raise ArraysMismatchError(
                 f"its arrays take {size} bytes, those of the model at most {self.most_bytes}"
             )
-        vector, square = np.empty(self.size), 0.0
-        for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
+        arrays = []
+        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             values = _decode(name, record[name])
             if values.shape != shape or values.dtype.newbyteorder("=") != dtype.newbyteorder("="):
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )
-            square += _copied(values.ravel(), vector[span])
-        if not square <= LARGEST_SQUARE:
-            check_values(vector)
-        return vector
+            arrays.append(values.ravel())
+        return arrays
 
     def faults(self, record: ArrayRecord) -> list[str]:
         """Return the reasons why ``to_vector`` refuses values of a record of this layout, one for each array."""

@@ -1,11 +1,13 @@
 """The aggregation of a round's replies, in the order of the clients: their weighted sum, or their contributions."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from flwr.app import Message
 
+from strategies.clients.roster import Client
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
 from strategies.core.receiver import Receiver
@@ -14,11 +16,12 @@ from strategies.core.server_step import ServerStep
 from strategies.core.wrapper import Wrapped
 from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
+from strategies.rounds.in_one_pass import Added, InOnePass
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
-from strategies.updates.aggregation import Gathered, gathering
+from strategies.updates.aggregation import Gathered, WeightedSum, gathering
 from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Contribution, UnweighedError
+from strategies.updates.chain import Check, Contribution, UnweighedError
 from strategies.updates.safeguards import Safeguards
 
 
@@ -67,6 +70,13 @@ class Aggregator:
         """Forget the mods and the wrapper of an earlier run."""
         self.wrapper = None
         self._refused = set()
+
+    def in_one_pass(self, current: Round, check: Check, total: Gathered) -> InOnePass | None:
+        """Return what adds replies in one pass, None if any part of the strategy looks at single updates."""
+        plain = self.receiver.only_learns_norms and not self.server_step.optimizer.reads_squares
+        if not plain or self.capabilities.sees_single_updates or self.wrapper is not None:
+            return None
+        return InOnePass(check, self.safeguards, current, total) if isinstance(total, WeightedSum) else None
 
     def check_mods(self, current: Round) -> None:
         """Raise RunError if mods of the app let no client train: such a run would never get anywhere."""
@@ -121,6 +131,9 @@ class RoundAggregation:
         self._positions = {request.message_id: place for place, request in enumerate(current.requests)}
         self._waiting: dict[int, Message] = {}  # by position
         self._next = 0  # the position of the reply that is aggregated next
+        self._come = 0  # the position of the first reply that hasn't come
+        self._at_once = aggregator.in_one_pass(current, self._check, self.total)
+        self._batches = deque(self._at_once.batches if self._at_once is not None else ())
         streams = aggregator.capabilities.streams and not self._looks_first
         self.weights: Sequence[float] = []
         self._known = streams and current.weights is not None
@@ -133,8 +146,15 @@ class RoundAggregation:
         if position is None or position < self._next:
             return
         self._waiting[position] = reply
-        while self._known and self._next in self._waiting:
-            self._aggregate_next()
+        while self._come in self._waiting:
+            self._come += 1
+        if not self._known:
+            return
+        if self._at_once is None:
+            while self._next < self._come:
+                self._aggregate_next()
+        elif self._batches and self._batches[0].stop <= self._come:
+            self._note(self._at_once.add(self._batches.popleft(), self._waiting, self.weights))
 
     def end(self) -> None:
         """Aggregate the replies that have waited, and note which clients' are missing.
@@ -147,7 +167,12 @@ class RoundAggregation:
         current, aggregator = self._current, self._aggregator
         if not self._known:
             self._weigh()
-        if self._looks_first:
+        if self._at_once is not None and self._looks_first:
+            self._note(self._at_once.add_all(self._waiting, self.weights))
+        elif self._at_once is not None:
+            for places in self._batches:
+                self._note(self._at_once.add(places, self._waiting, self.weights))
+        elif self._looks_first:
             for place, client in enumerate(current.clients):
                 with suppress(ArraysMismatchError):
                     local = self._check(client, self._waiting.get(place), current.base_of(client)[0])
@@ -178,9 +203,7 @@ class RoundAggregation:
         try:
             local = self._check(client, reply, base)
         except ArraysMismatchError as error:
-            aggregator.run.last_reason = str(error)
-            current.leave_out(client, str(error), reply)
-            self._unweighed = self._unweighed or isinstance(error, UnweighedError)
+            self._leave_out(client, error, reply)
             if client.index not in current.lost:
                 self.total.skip()
             return
@@ -197,4 +220,27 @@ class RoundAggregation:
         else:
             self.total.add(weight, aggregator.server_step.looked_at(aggregator.counted(contribution)))
         self.buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
-        current.take_in(contribution, weight, reply, bounded=local.bounded)
+        current.take_in(client, weight, reply, bounded=local.bounded)
+
+    def _leave_out(self, client: Client, error: ArraysMismatchError, reply: Message | None) -> None:
+        """Note why a client's reply doesn't count."""
+        self._aggregator.run.last_reason = str(error)
+        self._current.leave_out(client, str(error), reply)
+        self._unweighed = self._unweighed or isinstance(error, UnweighedError)
+
+    def _note(self, added: Sequence[Added]) -> None:
+        """Note what became of the next clients' replies, which were added to the sum at once."""
+        aggregator, current = self._aggregator, self._current
+        for each in added:
+            client, weight = current.clients[each.place], self.weights[each.place]
+            reply, model = self._waiting.pop(each.place, None), each.model
+            if each.error is not None:
+                self._leave_out(client, each.error, reply)
+            elif model is not None and reply is not None:
+                aggregator.run.any_moved = aggregator.run.any_moved or model.square > 0
+                aggregator.receiver.look_at(
+                    client, reply, [*current.companions, *aggregator.selection.asks(client)]
+                )
+                self.buffers.add(client.index, weight, model.untrained, model.counted_from)
+                current.take_in(client, weight, reply, bounded=model.scale is not None)
+        self._next = added[-1].place + 1 if added else self._next

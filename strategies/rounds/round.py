@@ -130,9 +130,9 @@ class Round:
         gone = {client.node_id for client in self.clients if client.index in self.lost}
         return [request for request in requests if request.metadata.dst_node_id not in gone]
 
-    def take_in(self, contribution: Contribution, weight: float, reply: Message, *, bounded: bool) -> None:
+    def take_in(self, client: Client, weight: float, reply: Message, *, bounded: bool) -> None:
         """Note that a client's work counts, and its metrics."""
-        self.count(contribution.client.index, contribution.num_bytes, bounded=bounded)
+        self.count(client.index, messages.total_bytes(reply), bounded=bounded)
         self.metrics.add(weight, reply.content)
 
     def count(self, index: int, num_bytes: int, *, bounded: bool) -> None:

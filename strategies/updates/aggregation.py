@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from strategies.flower import messages
 from strategies.flower.arrays import Vector, add_weighted
 from strategies.flower.internals import without_chatter
+from strategies.updates.one_pass import ModelInReply, add_models
 from strategies.updates.safeguards import bounded, moved_by
 
 MEAN = "mean"
@@ -149,15 +150,19 @@ class WeightedSum:
         self.bound, self._furthest, self._private, self._each = bound, 0.0, private, each
         self.kept: list[float] = []
         self._squares = squares
-        self._block, self._left = np.zeros(size), block_size(number, size)
-        self._block_squares, self._step = 0.0, self._left
+        # The block's sum between ``add`` and ``end``, what is tried between ``attempt`` and ``keep``; else anything.
+        self._second, self._begun = np.empty(size), False
+        self.block = self._left = block_size(number, size)
+        self._block_squares, self._attempted = 0.0, list[float]()
 
     def add(self, weight: float, update: Vector) -> None:
         """Add the weight d_i and the update Δ_i (D,) of a client."""
         if self.bound:
             update = bounded(weight, update, self.bound)
             self._furthest = max(self._furthest, moved_by(weight, update))
-        add_weighted(self._block, weight, update)
+        if not self._begun:
+            self._second[:], self._begun = 0.0, True
+        add_weighted(self._second, weight, update)
         self.kept.append(weight)
         if self._squares:
             self._block_squares += weight * square_of(update)
@@ -178,10 +183,35 @@ class WeightedSum:
 
     def end(self) -> None:
         """Add the last block to the sum, full or not."""
-        self.total += self._block
+        if self._begun:
+            self.total += self._second
         self.squares += self._block_squares
-        self._block[:] = 0.0
-        self._block_squares, self._left = 0.0, self._step
+        self._begun, self._block_squares, self._left = False, 0.0, self.block
+
+    def attempt(self, spans: Sequence[slice], models: Sequence[tuple[float, ModelInReply] | None]) -> None:
+        """Compute the sum with models that are still in their replies; ``keep`` makes it the sum.
+
+        Parameters
+        ----------
+        spans : sequence of slice
+            Where each array is in a vector (D,).
+        models : sequence of (float, ModelInReply)
+            The weights and models of the next clients, None for one to skip: whole blocks, or all that are left.
+        """
+        cut = [models[start : start + self.block] for start in range(0, len(models), self.block)]
+        blocks = [[each for each in block if each is not None] for block in cut]
+        self._attempted = [weight for block in blocks for weight, _ in block]
+        add_models(self.total, self._second, spans, [block for block in blocks if block])
+
+    def keep(self) -> None:
+        """Add the models of the last ``attempt`` to the sum."""
+        if self._attempted:
+            self.total, self._second = self._second, self.total
+            self.kept += self._attempted
+
+    def clear(self) -> None:
+        """Begin again without any update."""
+        self.total[:], self.kept = 0.0, []
 
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the sum (D,), given the d_i of all; None without a weight above 0, or ``each``."""

@@ -53,11 +53,14 @@ class Buffers:
         Positions of the buffers' values in a model's vector (D,).
     counters, variances : array (B,) of bool
         Which of these values belong to arrays of integers, and which to variances.
+    arrays : tuple of int
+        The numbers of the buffers among a model's arrays.
     """
 
     positions: NDArray[np.intp]
     counters: NDArray[np.bool_]
     variances: NDArray[np.bool_]
+    arrays: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, layout: Layout, patterns: Sequence[str]) -> "Buffers":
@@ -73,6 +76,7 @@ class Buffers:
             ),
             np.repeat(np.array([dtype.kind != "f" for _, dtype, _ in found], dtype=bool), sizes),
             np.repeat(np.array(of_variances, dtype=bool), sizes),
+            tuple(place for place, name in enumerate(layout.names) if name in names),
         )
 
     def __len__(self) -> int:
@@ -89,12 +93,16 @@ class Buffers:
         if not len(self.positions):
             return None
         values = model[self.positions].copy()
-        if (least := values[self.variances].min(initial=0.0)) < 0:
+        if (least := self.least_variance(values)) < 0:
             raise ArraysMismatchError(
                 f"its running variances go down to {least:.3g}; a variance is 0 or more"
             )
         model[self.positions] = base[self.positions]
         return values
+
+    def least_variance(self, values: Vector) -> float:
+        """Return the least variance among the values (B,) of buffers, 0 if there is none below."""
+        return float(values[self.variances].min(initial=0.0))
 
     def counted_from(self, base: NDArray[Any]) -> Vector:
         """Return the origin (B,) of what is compared: for counters what was sent, of ``base`` (D,), else 0."""

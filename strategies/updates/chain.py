@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from strategies.clients.roster import Client
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update
+from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update, distance
 from strategies.flower.grids import Work
 from strategies.updates.buffers import Buffers
 from strategies.updates.compression import Compression, is_compressed
+from strategies.updates.one_pass import ModelInReply
 
 
 @dataclass
@@ -41,6 +42,10 @@ class Local:
     bounded: bool = False  # whether the norm of its update exceeded the bound
     untrained: Vector | None = None  # buffers (B,); the model has those that were sent
     counted_from: Vector | float = 0.0  # (B,): the counters as they were sent, 0 for other buffers
+
+    def norm(self) -> float:
+        """Return ‖Δ_i‖ = ‖w_i − w̄‖."""
+        return distance(self.model, self.base)
 
     def update(self) -> Vector:
         """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
@@ -109,21 +114,54 @@ class Check:
         ArraysMismatchError
             If the reply is invalid, with the reason.
         """
-        if reply is None:
-            raise ArraysMismatchError(messages.NO_REPLY)
         if isinstance(reply, Work):
             return _done(client, reply, base)
+        local = Local(client, self._read(self._arrays_of(client, reply), base), base)
+        if self.buffers is not None:
+            local.untrained = self.buffers.take_out(local.model, base)
+            local.counted_from = self.buffers.counted_from(base)
+        return local
+
+    def in_reply(self, client: Client, reply: Message | None, base: NDArray[Any]) -> ModelInReply:
+        """Return the local model of a reply without reading its values, which are still to be checked.
+
+        Only where no compression was requested. Where ``surely_sound`` says no of it once it was added, ``__call__``
+        tells what is wrong, if anything is.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If the reply is invalid for another reason than its values.
+        """
+        record = self._arrays_of(client, reply)
+        if is_compressed(record):
+            self._read(record, base)
+        arrays = self.layout.flat(record)
+        if (buffers := self.buffers) is None or not buffers.arrays:
+            return ModelInReply(client, arrays, base)
+        untrained = np.concatenate([arrays[place] for place in buffers.arrays], dtype=np.float64)
+        for place in buffers.arrays:
+            arrays[place] = base[self.layout.spans[place]]
+        return ModelInReply(client, arrays, base, untrained, buffers.counted_from(base))
+
+    def surely_sound(self, model: ModelInReply, base_norm: float) -> bool:
+        """Return True if a model that was added is surely valid; ``base_norm``: ‖w̄‖."""
+        if self.buffers is not None and model.untrained is not None:
+            if self.buffers.least_variance(model.untrained) < 0:
+                return False
+        return model.surely_sound(base_norm)
+
+    def _arrays_of(self, client: Client, reply: Message | None) -> ArrayRecord:
+        """Return the arrays of a reply that is valid but for what is in them."""
+        if reply is None:
+            raise ArraysMismatchError(messages.NO_REPLY)
         if reply.has_error():
             raise ArraysMismatchError(messages.reason_of(reply))
         self._check_bytes(reply)
         if (arrays := messages.model_of(reply, self.arrays_key)) is None:
             raise ArraysMismatchError(f"its reply has no record {self.arrays_key!r}")
         self._check_size(client, reply)
-        local = Local(client, self._read(arrays, base), base)
-        if self.buffers is not None:
-            local.untrained = self.buffers.take_out(local.model, base)
-            local.counted_from = self.buffers.counted_from(base)
-        return local
+        return arrays
 
     def _check_bytes(self, reply: Message) -> None:
         """Refuse a reply that is larger than what was asked for, before any of it is read."""

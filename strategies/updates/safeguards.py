@@ -28,9 +28,10 @@ import numpy as np
 
 from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
-from strategies.flower.arrays import Vector, distance, shorten_update
+from strategies.flower.arrays import Vector, shorten_update
 from strategies.updates.buffers import Buffers, UsualBuffers
 from strategies.updates.chain import Local
+from strategies.updates.one_pass import ModelInReply
 
 log = logging.getLogger("flwr.strategies")
 
@@ -112,17 +113,17 @@ class UsualNorm:
         """Return max(n_i / ñ, 1) of a client: a client whose updates count more has shorter ones."""
         return max(self.sizes.get(client.index, 1.0), 1.0)
 
-    def see(self, local: Local) -> float:
-        """Record the norm of a client's update, and return it."""
-        norm = self.norms[local.client.index] = distance(local.model, local.base)
-        return norm
+    def bound(self, client: Client, norm: float) -> float:
+        """Record the norm of a client's update, and return the bound of it; infinity before enough are known."""
+        self.norms[client.index] = norm
+        if len(self.norms) >= LEAST_NORMS and (usual := float(np.median(list(self.norms.values())))) > 0:
+            return self.ratio * usual / self.share(client)
+        return math.inf
 
     def __call__(self, local: Local) -> None:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
-        norm = self.see(local)
-        if len(self.norms) >= LEAST_NORMS and (usual := float(np.median(list(self.norms.values())))) > 0:
-            bound = self.ratio * usual / self.share(local.client)
-            local.bounded |= shorten_update(local.model, local.base, bound, norm)
+        norm = local.norm()
+        local.bounded |= shorten_update(local.model, local.base, self.bound(local.client, norm), norm)
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
@@ -178,10 +179,10 @@ class Safeguards:
         """Whether updates are bounded by a multiple of the median norm."""
         return self.active and self.bounds.norm_ratio > 0
 
-    def see(self, local: Local) -> None:
+    def see(self, local: Local | ModelInReply) -> None:
         """Record the norm of a client's update, and its buffers, before any update is bounded."""
         if self.learns_norms:
-            self.norms.see(local)
+            self.norms.norms[local.client.index] = local.norm()
         if local.untrained is not None:
             self.buffers.see(local.client.index, local.untrained - local.counted_from)
 
