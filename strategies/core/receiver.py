@@ -114,7 +114,8 @@ class Receiver:
     @property
     def only_learns_norms(self) -> bool:
         """Whether replies are whole models, and nothing but the usual norm is between the check and the sum."""
-        return self._compressed is None and not self._bound and self._clip is None and self.witness is None
+        others = (self._compressed, self._bound or None, self._clip, self._updates, self.witness)
+        return all(other is None for other in others)
 
     @property
     def bounds_updates(self) -> bool:

@@ -22,6 +22,7 @@ from strategies.updates.one_pass import ModelInReply, add_models
 from strategies.updates.safeguards import bounded, moved_by
 
 MEAN = "mean"
+_NOTHING: Vector = np.empty(0)
 _UPDATE = "update"
 
 
@@ -102,7 +103,10 @@ class Gathered(Protocol):
         """Skip a client without a valid update."""
 
     def result(self, weights: Sequence[float]) -> Vector | None:
-        """Return the aggregate Δ (D,), given the d_i of all clients; None if the valid updates are too few."""
+        """Return the aggregate Δ (D,), given the d_i of all clients; None if the valid updates are too few.
+
+        Nothing is added afterwards.
+        """
 
     def mean_square(self, weights: Sequence[float]) -> float:
         """Return Σ d_i ‖Δ_i‖², given the d_i of all clients; 0 if it wasn't asked for."""
@@ -201,7 +205,8 @@ class WeightedSum:
         cut = [models[start : start + self.block] for start in range(0, len(models), self.block)]
         blocks = [[each for each in block if each is not None] for block in cut]
         self._attempted = [weight for block in blocks for weight, _ in block]
-        add_models(self.total, self._second, spans, [block for block in blocks if block])
+        if self._attempted:
+            add_models(self.total, self._second, spans, [block for block in blocks if block])
 
     def keep(self) -> None:
         """Add the models of the last ``attempt`` to the sum."""
@@ -216,7 +221,11 @@ class WeightedSum:
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the sum (D,), given the d_i of all; None without a weight above 0, or ``each``."""
         self.end()
-        return self.total * self._share(weights) if self._each or sum(self.kept) > 0 else None
+        total, self.total, self._second = self.total, _NOTHING, _NOTHING  # the memory is the caller's
+        if not (self._each or sum(self.kept) > 0):
+            return None
+        total *= self._share(weights)
+        return total
 
     def mean_square(self, weights: Sequence[float]) -> float:
         """Return Σ d_i ‖Δ_i‖², given the d_i of all clients; 0 unless ``squares``."""

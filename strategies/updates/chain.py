@@ -146,9 +146,9 @@ class Check:
 
     def surely_sound(self, model: ModelInReply, base_norm: float) -> bool:
         """Return True if a model that was added is surely valid; ``base_norm``: ‖w̄‖."""
-        if self.buffers is not None and model.untrained is not None:
-            if self.buffers.least_variance(model.untrained) < 0:
-                return False
+        values, buffers = model.untrained, self.buffers
+        if values is not None and buffers is not None and buffers.least_variance(values) < 0:
+            return False
         return model.surely_sound(base_norm)
 
     def _arrays_of(self, client: Client, reply: Message | None) -> ArrayRecord:

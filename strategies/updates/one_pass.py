@@ -5,8 +5,8 @@ blocks of ``CHUNK`` values, in which w_i becomes float64, w̄ is subtracted, ‖
 it is known only afterwards whether all values are finite, and whether an update is longer than usual: the sum is
 therefore written to a second vector, and made again in the rare case that a model doesn't count, or counts less.
 
-Each operation is that of the general way (strategies/updates/chain.py, ``WeightedSum.add``), in its order, so that the
-sum and the norms have the same bits.
+Each operation is that of the chain for single replies (strategies/updates/chain.py, ``WeightedSum.add``), and in its
+order, so that the sum and the norms have the same bits.
 """
 
 import math
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from strategies.clients.roster import Client
 from strategies.flower.arrays import BLOCK, LARGEST_SQUARE, Vector
 
-CHUNK = 4 * BLOCK  # values of a model that are worked on at once: four blocks of norms, which the L2 cache holds
+CHUNK = 2 * BLOCK  # values of a model that are worked on at once: the L2 cache holds them with w̄ and the sums
 
 
 @dataclass
@@ -111,7 +111,9 @@ def _read_update(model: ModelInReply, chunk: slice, pieces: Sequence["_Piece"], 
         update -= base
 
 
-_Piece = tuple[int, slice, slice]  # the number of an array, a part of it, and the place of the part in a chunk
+_Piece = tuple[
+    int, slice, slice
+]  # the number of an array, a part of it, and the place of the part in a chunk
 
 
 def _chunks(size: int, spans: Sequence[slice]) -> Iterator[tuple[slice, list[_Piece]]]:

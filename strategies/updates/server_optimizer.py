@@ -66,7 +66,9 @@ class SGD(ServerOptimizer):
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_g Δ."""
-        return model + self.lr * update
+        moved = self.lr * update
+        moved += model
+        return moved
 
 
 class Momentum(ServerOptimizer):

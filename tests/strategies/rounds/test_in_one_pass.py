@@ -1,4 +1,4 @@
-"""A round's sum in one pass over its replies has the bits of the general way: reply by reply, as a witness sees them."""
+"""A round's sum in one pass over its replies has the bits of the sum reply by reply, which a witness asks for."""
 
 import warnings
 from collections.abc import Callable
@@ -82,7 +82,9 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
             step = np.abs(rng.normal(size=values.shape)) + 1
             arrays[name] = np.asarray(values + (0.01 * step if values.dtype.kind == "f" else 4), values.dtype)
         SPOILS[names[index]](arrays, number)
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 10 + index, "train-loss": float(index)})})
+        content = RecordDict(
+            {"metrics": MetricRecord({"num-examples": 10 + index, "train-loss": float(index)})}
+        )
         content["arrays"] = ArrayRecord({name: Array(values) for name, values in arrays.items()})
         return Message(content, reply_to=message)
 
@@ -95,7 +97,9 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
         result = strategy.start(grid, initial, num_rounds=ROUNDS, timeout=0.05)
     arrays = {name: array.data for name, array in result.arrays.items()}
     told = {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()}
-    accounts = [strategy.accounts.column(name, CLIENTS) for name in ("accepted", "refused", "clipped", "weight")]
+    accounts = [
+        strategy.accounts.column(name, CLIENTS) for name in ("accepted", "refused", "clipped", "weight")
+    ]
     return arrays, told, accounts, strategy.safeguards.norms.state()
 
 

@@ -116,11 +116,13 @@ def test_no_update_moves_the_sum_beyond_the_bound_also_with_the_weight_of_others
             gathered.add_block(weight * own, 0.0, [weight], float(weight * own.max()))
         else:
             gathered.add(weight, update)
+    gathered.end()
+    total = gathered.total.tobytes()
     result = gathered.result(weights.tolist())
     assert result is not None
     assert result.max() <= bound * (1 + 1e-12)
     if there.all():  # nothing is shared out, whatever the rounding of norms
-        assert result.tobytes() == gathered.total.tobytes()
+        assert result.tobytes() == total
     moves = np.where(there, np.minimum(weights * lengths, bound), 0.0)
     share = weights.sum() / weights[there].sum()
     if moves.max() * share <= bound or there.all():  # nothing to hold back: what there is without a bound
