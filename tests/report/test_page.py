@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import app
@@ -168,7 +169,11 @@ def test_a_run_is_on_the_page_once(tmp_path: Path) -> None:
     named = [str(run), str(tmp_path / "link"), str(run / ".." / "one")]
     done = CliRunner().invoke(app, ["report", *named, "-o", str(out)])
     assert done.exit_code == 0, done.output
-    assert out.read_text("utf-8").count('"name":"one"') == 1
+    page = out.read_text("utf-8")
+    content = json.loads(
+        page.partition('<script id="content" type="application/json">')[2].partition("</script>")[0]
+    )
+    assert [each["name"] for each in content["runs"]] == ["one"]
 
 
 def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path: Path) -> None:
@@ -345,6 +350,52 @@ def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width
     assert errors == []
 
 
+def test_seeds_are_one_setting_and_two_settings_are_beside_each_other(browser: Any, tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{strategy}-{'x' * seed}", strategy=strategy, seed=seed)
+        for strategy in ("fedavg", "fedfix")
+        for seed in range(2)
+    ]
+    for factor, run in enumerate(runs, 1):
+        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        text = "".join(json.dumps({**line, "accuracy": line["accuracy"] / factor}) + "\n" for line in lines)
+        (run / "metrics.jsonl").write_text(text)
+    page, errors = opened(browser, written(tmp_path, *runs), viewport={"width": 1000, "height": 900})
+    drawn = "document.querySelector('#curve-accuracy .plot').data.filter(t => t.name).map(t => [t.name, t.y.at(-1)])"
+    means = [["fedavg, 2 seeds", 0.625], ["fedfix, 2 seeds", pytest.approx(5 / 6 * 7 / 24, rel=1e-5)]]
+    assert page.evaluate(drawn) == means  # 5/6 (1 + 1/2)/2, 5/6 (1/3 + 1/4)/2
+    page.check("input[name=single]")
+    names = [name for name, _ in page.evaluate(drawn)]
+    assert names[2:] == ["fedavg seed=0", "fedavg seed=1", "fedfix seed=0", "fedfix seed=1"]
+    page.locator("#ends summary").click()
+    assert page.locator("#ends details tbody tr").count() == 4
+    rows = [row.split("\t") for row in page.locator("#two tr").all_inner_texts()]
+    assert rows[0] == ["at the end", "fedavg", "fedfix", "difference"]
+    assert rows[3] == ["accuracy", "0.6250 ± 0.29", "0.2431 ± 0.049", "−0.38194"]
+    top = page.locator("#curve-accuracy").bounding_box()
+    assert top["y"] + top["height"] < 900  # scores and curves of both on one screen
+    assert page.locator("#config tbody tr").count() == 2  # strategy, seed
+    page.locator("#alike").click()
+    assert page.locator("#config tbody tr").count() == 3  # and lr
+    page.locator("#runs button[aria-pressed]").first.click()
+    assert page.locator("#two").is_hidden()
+    assert {name.split()[0].strip(",") for name, _ in page.evaluate(drawn)} == {"fedfix"}
+    page.emulate_media(media="print")
+    assert not page.locator("#log").is_visible()
+    assert not page.locator(".png").first.is_visible()
+    assert errors == []
+
+
+def test_a_chart_is_saved_as_a_picture(browser: Any, tmp_path: Path) -> None:
+    page, errors = opened(browser, written(tmp_path, write_run(tmp_path / "one")))
+    with page.expect_download() as saved:
+        page.locator("#curve-loss .png").click()
+    assert saved.value.suggested_filename == "curve-loss.png"
+    saved.value.save_as(tmp_path / "loss.png")
+    assert Image.open(tmp_path / "loss.png").size == (2400, 1200)
+    assert errors == []
+
+
 def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(browser: Any, tmp_path: Path) -> None:
     url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", 1000, own=True))
     page, errors = opened(browser, url)
@@ -373,7 +424,7 @@ def test_runs_are_toggled_and_the_axis_is_chosen(browser: Any, tmp_path: Path) -
 
     assert x_of_loss() == [["one", 5], ["two", 5]]
     page.select_option("select[name=axis]", "bytes")
-    assert x_of_loss() == [["one", 2000], ["two", 2000]]
+    assert x_of_loss() == [["one", 0.002], ["two", 0.002]]  # MB
     page.select_option("select[name=axis]", "wall-seconds")
     assert x_of_loss() == [["one", 10], ["two", 10]]
     page.locator("#runs button[aria-pressed]").first.click()

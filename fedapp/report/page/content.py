@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
+from fedapp.report.cells import Cell, cells_of, equal_time
 from fedapp.report.client_tables import WALL, column, read_clients
 from fedapp.report.files import LOSS, read_summary, read_warnings
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
-from fedapp.report.recorded import RecordedRun, metrics_of, names_of
+from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
+from fedapp.report.series import mean_and_spread
 from strategies.flower.higher_is_better import less_is_better
 
 Array = NDArray[Any]
@@ -27,7 +29,10 @@ CELLS, FEWEST_CELLS = 90_000, 900  # of the graph's heat map
 METRICS = 60
 CLASSES = 100
 LINES = 400  # of the log
+BAND = 200  # points of a setting's mean
 MOST_POINTS, MOST_CLIENTS = 1000, 2000
+
+_OF_CLIENTS = ("client-{}-worst-tenth", "personal-{}-mean")
 
 _SHOWN = ("weight", "expected", "observed", "work", "contribution-weight")
 _COUNTS = (
@@ -68,9 +73,54 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
         # As many aggregations take a method without rounds less time than rounds.
         "axis": "time" if by_time else "aggregation",
         "runs": [_run(path, name, len(shown)) for path, name in zip(shown, names, strict=True)],
-        "scores": list(dict.fromkeys([LOSS, *(name for first in firsts for name in first)])),
+        "scores": (scores := list(dict.fromkeys([LOSS, *(name for first in firsts for name in first)]))),
+        **_settings(recorded, dict(zip((run.path for run in recorded), names, strict=True)), scores),
         "left_out": left_out,
     }
+
+
+def _settings(
+    runs: Sequence[RecordedRun], names: Mapping[Path, str], scores: Sequence[str]
+) -> dict[str, Any]:
+    """Return runs that differ in their seed alone as one: mean ± deviation of curves and scores, and where."""
+    cells = cells_of(runs)
+    time = equal_time(cells)
+    keys = [*scores, "train-loss", *(form.format(key) for key in scores for form in _OF_CLIENTS)]
+    members: dict[str, list[str]] = {cell.name: [] for cell in cells}
+    for cell in cells:
+        members[cell.name] += [names[run.path] for run in cell.runs]
+    return {
+        "place": "at the end" if time is None else f"at time {time:.4g}",
+        "settings": [
+            {
+                "name": cell.name,
+                "runs": members[cell.name],
+                "seeds": len(cell.seeds),
+                "of": cell.seeds_text,
+                "scores": {key: cell.text(key, 4, time) for key in scores},
+                "means": {key: _number(mean_and_spread(cell.scores(key, time))[0]) for key in scores},
+                "bands": _bands(cell, keys) if len(cell.seeds) > 1 else {},
+            }
+            for cell in cells
+        ],
+    }
+
+
+def _bands(cell: Cell, keys: Sequence[str]) -> dict[str, dict[str, list[list[float | None]]]]:
+    """Return by metric and axis where, mean and deviation over the seeds, (3, points)."""
+    found: dict[str, dict[str, list[list[float | None]]]] = {}
+    for key in keys:
+        if all(key in run.columns for run in cell.runs):
+            for axis in AXES:
+                if all(np.isfinite(run.along(axis)).any() for run in cell.runs):
+                    band = cell.band(key, axis)
+                    at = _spaced(len(band[0]), BAND)
+                    found.setdefault(key, {})[axis] = [_rounded(values[at]) for values in band]
+    return found
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _run(path: Path, name: str, runs: int) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 (() => {
   const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "5px,2px,1px,2px", "10px,3px"];
-  const AXES = { aggregation: "aggregation", time: "time", "wall-seconds": "wall time, seconds",
-    bytes: "bytes up and down" };
+  // The words of the PNGs (fedapp.report.recorded.AXES), and wall time, which these don't have.
+  const AXES = { aggregation: "aggregations", time: "virtual time", "wall-seconds": "wall time, seconds",
+    bytes: "MB sent, up and down" };
   const OUTCOMES = { accepted: COLORS[0], late: COLORS[4], failed: COLORS[1], refused: COLORS[3], discarded: COLORS[7],
     lost: COLORS[6], "under way": COLORS[5] };
   const MARKS = { accepted: "line-ns-open", late: "triangle-right", failed: "square", refused: "diamond",
@@ -14,7 +15,7 @@
     away: "#8C8C8C" };
   const hidden = new Set();
   let content = JSON.parse(document.getElementById("content").textContent);
-  const chosen = { axis: content.axis, metric: null, run: null, state: null };
+  const chosen = { axis: content.axis, metric: null, run: null, state: null, single: false, equal: false };
 
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -25,10 +26,12 @@
     return node;
   };
   const shown = () => content.runs.filter((run) => !hidden.has(run.name));
-  const look = (run) => {
-    const at = content.runs.indexOf(run);
-    return { color: COLORS[at % 8], dash: DASHES[Math.floor(at / 8) % 8] };
-  };
+  const looks = (at) => ({ color: COLORS[at % 8], dash: DASHES[Math.floor(at / 8) % 8] });
+  // Runs that differ in their seed alone are one setting, with one look.
+  const grouped = () => content.settings.some((setting) => setting.seeds > 1);
+  const settings = () => content.settings.filter((setting) => setting.runs.some((name) => !hidden.has(name)));
+  const look = (run) => looks(grouped() ? content.settings.findIndex((setting) => setting.runs.includes(run.name))
+    : content.runs.indexOf(run));
   const number = (value) => typeof value !== "number" ? String(value ?? "–")
     : Number.isInteger(value) ? String(value) : Number(value.toPrecision(5)).toString();
 
@@ -44,12 +47,17 @@
   // A chart has a place of its own from when it is first drawn, so that zoom stays while a run goes on.
   function chart(section, id, title, traces, form, kind = "chart") {
     let box = document.getElementById(id);
+    const save = make("button", "PNG", { type: "button", class: "png", title: "save this chart as a PNG" });
+    // A picture stands alone: with its title, its ground, and what the colours are.
+    save.addEventListener("click", () => Plotly.downloadImage({ data: traces, layout: { ...form, title: { text: plain(title) },
+      margin: { ...form.margin, t: 60 }, paper_bgcolor: css("--ground"), showlegend: traces.length > 1 } },
+    { format: "png", width: 1200, height: 600, scale: 2, filename: id }));
     if (!box) {
       box = make("div", null, { id, class: kind });
       box.append(make("h3"), make("div", null, { class: "plot" }));
       section.append(box);
     }
-    box.firstChild.textContent = title;
+    box.firstChild.replaceChildren(make("span", title), save);
     box.dataset.used = "yes";
     Plotly.react(box.lastChild, traces, form, { responsive: true, displaylogo: false,
       modeBarButtonsToRemove: ["lasso2d", "select2d"] });
@@ -95,11 +103,37 @@
     const columns = run.curves.columns || {};
     if (chosen.axis !== "bytes") return columns[chosen.axis];
     const up = columns["bytes-up"], down = columns["bytes-down"];
-    return up && down && up.map((value, at) => value + down[at]);
+    return up && down && up.map((value, at) => (value + down[at]) / 1e6);
+  }
+
+  function tick(charts, name, label, value, onChange) {
+    const tools = charts.parentNode.querySelector(".tools");
+    if (tools.querySelector(`input[name="${name}"]`)) return;
+    const holder = make("label"), box = make("input", null, { type: "checkbox", name });
+    box.checked = value;
+    box.addEventListener("change", () => { onChange(box.checked); draw(); });
+    holder.append(box, ` ${label}`);
+    tools.append(holder);
+  }
+
+  // The mean over a setting's seeds as a line, and one standard deviation to both sides of it.
+  function bands(key) {
+    return settings().flatMap((setting) => {
+      const band = (setting.bands[key] || {})[chosen.axis];
+      if (!band) return [];
+      const { color, dash } = looks(content.settings.indexOf(setting)), [x, mean, spread] = band;
+      const edge = (sign) => mean.map((value, at) => value === null ? null : value + sign * (spread[at] || 0));
+      const side = (y, more) => ({ x, y, type: "scatter", mode: "lines", line: { width: 0, color }, hoverinfo: "skip",
+        showlegend: false, ...more });
+      return [side(edge(-1)), side(edge(1), { fill: "tonexty", fillcolor: `${color}26` }),
+        { x, y: mean, name: plain(`${setting.name}, ${setting.seeds} seeds`), type: "scatter", mode: "lines",
+          line: { color, dash, width: 2.5 }, customdata: spread, hovertemplate: "%{x:.6~g}: %{y:.5~g} ± %{customdata:.2~g}" }];
+    });
   }
 
   function curves() {
     const charts = section("curves", "Curves");
+    if (grouped()) tick(charts, "single", "single runs", chosen.single, (value) => { chosen.single = value; });
     pick(charts, "axis", "over", Object.entries(AXES), chosen.axis, (value) => { chosen.axis = value; });
     const keys = [...new Set(content.runs.flatMap((run) => Object.keys(run.curves.columns || {})))].sort();
     const metrics = keys.filter((key) => !(key in AXES));
@@ -110,14 +144,19 @@
     pick(charts, "metric", "one more", metrics.map((key) => [key, key]), chosen.metric, (value) => { chosen.metric = value; });
     const clocks = new Set(shown().map((run) => run.curves.clock));
     const names = { ...AXES, time: clocks.size > 1 ? "time of each run's clock" :
-      clocks.has("virtual") ? "virtual time" : "time, seconds" };
+      clocks.has("virtual") ? AXES.time : "seconds" };
     const drawn = first.filter((key) => metrics.includes(key)).map((key) => [`curve-${key}`, key]);
     if (chosen.metric) drawn.push(["curve-chosen", chosen.metric]);
     for (const [id, key] of drawn) {
-      const traces = shown().filter((run) => (run.curves.columns || {})[key] && axisOf(run)).map((run) => ({
-        x: axisOf(run), y: run.curves.columns[key], name: plain(run.name), type: "scatter",
-        mode: axisOf(run).length < 30 ? "lines+markers" : "lines", line: { ...look(run), width: 2 },
-        marker: { size: 5, color: look(run).color }, hovertemplate: "%{x:.6~g}: %{y:.5~g}" }));
+      const means = bands(key), averaged = new Set(means.length ? content.settings.flatMap((setting) =>
+        (setting.bands[key] || {})[chosen.axis] ? setting.runs : []) : []);
+      const singles = shown().filter((run) => (run.curves.columns || {})[key] && axisOf(run))
+        .filter((run) => chosen.single || !averaged.has(run.name)).map((run) => ({
+          x: axisOf(run), y: run.curves.columns[key], name: plain(run.name), type: "scatter",
+          mode: axisOf(run).length < 30 && !means.length ? "lines+markers" : "lines",
+          line: { ...look(run), width: averaged.has(run.name) ? 1 : 2 }, opacity: averaged.has(run.name) ? 0.5 : 1,
+          marker: { size: 5, color: look(run).color }, hovertemplate: "%{x:.6~g}: %{y:.5~g}" }));
+      const traces = [...means, ...singles];
       const form = layout(names[chosen.axis], key, { hovermode: shown().length > 12 ? "closest" : "x unified" });
       if (!traces.length) form.annotations = [{ text: "none of these runs has it", showarrow: false, xref: "paper",
         yref: "paper", x: 0.5, y: 0.5 }];
@@ -302,11 +341,11 @@
     charts.parentNode.hidden = false;
   }
 
-  function block(id, title) {
+  function block(id, title, first = false) {
     let node = document.getElementById(id);
     if (!node) {
       node = make("section", null, { id });
-      document.getElementById("main").append(node);
+      document.getElementById("main")[first ? "prepend" : "append"](node);
     }
     node.replaceChildren(make("h2", title));
     return node;
@@ -333,22 +372,52 @@
     log.append(run.log.length ? make("pre", run.log.join("\n")) : make("p", "This run has no log.txt."));
   }
 
+  // Two settings beside each other: what differs, the scores of both, and by how much.
+  function duel() {
+    const pair = settings(), here = document.getElementById("two");
+    if (here) here.hidden = pair.length !== 2;
+    if (pair.length !== 2) return;
+    const node = block("two", pair.map((setting) => setting.name).join(" and "), true);
+    const difference = (key) => {
+      const [a, b] = pair.map((setting) => setting.means[key]);
+      return a === null || b === null ? "–" : `${b < a ? "−" : "+"}${number(Math.abs(b - a))}`;
+    };
+    const keys = content.scores.filter((key) => pair.some((setting) => setting.means[key] !== null));
+    node.append(table([content.place, ...pair.map((setting) => setting.name), "difference"],
+      [["seeds", ...pair.map((setting) => setting.of), ""],
+        ...keys.map((key) => [key, ...pair.map((setting) => setting.scores[key]), difference(key)])]));
+  }
+
   function tables() {
     const runs = shown();
     const ends = block("ends", "How the runs stand");
+    if (grouped()) ends.append(make("p", `Mean ± standard deviation over the seeds, ${content.place}.`),
+      table(["setting", "seeds", ...content.scores], settings().map((setting) => [setting.name, setting.of,
+        ...content.scores.map((key) => setting.scores[key])])));
     const keys = ["status", "reason", "warnings", "strategy", "engine", "aggregations",
       ...content.scores.filter((key) => key !== "loss").flatMap((key) => [key, `client-${key}-worst-tenth`]),
       "loss", "wall-seconds", "bytes-up", "bytes-down", "failures"].filter((key) => runs.some((run) => key in run.summary));
-    ends.append(table(["run", ...keys], runs.map((run) => [run.name, ...keys.map((key) => number(run.summary[key]))])));
+    const single = table(["run", ...keys], runs.map((run) => [run.name, ...keys.map((key) => number(run.summary[key]))]));
+    if (grouped()) {
+      const more = make("details", null, chosen.single ? { open: "" } : {});
+      more.append(make("summary", "single runs"), single);
+      ends.append(more);
+    } else ends.append(single);
     const config = block("config", "Config");
     const all = [...new Set(runs.flatMap((run) => Object.keys(run.config)))];
     const cell = (run, key) => key in run.config ? String(run.config[key]) : "–";
     const differs = (key) => new Set(runs.map((run) => cell(run, key))).size > 1;
     const order = [...all.filter(differs), ...all.filter((key) => !differs(key))];
     const many = runs.length > 1 && all.some(differs);
-    config.append(make("p", many ? "What differs comes first, and is marked." : runs.length > 1 ? "All are alike." : ""));
-    config.append(table(["key", ...runs.map((run) => run.name)], order.map((key) => [key, ...runs.map((run) => cell(run, key))]),
-      order.map(differs)));
+    const listed = many && !chosen.equal ? order.filter(differs) : order;
+    if (many) {
+      const alike = make("button", chosen.equal ? "hide what is alike" : `show ${all.length - order.filter(differs).length} ` +
+        "keys that are alike", { type: "button", id: "alike", "aria-pressed": chosen.equal });
+      alike.addEventListener("click", () => { chosen.equal = !chosen.equal; tables(); });
+      config.append(alike);
+    } else config.append(make("p", runs.length > 1 ? "All are alike." : ""));
+    config.append(table(["key", ...runs.map((run) => run.name)], listed.map((key) => [key, ...runs.map((run) => cell(run, key))]),
+      listed.map((key) => many && differs(key))));
   }
 
   function chips() {
@@ -359,13 +428,15 @@
       node.addEventListener("click", onClick);
       return node;
     };
-    const toggles = content.runs.map((run) => {
-      const node = button(run.name, !hidden.has(run.name), () => {
-        if (!hidden.delete(run.name)) hidden.add(run.name);
+    const all_of = grouped() ? content.settings.map((setting, at) => [setting.name, setting.runs, looks(at)])
+      : content.runs.map((run) => [run.name, [run.name], look(run)]);
+    const toggles = all_of.map(([name, members, { color, dash }]) => {
+      const seen = members.some((each) => !hidden.has(each));
+      const node = button(name, seen, () => {
+        members.forEach((each) => { if (seen) hidden.add(each); else hidden.delete(each); });
         draw();
       });
       const swatch = make("span", null, { class: "swatch" });
-      const { color, dash } = look(run);
       swatch.style.borderColor = color;
       swatch.style.borderTopStyle = dash === "solid" ? "solid" : dash === "dot" ? "dotted" : "dashed";
       node.prepend(swatch);
@@ -388,6 +459,7 @@
   function draw() {
     chips();
     notes();
+    duel();
     curves();
     details();
     tables();
