@@ -2,9 +2,10 @@
 
 With S the clipping norm and z the noise multiplier, both for one client's whole data and whatever it did before:
 
-    central   Δ_i is clipped to ‖Δ_i‖ ≤ S on the client, and again on the server; w̄ + Σ d_i Δ_i gets noise of
-              deviation z S max d_i. All d_i are 1/n, so that a client moves the sum by at most S/n. Protects from
-              those who see models, not from the server (H. B. McMahan et al., ICLR 2018, algorithm 1).
+    central   Δ_i is clipped to ‖Δ_i‖ ≤ S on the client, and again on the server, by an adaptive norm there alone
+              (``strategies.updates.clipping``); w̄ + Σ d_i Δ_i gets noise of deviation z S max d_i. All d_i are
+              1/n, so that a client moves the sum by at most S/n. Protects from those who see models, not from the
+              server (H. B. McMahan et al., ICLR 2018, algorithm 1).
               Neighbours: the client's update, or zero in its place; n is the same, and known.
     local     Δ_i is clipped to S and gets noise of deviation 2 z S before it leaves the client: other data in
               place of the client's move Δ_i by at most 2 S. Nobody needs to be trusted.
@@ -57,7 +58,8 @@ def privately(
         base, model = layout.to_vector(sent), layout.to_vector(leaves)
     except ArraysMismatchError as error:
         return Message(Error(NO_UPDATE, f"can't be clipped: {error}"), reply_to=request)
-    clip_update(model, base, norm)
+    if norm:  # an adaptive norm is the server's, which clips alone
+        clip_update(model, base, norm)
     if kind == "local":
         ids = [int(record[key]) for key in (messages.CLIENT, messages.TASK)]  # type: ignore[arg-type]
         rng = (

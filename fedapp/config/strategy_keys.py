@@ -131,6 +131,7 @@ READ_BY: dict[str, Readers] = {
         "keep = best, or patience > 0", lambda setting: setting.strategy.config.compares_evaluations
     ),
     "dp_clipping_norm": PRIVATE,
+    "dp_clipping_quantile": where("dp", "central") & where("dp-clipping-norm", 0.0),
     "dp_noise_multiplier": PRIVATE,
 }
 # Parameters of synchronous strategies that clients read, whatever the strategy: with dp = local the noise is theirs.
@@ -276,6 +277,7 @@ class ProtectionKeys(Keys):
     if TYPE_CHECKING:  # parameters of strategies that the app itself reads
         aggregation_rule: str
         dp: str
+        dp_clipping_norm: float
         dp_noise_multiplier: float
 
 

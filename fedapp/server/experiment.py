@@ -44,6 +44,7 @@ from fedapp.server.privacy import (
     check_standardized,
     say_what_is_repeated,
     say_what_stays,
+    with_local_norm,
     with_noise,
 )
 from fedapp.server.trackers import check_tracker
@@ -162,6 +163,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 def _with_account(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
     """Return the config with the noise that its differential privacy needs, of a run whose account can be made."""
+    config = with_local_norm(config)
     check_privacy(config, strategy)
     check_account(config, strategy, num_clients)
     if config.dp_target_epsilon:

@@ -20,6 +20,8 @@ from strategies.timing.availability import ALWAYS
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 # Where a run has no end beforehand, no client of it sends more often.
 MOST_RELEASES = 2**40
+# S where clients add the noise, and no norm is given.
+LOCAL_NORM = 1.0
 # How exactly the noise for a target is solved for, relative to it.
 SOLVED = 1e-4
 
@@ -135,6 +137,17 @@ def most_releases(config: RunConfig, epsilon: float, sampling: Sampling, known: 
 def _asks_directions(strategy: FederatedStrategy) -> bool:
     """Return True if each client is asked for the direction of its data."""
     return strategy.graph is not None and strategy.graph.updates is None
+
+
+def with_local_norm(config: RunConfig) -> RunConfig:
+    """Return the config with a clipping norm where clients add the noise: nobody sees norms to follow."""
+    if config.dp != "local" or config.dp_clipping_norm:
+        return config
+    log.info(
+        "dp = 'local': dp-clipping-norm = %g, as none is given, and none adapts to what nobody sees",
+        LOCAL_NORM,
+    )
+    return config.model_copy(update={"dp_clipping_norm": LOCAL_NORM})
 
 
 def with_noise(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:

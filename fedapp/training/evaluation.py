@@ -44,6 +44,7 @@ _TAKEN = (
     "staleness-max",
     "weights-distance",
     "dp-epsilon",
+    "dp-clipping-norm",
 )
 
 

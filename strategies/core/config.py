@@ -207,7 +207,9 @@ class SynchronousConfig(RobustConfig):
     dp : str
         differential privacy, and who adds its noise: the server (central) or each client (local)
     dp_clipping_norm : float
-        S, the norm to which updates are clipped
+        S, the norm to which updates are clipped; 0: with central noise S follows a quantile of the updates' norms
+    dp_clipping_quantile : float
+        γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
     dp_noise_multiplier : float
         z, the noise's standard deviation over its sensitivity S max d_i
     """
@@ -222,7 +224,8 @@ class SynchronousConfig(RobustConfig):
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
     dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
-    dp_clipping_norm: float = parameter(1.0, gt=0, topic="protection")
+    dp_clipping_norm: float = parameter(0.0, ge=0, topic="protection")
+    dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
     dp_noise_multiplier: float = parameter(1.0, ge=0, le=1e6, topic="protection")
 
     def refuse_protection(self, sent: str) -> None:

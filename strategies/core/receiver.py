@@ -14,6 +14,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
 from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Local, Tell, chain
+from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.safeguards import Safeguards
 
 # Called with a client's index and its local model (D,) for every valid reply, before it is aggregated. The array is
@@ -36,7 +37,7 @@ class Receiver:
         Hooks of the method.
     compressed : CompressedUpdates, optional
         The compression that clients were asked for.
-    clip : Clip, optional
+    clip : Clip or AdaptiveClip, optional
         The clipping of central differential privacy.
     updates : callable, optional
         A link of the chain that keeps the clients' last updates.
@@ -58,14 +59,14 @@ class Receiver:
         local_rule: Callable[[], dict[str, float]],
         received: Callable[[Client, Vector], None],
         compressed: CompressedUpdates | None = None,
-        clip: Clip | None = None,
+        clip: Clip | AdaptiveClip | None = None,
         updates: Link | None = None,
         witness: Witness | None = None,
     ) -> None:
         self._run, self._safeguards = run, safeguards
         self._must_weigh, self._bound, self._replies_beside = must_weigh, bound, replies_beside
         self._local_rule, self._received = local_rule, received
-        self._compressed, self._clip, self._updates = compressed, clip, updates
+        self._compressed, self.clip, self._updates = compressed, clip, updates
         self.witness = witness
 
     def check(self) -> Check:
@@ -104,7 +105,7 @@ class Receiver:
         safeguards, witness = self._safeguards, self.witness
         return chain(
             Bound(self._bound, self._run.buffers) if self._bound else None,
-            self._clip,
+            self.clip,
             safeguards.norms if safeguards.learns_norms else None,
             Tell(self._received),
             self._updates,
@@ -114,13 +115,13 @@ class Receiver:
     @property
     def only_learns_norms(self) -> bool:
         """Whether replies are whole models, and nothing but the usual norm is between the check and the sum."""
-        others = (self._compressed, self._bound or None, self._clip, self._updates, self.witness)
+        others = (self._compressed, self._bound or None, self.clip, self._updates, self.witness)
         return all(other is None for other in others)
 
     @property
     def bounds_updates(self) -> bool:
         """Whether updates that are too long are shortened, and reported as clipped."""
-        return (bool(self._bound) or self._safeguards.learns_norms) and self._clip is None
+        return (bool(self._bound) or self._safeguards.learns_norms) and self.clip is None
 
     def contribution(
         self,
@@ -172,10 +173,10 @@ class Receiver:
                 )
 
 
-def clipping(config: StrategyConfig) -> Clip | None:
+def clipping(config: StrategyConfig) -> Clip | AdaptiveClip | None:
     """Return the clipping of central differential privacy, None without it."""
     if isinstance(config, SynchronousConfig) and config.dp == "central":
-        return Clip(config.dp_clipping_norm)
+        return Clip(norm) if (norm := config.dp_clipping_norm) else AdaptiveClip(config.dp_clipping_quantile)
     return None
 
 

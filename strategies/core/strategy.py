@@ -154,7 +154,8 @@ class FederatedStrategy(Strategy):
         self.accounts = Accounts()
         self.timeline = Timeline(self.accounts.took)
         # A bound that the config gives, or differential privacy, takes the place of the usual norm.
-        usual_norm = not config.update_norm_bound and clipping(config) is None
+        clip = clipping(config)
+        usual_norm = not config.update_norm_bound and clip is None
         bounds = Bounds(
             config.size_ratio_bound,
             config.examples_bound,
@@ -198,7 +199,7 @@ class FederatedStrategy(Strategy):
             local_rule=self.local_rule,
             received=self.received,
             compressed=compressed,
-            clip=clipping(config),
+            clip=clip,
             updates=updates,
             witness=witness,
         )

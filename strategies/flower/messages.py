@@ -98,6 +98,7 @@ BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"
 BYTES_KEPT: Final = "bytes-kept"  # what the server keeps of clients from round to round, if a method does
 CLIPPED: Final = "clipped-updates"
+CLIPPING_NORM: Final = "dp-clipping-norm"  # of a round, where it adapts
 DISCARDED: Final = "discarded-updates"
 LOST_TASKS: Final = "lost-tasks"  # of the failures, those whose clients went away while they worked
 LATE_UPDATES: Final = "late-updates"  # of a round that closes early: those that weren't there when it did

@@ -42,7 +42,8 @@ from strategies.rounds.stragglers import check_stragglers
 from strategies.rounds.summed import SummedRound
 from strategies.updates.aggregation import Gathered
 from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Contribution, Noise
+from strategies.updates.chain import Clip, Contribution, Noise
+from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.sums import SummingGrid
 
 log = logging.getLogger("flwr.strategies")
@@ -107,7 +108,6 @@ class SynchronousStrategy(FederatedStrategy):
             self.counted,
             self.without_companions,
         )
-        self._private = config.dp == "central"
         self._round: Round | None = None
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
@@ -310,6 +310,8 @@ class SynchronousStrategy(FederatedStrategy):
         metrics = MetricsMean(flower.weighted_by_key, flower.train_metrics_aggr_fn)
         each = self.selection.each
         self._round = Round(server_round, self.run.model, list(participants), weights, metrics, each)
+        if isinstance(self.receiver.clip, AdaptiveClip):
+            self.receiver.clip.begin()
         return self._round
 
     def _requests(self, current: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
@@ -366,6 +368,8 @@ class SynchronousStrategy(FederatedStrategy):
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
         metrics = client_metrics.beside(metrics, current.metrics.result())
+        if isinstance(self.receiver.clip, AdaptiveClip):
+            metrics[messages.CLIPPING_NORM] = self.receiver.clip.norm
         moved = self._step(current, weights, total)
         if moved is None:
             number, rule = metrics[messages.PARTICIPANTS], self.config.rule()
@@ -381,7 +385,7 @@ class SynchronousStrategy(FederatedStrategy):
         if not self.capabilities.records_shares:
             current.credit(self.accounts)
         # Buffers stay as they are if the model doesn't move, or if averaging them would leak data.
-        if not self._private and not self.run.keeps_model:
+        if self.receiver.clip is None and not self.run.keeps_model:
             apart.put_into(moved)
         return self.run.layout.to_record(moved), metrics
 
@@ -397,13 +401,14 @@ class SynchronousStrategy(FederatedStrategy):
         if summed is None:
             return None
         update = self.direction(summed)
-        if self._private:
+        if self.receiver.clip is not None:
             # The noise must be unpredictable, unless the run is to be repeated.
             rng = streams.unpredictable()
             if self.run.repeatable:
                 rng = streams.generator(self.config.seed, "central-noise", current.number)
-            noise = Noise(self.config.dp_noise_multiplier, self.config.dp_clipping_norm)
-            noise(update, total.sensitivity(weights), rng)
+            _add_noise(
+                self.receiver.clip, self.config.dp_noise_multiplier, update, total.sensitivity(weights), rng
+            )
             self.run.any_moved = True  # the noise moves the model, whoever came
             update[self.run.buffers_at] = 0.0
         return self.server_step.sound(
@@ -419,7 +424,7 @@ class SynchronousStrategy(FederatedStrategy):
             or self.receiver.witness is not None
             or self.closing.early
             or self.config.rule() is not None
-            or self._private
+            or self.receiver.clip is not None
             or self.safeguards.learns_norms
             or self.compressed is not None
             or self.run.flower.train_metrics_aggr_fn is not None
@@ -493,7 +498,20 @@ class SynchronousStrategy(FederatedStrategy):
 
     def parts(self) -> list[Any]:
         """Return the parts that have a state: those of every strategy, and those of the round loop."""
-        return [*super().parts(), self.pending, self.closing, self.aggregator]
+        adaptive = [self.receiver.clip] if isinstance(self.receiver.clip, AdaptiveClip) else []
+        return [*super().parts(), self.pending, self.closing, self.aggregator, *adaptive]
+
+
+def _add_noise(
+    clip: Clip | AdaptiveClip, z: float, update: Vector, sensitivity: float, rng: np.random.Generator
+) -> None:
+    """Add central noise to a round's sum (D,), and adapt the norm to which the next round clips."""
+    if not isinstance(clip, AdaptiveClip):
+        Noise(z, clip.norm)(update, sensitivity, rng)
+        return
+    expected = 1 / sensitivity
+    Noise(clip.multiplier(z, expected), clip.norm)(update, sensitivity, rng)
+    clip.adapt(z, expected, rng)
 
 
 def _check(name: str, strategy: SynchronousStrategy) -> None:

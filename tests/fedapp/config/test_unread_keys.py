@@ -138,6 +138,12 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         {"strategy": "fedavg", "dp-clipping-norm": 0.1, "dp-noise-multiplier": 9.0, "dp-delta": 0.1},
         ["dp-clipping-norm", "dp-noise-multiplier", "dp-delta"],
     ),
+    ({"dp-target-epsilon": 1.0, "dp-max-epsilon": 1.0}, ["dp-target-epsilon", "dp-max-epsilon"]),
+    (
+        {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5, "dp-clipping-quantile": 0.9},
+        ["dp-clipping-quantile"],
+    ),
+    ({"dp": "local", "dp-clipping-quantile": 0.9}, ["dp-clipping-quantile"]),
     ({"clock": "wall", "time-scenario": "F0"}, ["time-scenario"]),
     (
         {
@@ -251,6 +257,9 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("dp-clipping-norm", 0.1, {"dp": "local"}),
     ("dp-noise-multiplier", 0.1, {"dp": "local", "strategy": "async-fedavg"}),
     ("dp-delta", 0.1, {"dp": "local"}),
+    ("dp-target-epsilon", 3.0, {"dp": "local"}),
+    ("dp-max-epsilon", 6.0, {"dp": "local"}),
+    ("dp-clipping-quantile", 0.9, {"dp": "central", "client-weights": "uniform"}),
     ("time-scenario", "exponential", {}),
     ("time-scenario", "lognormal:1", {}),
     ("task-work", "flop", {"time-scenario": "lognormal:1,1e6"}),

@@ -18,7 +18,7 @@ from fedapp.server.run_directory import RunDirectory
 from fedapp.server.sampled_gaussian import Sampling, sampled_epsilon
 
 CLIENTS, DELTA = 10, 1e-5
-CENTRAL = {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5}
+CENTRAL = {"dp": "central", "client-weights": "uniform"}  # with an adaptive clipping norm
 POISSON = {**CENTRAL, "participation": "poisson", "fraction-train": 0.1}
 
 
@@ -135,6 +135,7 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> N
     lines, summary, model = done(RunConfig.load(resume))
     other = {"run-name": "whole"}
     whole_lines, whole, whole_model = done(config_of(tmp_path, **values, **other))
+    assert before["dp-clipping-norm"] != summary["dp-clipping-norm"] == whole["dp-clipping-norm"]
     assert before["dp-epsilon"] < summary["dp-epsilon"] == whole["dp-epsilon"] <= 3.0
     assert [line["dp-epsilon"] for line in lines[1:]] == [line["dp-epsilon"] for line in whole_lines[1:]]
     assert model == whole_model
