@@ -41,36 +41,6 @@ def per_token(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none")
 
 
-def pictures() -> tuple[np.ndarray, np.ndarray]:
-    """Pictures (N, 1, 16, 16) of a bright and a dark square on noise; which each pixel is in, 0 for none."""
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(96, 160, (120, 1, 16, 16)), np.zeros((120, 16, 16), np.int64)
-    for row in range(len(x)):
-        for label, light in ((1, 255), (2, 0)):
-            top, left = rng.integers(0, 10, 2)
-            x[row, 0, top : top + 6, left : left + 6] = light
-            y[row, top : top + 6, left : left + 6] = label
-    return x.astype(np.uint8), y
-
-
-class UNet(nn.Module):
-    """One level down, and up again beside what was there."""
-
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int = 8, width: int = 8) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(input_shape[0], width, 3, padding=1)
-        self.below = nn.Conv2d(width, 2 * width, 3, padding=1)
-        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
-        self.output = nn.Conv2d(2 * width, num_classes, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, K, H, W)."""
-        first = torch.relu(self.down(x))
-        below = torch.relu(self.below(F.max_pool2d(first, 2)))
-        logits: Tensor = self.output(torch.cat([first, torch.relu(self.up(below))], 1))
-        return logits
-
-
 def heights() -> tuple[np.ndarray, np.ndarray]:
     """Pictures (N, 1, 8, 8), and for each pixel the mean of its row, (N, 1, 8, 8)."""
     x = np.random.default_rng(0).normal(size=(120, 1, 8, 8)).astype(np.float32)

@@ -1,5 +1,6 @@
 """Every block of code in the README and the guides does what it says, or is listed as one that can't run here."""
 
+import json
 import os
 import re
 import shutil
@@ -155,7 +156,26 @@ def sees_that_it_learns(tree: Path) -> None:
     assert f'"r2": {0.475:.3f}' in lines[-1]
 
 
-CHECKS = {"docs/start.md": sees_the_five_commands, "docs/model.md": sees_that_it_learns}
+def last_of(tree: Path, name: str) -> dict[str, float]:
+    lines = (tree / "results" / name / "metrics.jsonl").read_text("utf-8").splitlines()
+    return dict(json.loads(lines[-1]))
+
+
+def sees_text(tree: Path) -> None:
+    assert last_of(tree, "text")["perplexity"] == pytest.approx(5.9, abs=0.15)
+    assert last_of(tree, "text")["accuracy"] == pytest.approx(0.5, abs=0.03)
+
+
+def sees_pictures(tree: Path) -> None:
+    assert last_of(tree, "pictures")["iou"] == pytest.approx(0.98, abs=0.01)
+
+
+CHECKS = {
+    "docs/start.md": sees_the_five_commands,
+    "docs/model.md": sees_that_it_learns,
+    "docs/text.md": sees_text,
+    "docs/pictures.md": sees_pictures,
+}
 
 
 @pytest.mark.parametrize("page", GUIDES)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedapp
+from custom import pictures
 from tests import own_models
 from tests.runs import close, lines_of
 
@@ -14,8 +15,8 @@ TEXTS: dict[str, Any] = {"dataset": own_models.texts, "model": own_models.NextTo
 RUNS = {
     "tokens": {**TEXTS, "metrics": "accuracy,perplexity", "num_server_rounds": 12},
     "pixels": {
-        "dataset": own_models.pictures,
-        "model": own_models.UNet,
+        "dataset": pictures.load,
+        "model": pictures.UNet,
         "metrics": "accuracy,iou",
         "optimizer": "adam",
         "lr": 0.02,
@@ -88,7 +89,7 @@ def test_rows_without_a_class_are_divided_at_random_or_by_natural_client_and_tha
             r"are \(8, 10, K\) and \(8, K, 10\) for K classes",
         ),
         (
-            {"dataset": own_models.pictures, "model": own_models.UNet, "loss": "mse"},
+            {"dataset": pictures.load, "model": pictures.UNet, "loss": "mse"},
             r"model = '.*UNet': returns \(8, 16, 16, 16\) for targets \(8, 16, 16\); loss = 'mse' needs them alike",
         ),
         (

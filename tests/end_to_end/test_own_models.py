@@ -1,0 +1,39 @@
+"""A stranger's module in a folder of its own, by the command: tokens, pixels, several inputs, dense regression."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.processes import ROOT, command_of, environment_of
+from tests.runs import summary_of
+
+KINDS = {
+    "several": ("baskets", "TwoInputs", "optimizer=adam lr=0.02", "accuracy", 0.5, 1),
+    "tokens": ("texts", "NextToken", "metrics=perplexity,accuracy lr=0.3", "perplexity", 0, 12),
+    "pixels": ("pictures", "UNet", "metrics=iou optimizer=adam lr=0.02 local-epochs=2", "iou", 0.2, 1),
+    "numbers": ("heights", "wide_convolution", "loss=mse", "r2", 0.2, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "several" else pytest.mark.thorough) for kind in KINDS],
+)
+def test_the_command_trains_a_strangers_model(kind: str, tmp_path: Path) -> None:
+    data, model, keys, metric, least, most = KINDS[kind]
+    own = (ROOT / "tests" / "own_models.py").read_text("utf-8")
+    pictures = (ROOT / "custom" / "pictures.py").read_text("utf-8").replace("def load", "def pictures")
+    (tmp_path / "mine.py").write_text(own + pictures, "utf-8")
+    given = f"dataset=mine:{data} model=mine:{model} {keys} num-clients=3 num-server-rounds=4 run-name=run"
+    done = subprocess.run(
+        command_of("fedapp", "run", *given.split()),
+        cwd=tmp_path,
+        env=environment_of(tmp_path),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    assert least < summary_of(tmp_path / "results" / "run")[metric] < most
