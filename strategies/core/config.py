@@ -43,7 +43,8 @@ class StrategyConfig:
         alike its data are to the other clients'
     server_lr : float
         η_g, the learning rate of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) or yogi, else
-        the method's own: 1 in rounds; without, a step at which stale updates don't add up to more than a round
+        the method's own: 1 in rounds; without, a step at which stale updates don't add up to more than a round, with
+        momentum a tenth of it, as momentum moves ten times as far
     server_optimizer : str
         what the server does with the aggregated update (Reddi et al. 2021; amsgrad: Wang et al. 2024; fedexp, in
         rounds and of a sum: Jhunjhunwala et al. 2023)

@@ -52,7 +52,7 @@ class ServerStep:
 
         ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
         """
-        self.optimizer.lr = self._lr or self.optimizer.usual_lr or self._own_lr()
+        self.optimizer.lr = self._lr or self.optimizer.usual_lr or self._unscaled(self._own_lr())
         self.optimizer.squares, self.optimizer.number = squares, self._run.aggregations + 1
         moved = self.optimizer.step(model, update)
         run = self._run
@@ -61,6 +61,13 @@ class ServerStep:
                 "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
             )
         return moved
+
+    def _unscaled(self, step: float) -> float:
+        """Return the method's η_g, over the optimizer's gain where it is below 1 because updates are stale.
+
+        A step of 1 stays: no update is stale there, and the method is FedAvg with the same optimizer.
+        """
+        return step / self.optimizer.gain if step < 1 else step
 
     def looked_at(self, update: Vector) -> Vector:
         """Return a client's update (D,), and note whether any client's isn't zero."""

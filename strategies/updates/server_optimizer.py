@@ -42,6 +42,11 @@ class ServerOptimizer(ABC):
     def __init__(self, lr: float) -> None:
         self.lr = lr
 
+    @property
+    def gain(self) -> float:
+        """How far an update moves the model in the end, over η_g times its length."""
+        return 1.0
+
     @abstractmethod
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return the new model (D,) from the old one and Δ (D,), which are not changed."""
@@ -80,6 +85,11 @@ class Momentum(ServerOptimizer):
         super().__init__(lr)
         self.beta = beta
         self.velocity: Vector | float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """1/(1 − β): an update moves the model again in each later step, by β times as much."""
+        return 1 / (1 - self.beta)
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_g v, with v the exponentially weighted sum of updates."""

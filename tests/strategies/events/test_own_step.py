@@ -80,6 +80,7 @@ def test_a_run_has_it(
         ("fedfix", {"fedfix_interval": 1.0}),
         ("fedfix", {"fedfix_interval": 3.0, "aggregation_weights": "observed"}),
         *(("fedbuff", {"buffer_size": 4, "aggregation_weights": w}) for w in ("time-based", "identical")),
+        ("fedbuff", {"buffer_size": 4, "server_optimizer": "momentum"}),
         ("fedbuff", {"buffer_size": 4, "time_scenario": "F0"}),
     ],
 )
@@ -89,9 +90,10 @@ def test_it_is_one_where_the_method_is_fedavg_bit_for_bit(
     common: dict[str, Any] = {"client_weights": "uniform"} | options
     run = start(scheme, federation(CENTRES, SIZES), 9, lr=0.25, server_lr=0.0, **common)
     seen: list[Any] = []
-    FedAvg(client_weights="uniform", observer=seen.append, fraction_evaluate=0.0).start(
-        federation(CENTRES, SIZES), model(1.0), num_rounds=9, train_config=train_config(1, 0.25)
-    )
+    optimizer = options.get("server_optimizer", "sgd")
+    FedAvg(
+        client_weights="uniform", server_optimizer=optimizer, observer=seen.append, fraction_evaluate=0.0
+    ).start(federation(CENTRES, SIZES), model(1.0), num_rounds=9, train_config=train_config(1, 0.25))
     expected = [progress.arrays["w"].data for progress in seen]
     if options.get("aggregation_weights") == "observed":  # whose d_i and step each round differently
         assert run.values == pytest.approx([float(p.arrays["w"].numpy()[0]) for p in seen], rel=1e-12)
@@ -185,6 +187,25 @@ def test_other_steps_are_not(
     """The papers' step of 1, and m/C, which doesn't know that one is slow."""
     run = play(scheme, LAWS["one is 50 times slower"], 150, server_lr=server_lr, **options)
     assert max(map(abs, run.values)) > 10
+
+
+def largest_root(a: float, P: int, step: float, beta: float = 0.9) -> float:
+    """Return max |z| of the recursion with momentum for clients that each contribute once in P > 1 aggregations."""
+    coefficients = np.zeros(P + 1)
+    coefficients[:3] = 1, -1 - beta, beta
+    coefficients[P] += a * step
+    return float(np.abs(np.roots(coefficients)).max())
+
+
+def test_momentum_has_a_tenth_of_the_step_where_updates_are_stale(play: Callable[..., Record]) -> None:
+    assert largest_root(0.12, 10, 1 / 10) < 1 < largest_root(0.13, 10, 1 / 10)
+    assert all(largest_root(a, P, 1 / P / 10) < 1 for a in (0.01, 0.1, 0.5, 1.0) for P in (2, 10, 100))
+    for name, options in (SCHEMES[0], SCHEMES[1], SCHEMES[4]):
+        run = play(name, LAWS["F80"], 400, server_optimizer="momentum", **options)
+        assert run.strategy.optimizer.lr == pytest.approx(run.strategy.own_lr() / 10)
+        assert abs(run.values[-1]) < 0.5 < 2 > max(map(abs, run.values))
+    longer = play("async", LAWS["equal"], 150, server_optimizer="momentum", server_lr=1 / 10)
+    assert max(map(abs, longer.values)) > 10
 
 
 @pytest.mark.parametrize("weights", ["time-based", "identical"])
