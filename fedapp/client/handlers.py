@@ -13,7 +13,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 from fedapp import federation
 from fedapp.client.kept import keep_model, kept_model
-from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
+from fedapp.client.personal import (
+    fine_tuning_task,
+    keep_trained,
+    own_arrays_task,
+    personal_task,
+    shared_arrays_task,
+)
 from fedapp.client.privacy import is_simulated
 from fedapp.client.request import device_of, integer, local_data, node_number, read_config, record_of
 from fedapp.client.scoring import scored_reply
@@ -117,7 +123,12 @@ def train_model(message: Message, context: Context) -> Message:
     task = local_task(message, context)
     asks_for_own = messages.PERSONAL in record_of(message)
     own = personal_task(message, context, task) if asks_for_own else None
-    reply = trained_reply(message, context, task, *train_one(task))
+    trained: dict[str, Any] = {}
+    if (first := own_arrays_task(message, task)) is not None:
+        trained = train_one(first)[0]
+        task = shared_arrays_task(message, task, trained)
+    found, loss = train_one(task)
+    reply = trained_reply(message, context, task, {**trained, **found}, loss)
     if own is not None:
         keep_trained(message, context, train_one(own)[0])
     return reply

@@ -1,9 +1,10 @@
 """A client's own model beside the global one: trained as the fields of a request say, and kept."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
+import torch
 from flwr.app import Context, Message
 
 from fedapp import federation
@@ -24,6 +25,7 @@ from fedapp.client.training import (
 from fedapp.training.batches import FINE_TUNING, PERSONAL
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
+from fedapp.training.personal import own_arrays
 from fedapp.training.task import LocalTask
 from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
@@ -53,6 +55,44 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
         augmentation=augmentation_of(config, batches, client, number, PERSONAL),
         draws=PERSONAL,
     )
+
+
+def own_arrays_task(message: Message, task: LocalTask) -> LocalTask | None:
+    """Return the task that trains this client's own arrays first, all others fixed; None if none is asked for.
+
+    FedRep (Collins et al. 2021, algorithm 1): ``personal-epochs`` by batches of their own, from where ``task``
+    starts.
+    """
+    config = read_config(message)[1]
+    if not (config.personal and config.personal_epochs):
+        return None
+    own = own_arrays(task.model, config.personal)
+    _, client, number = task.ids
+    batches = batches_of(
+        config, task.batches.num_examples, client, number, PERSONAL, epochs=config.personal_epochs
+    )
+    lr = task.lr * len(task.batches) / len(batches) if config.normalize_steps else task.lr
+    return replace(
+        _of(task, own.trained, {}),
+        batches=batches,
+        lr=lr,
+        augmentation=augmentation_of(config, batches, client, number, PERSONAL),
+        draws=PERSONAL,
+    )
+
+
+def shared_arrays_task(message: Message, task: LocalTask, trained: Mapping[str, np.ndarray]) -> LocalTask:
+    """Return the task that trains the other arrays, with this client's own as they have been ``trained``."""
+    shared = own_arrays(task.model, read_config(message)[1].personal).shared
+    return _of(task, shared, trained)
+
+
+def _of(task: LocalTask, names: Collection[str], trained: Mapping[str, np.ndarray]) -> LocalTask:
+    """Return a task that trains these parameters alone."""
+    device = task.x.device
+    state = {**task.fixed, **task.start, **{k: torch.from_numpy(v).to(device) for k, v in trained.items()}}
+    start = {name: state.pop(name) for name in names}
+    return replace(task, start=start, fixed=state)
 
 
 def keep_trained(message: Message, context: Context, trained: Mapping[str, np.ndarray]) -> None:

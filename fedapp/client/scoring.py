@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedapp import federation
 from fedapp.client.kept import kept_model
+from fedapp.client.own_layers import own_state
 from fedapp.client.request import device_of, local_data, read_config, sent_model
 from fedapp.client.training import StateOf, TensorsOf, TestsOf, model_of, own_tensors, tested_tensors
 from fedapp.training.evaluation import Score, chosen_metrics
@@ -58,6 +59,9 @@ def scored_reply(
 def _own_state(
     message: Message, context: Context, record: ConfigRecord, sent: dict[str, Tensor], device: torch.device
 ) -> dict[str, Tensor] | None:
+    if read_config(message)[1].personal:
+        under_way = int(record.get(messages.UNDER_WAY, 0))  # type: ignore[arg-type]
+        return {**sent, **own_state(context, record, device, under_way)}
     arrays = messages.arrays_of(message, messages.PERSONAL_MODEL)
     if arrays is None and messages.PERSONAL in record:
         arrays = kept_model(context, record)

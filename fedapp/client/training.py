@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedapp import federation
+from fedapp.client.own_layers import keep_own, own_state
 from fedapp.client.privacy import privately
 from fedapp.client.request import (
     LocalData,
@@ -30,6 +31,7 @@ from fedapp.training.batches import SENT, Batches, Draws, batches_of_many, plan_
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import SGD, optimizer_of
+from fedapp.training.personal import own_arrays
 from fedapp.training.rule import LocalRule, Parameters, path
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask, TaskBlock
@@ -84,7 +86,10 @@ def local_task(
     record, config = read_config(message)
     data, device = data_of(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
-    terms = TaskTerms.of(record, config, data.dataset, state_of(sent_model(message), device), device)
+    state = state_of(sent_model(message), device)
+    if config.personal:
+        state = {**state, **own_state(context, record, device, task)}
+    terms = TaskTerms.of(record, config, data.dataset, state, device)
 
     def beside(name: str) -> Parameters | None:
         arrays = messages.arrays_of(message, name)
@@ -255,15 +260,24 @@ def rule_of(config: RunConfig, alpha: float = 0.0, beta: float = 1.0) -> LocalRu
 def trained_reply(
     message: Message, context: Context, task: LocalTask, trained: dict[str, np.ndarray], loss: float
 ) -> Message:
-    """Answer a training request with the trained model; what isn't trained goes back as it came."""
-    names, arrays = names_of(task.model), trained_model(message, trained)
+    """Answer a training request with the trained model; what isn't trained goes back as it came.
+
+    So do the arrays that this client keeps for itself, which are kept here.
+    """
+    record, config = read_config(message)
+    own: tuple[str, ...] = ()
+    if config.personal:
+        own = own_arrays(task.model, config.personal).names
+        keep_own(context, record, own, sent_model(message), trained)
+    names = names_of(task.model)
+    arrays = trained_model(message, {name: value for name, value in trained.items() if name not in own})
     content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: task_metrics(task, loss)})
     if applied := _applied(message, task):
         content[messages.APPLIED] = ConfigRecord(applied)
     reply = Message(content, reply_to=message)
-    if record_of(message).get("dp", "none") == "none":
+    if record.get("dp", "none") == "none":
         return reply
-    return privately(message, context, reply, tuple(map(escape, names.fixed)))
+    return privately(message, context, reply, tuple(map(escape, (*names.fixed, *own))))
 
 
 def trained_model(message: Message, trained: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -87,6 +87,21 @@ class TrainingKeys(Keys):
             "rows, beside it as it is; nothing of it is kept; 0: not"
         ),
     ]
+    personal: Annotated[
+        Text,
+        key(
+            "the arrays of the model that each client keeps for itself: patterns of their names with * and ?, with "
+            "commas between them, such as head.*; empty: none"
+        ),
+    ]
+    personal_epochs: Annotated[
+        Thousands,
+        key(
+            "passes over a client's rows that train its own arrays first, all others fixed; then its local epochs "
+            "train the others alone; 0: all are trained together",
+            if_("personal", lambda setting: bool(setting.config.personal)),
+        ),
+    ]
     normalize_steps: Annotated[Flag, key("divide a client's step size by the number of its steps")]
     batch_size: Annotated[Count, key("rows of a local step; 0: all")]
     lr: Annotated[Positive, key("γ, the local step size (learning rate)")]

@@ -80,5 +80,8 @@ def can_share(request: SumRequest | WorkRequest, nodes: Nodes) -> bool:
 
     By a rule that reads nothing beside the model, on data that all share; what clients make of them goes as it is.
     """
-    shared = not any("data-path" in context.node_config for context in nodes.known.values())
-    return shared and config_of(request.config).dp == "none" and set(request.rule) <= {messages.ALPHA}
+    config = config_of(request.config)
+    shared = not config.personal and not any(
+        "data-path" in context.node_config for context in nodes.known.values()
+    )
+    return shared and config.dp == "none" and set(request.rule) <= {messages.ALPHA}

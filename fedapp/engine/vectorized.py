@@ -21,7 +21,13 @@ from torch import Tensor
 
 from fedapp import federation
 from fedapp.client.handlers import CANNOT_TAKE_PART, USER_ERRORS
-from fedapp.client.personal import fine_tuning_task, keep_trained, personal_task
+from fedapp.client.personal import (
+    fine_tuning_task,
+    keep_trained,
+    own_arrays_task,
+    personal_task,
+    shared_arrays_task,
+)
 from fedapp.client.request import LocalData, local_data, record_of, sent_model
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import (
@@ -50,6 +56,10 @@ from strategies.updates.sums import BlockSum, SumRequest, blocks
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.
 PULL_BUDGET = 256 << 20
+
+
+# A request to train, its client's context, its task, and the task of a model of the client's own beside it.
+_Read = tuple[Message, Context, LocalTask, LocalTask | None]
 
 
 class VectorizedGrid(SequentialGrid):
@@ -158,7 +168,7 @@ class VectorizedGrid(SequentialGrid):
     def _train(self) -> None:
         """Train what waits at the head of the queue, and clients' own models beside it."""
         state_of = _states()
-        read: list[tuple[Message, Context, LocalTask, LocalTask | None]] = []
+        read: list[_Read] = []
         for request, context in self._waiting(messages.TRAIN):
             with self._answered(request):
                 known = self._known
@@ -166,20 +176,40 @@ class VectorizedGrid(SequentialGrid):
                 asks_for_own = messages.PERSONAL in record_of(request)
                 own_task = personal_task(request, context, task) if asks_for_own else None
                 read.append((request, context, task, own_task))
-        tasks = [*(task for _, _, task, _ in read), *(task for _, _, _, task in read)]
         groups = self._groups([request for request, *_ in read])
+        read, before = self._own_arrays_first(read, groups)
+        tasks = [*(task for _, _, task, _ in read), *(task for _, _, _, task in read)]
         beside = [
             [place + len(read) for place in group] for group in groups
         ]  # never stacked with what is sent
         found = self._trained(tasks, [*groups, *beside])
         trained, personal = found[: len(read)], found[len(read) :]
-        for (request, context, task, _), result, own in zip(read, trained, personal, strict=True):
+        for (request, context, task, _), result, own, first in zip(
+            read, trained, personal, before, strict=True
+        ):
             assert result is not None
             with self._answered(request):
-                reply = trained_reply(request, context, task, *_sound(result))
+                arrays, loss = _sound(result)
+                if first is not None:
+                    arrays = {**_sound(first)[0], **arrays}
+                reply = trained_reply(request, context, task, arrays, loss)
                 if own is not None:
                     keep_trained(request, context, _sound(own)[0])
                 self._answer(request, compressed(request, reply, context))
+
+    def _own_arrays_first(
+        self, read: list[_Read], groups: Sequence[Sequence[int]]
+    ) -> tuple[list[_Read], list[Trained | Exception | None]]:
+        """Train clients' own arrays where they come first; return what is left to train, and what came of these."""
+        first = [own_arrays_task(request, task) for request, _, task, _ in read]
+        trained = self._trained(first, groups)
+        left = [
+            each
+            if found is None or isinstance(found, Exception)
+            else (each[0], each[1], shared_arrays_task(each[0], each[2], found[0]), each[3])
+            for each, found in zip(read, trained, strict=True)
+        ]
+        return left, trained
 
     def _evaluate(self) -> None:
         """Evaluate for the requests at the head of the queue; models that are fitted for it are trained together."""

@@ -37,7 +37,7 @@ from fedapp.server import fleet
 from fedapp.server.best import check_metrics
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
-from fedapp.server.personal import check_personal, say_pooled
+from fedapp.server.personal import check_layers, check_personal, say_pooled
 from fedapp.server.privacy import (
     check_account,
     check_privacy,
@@ -54,6 +54,7 @@ from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
+from fedapp.training.personal import own_arrays
 from fedapp.training.state import names_of
 from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
 from strategies.clock import VirtualClock, WallClock
@@ -152,6 +153,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
+    if config.personal:
+        check_layers(config, strategy, model)
     config = _check_parts(config, dataset, partition, model, strategy.run.best)
     _check_extremes(config, dataset, partition, model)
     _say(config, dataset, partition, model)
@@ -194,7 +197,8 @@ def _with_lengths(experiment: Experiment) -> Experiment:
     times follow from what a task weighs, so does the run's length.
     """
     config, strategy = experiment.config, experiment.strategy
-    fixed = tuple(glob_escape(name) for name in names_of(experiment.model).fixed)
+    own = own_arrays(experiment.model, config.personal).names if config.personal else ()
+    fixed = tuple(glob_escape(name) for name in (*names_of(experiment.model).fixed, *own))
     strategy.run.flower = replace(strategy.run.flower, untrained=fixed)
     if config.clock != "wall" and is_profile(config.time_scenario):  # task times follow from what tasks weigh
         sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)

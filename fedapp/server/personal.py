@@ -2,10 +2,15 @@
 
 import logging
 
+from torch import nn
+
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset
 from fedapp.data.partition import OWN
+from fedapp.training.personal import matches_nothing, own_arrays
+from fedapp.training.state import names_of
 from strategies import FederatedStrategy
+from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 
 log = logging.getLogger("flwr.fedapp")
@@ -32,6 +37,48 @@ def check_personal(config: RunConfig, strategy: FederatedStrategy) -> None:
         )
 
 
+def check_layers(config: RunConfig, strategy: FederatedStrategy, model: nn.Module) -> None:
+    """Refuse arrays of clients' own that the model hasn't, or that the method knows nothing of; say what is alone.
+
+    Raises
+    ------
+    ConfigError
+    """
+    given = f"personal = {config.personal!r}"
+    if strategy.capabilities.personal:
+        raise ConfigError(
+            f"{given}: clients of {config.strategy} have whole models of their own; allowed is none"
+        )
+    if config.fine_tune_epochs:
+        raise ConfigError(
+            f"fine-tune-epochs = {config.fine_tune_epochs}: with {given} clients' arrays are fitted to their "
+            "rows as they train; allowed is 0"
+        )
+    if messages.BETA in strategy.local_rule():
+        raise ConfigError(
+            f"{given}: {config.strategy} takes gradients between a client's model and those of its neighbours, who "
+            "don't send such arrays; allowed with perturbation-beta = 1"
+        )
+    names = names_of(model)
+    if unknown := matches_nothing(model, config.personal):
+        every = (*names.trained, *names.fixed)
+        some = ", ".join(every[:20]) + (f" and {len(every) - 20} more" if len(every) > 20 else "")
+        raise ConfigError(f"{given}: no array of the model is called {unknown[0]!r}; its arrays are {some}")
+    own = own_arrays(model, config.personal)
+    if config.personal_epochs and not (own.trained and own.shared):
+        raise ConfigError(
+            f"personal-epochs = {config.personal_epochs}: with {given} "
+            f"{'no' if own.shared else 'every'} array that is trained is a client's own; allowed is 0"
+        )
+    log.info(
+        "personal: clients keep %d of %d arrays; the model of the server has their first values, so that the scores "
+        "of clients' models are the personal-… ones%s",
+        len(own.names),
+        len(names.trained) + len(names.fixed),
+        "" if own.shared else "; each client trains alone, as all trained arrays are its own",
+    )
+
+
 def say_pooled(config: RunConfig, dataset: Dataset) -> None:
     """Say what becomes of the test rows that a dataset ships, where each client has some of its own."""
     if shipped := len(dataset.y) - dataset.num_train:
@@ -48,7 +95,8 @@ def evaluates_on_clients(config: RunConfig, strategy: FederatedStrategy, engine:
     On devices they evaluate only with ``client-evaluation``. A warning says where clients' models aren't scored, or
     on which rows.
     """
-    what = "clients' own models" if strategy.capabilities.personal else "what fine-tune-epochs asks for"
+    own = strategy.capabilities.personal or config.personal
+    what = "clients' own models" if own else "what fine-tune-epochs asks for"
     if config.dp != "none":
         log.warning(
             "dp = %r: %s aren't scored, as clients' scores would be sent as they are", config.dp, what

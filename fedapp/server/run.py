@@ -22,6 +22,7 @@ from fedapp.server.experiment import Experiment, task_config
 from fedapp.server.exporter import Exporter
 from fedapp.server.failure import RoundsWithoutReply, judge
 from fedapp.server.journal import Journal, KeptModel, Summary, Totals
+from fedapp.server.own_layers import OwnLayers
 from fedapp.server.personal import evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.progress import Display, Heartbeat, HowFar, Sparingly
@@ -34,7 +35,7 @@ from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from strategies.flower.exchange import never
-from strategies.flower.grids import DEPLOYMENT, engine_of
+from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -102,9 +103,17 @@ def _run(
     experiment = _with_unread(experiment, engine)
     strategy.run.repeatable = engine != DEPLOYMENT
     asks_clients = config.client_evaluation
-    if strategy.capabilities.personal or config.fine_tune_epochs:
+    if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
         asks_clients = evaluates_on_clients(config, strategy, engine)
     strategy.run.flower = replace(strategy.run.flower, fraction_evaluate=float(asks_clients))
+    if config.personal and engine == RAY and not strategy.has_rounds:
+        raise ConfigError(
+            f"personal = {config.personal!r}: on Ray a client that evaluates while it trains may lose what it "
+            f"keeps, and {config.strategy} has no rounds; allowed with engine = vectorized, sequential"
+        )
+    layers = OwnLayers(experiment, strategy, on_devices=engine == DEPLOYMENT) if config.personal else None
+    if layers is not None:
+        observers = [layers, *observers]
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
     arrays = federation.initial_arrays(experiment.model)
@@ -120,6 +129,9 @@ def _run(
             record.begin()
         if config.normalize == "standardize":
             experiment = standardized(grid, experiment, directory, stopped)
+        sent = task_config(experiment)
+        if layers is not None:
+            sent.update(layers.fields)
         evaluation = Evaluation(experiment, by_client=by_client, objective=not strategy.has_rounds)
         with _in_words(config, directory, record):
             strategy.start(
@@ -127,7 +139,7 @@ def _run(
                 arrays,
                 num_rounds=config.num_server_rounds,
                 timeout=timeout,
-                train_config=task_config(experiment),
+                train_config=sent,
                 evaluate_fn=evaluation,
             )
             if not stopped():

@@ -46,15 +46,19 @@ def way_of(task: LocalTask) -> Way:
 def can(way: Way, task: LocalTask) -> bool:
     """Say whether a task can be trained in a way: dense models alone in a stack or in dual form.
 
-    Neither, where the images of a step are changed as it reads them.
+    Neither, where the images of a step are changed as it reads them, or where a task trains a part of the model.
     """
-    if task.augmentation is not None and way in ("stacked", "dual"):
+    if way in ("stacked", "dual") and (task.augmentation is not None or not _trains_all(task)):
         return False
     if way == "dual":
         return has_dual(task)
     if way == "stacked":
         return bool(dense_layers(task.model)) and task.loss.errors is not None and task.optimizer.stacks
     return way == "single" or trains_under_vmap(task)
+
+
+def _trains_all(task: LocalTask) -> bool:
+    return all(name in task.start for layer in dense_layers(task.model) for name in layer)
 
 
 # How many times as fast the dual form must be, for the Gram matrix to be worth its making.

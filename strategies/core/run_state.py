@@ -116,6 +116,10 @@ class RunState:
         The last reason against a client's work.
     usual : StrategyConfig, optional
         What the log takes for usual, by default the config of the method's defaults.
+    evaluation_fields : callable
+        Returns further fields of a client's requests to evaluate.
+    parts : list
+        Parts of whoever runs the strategy, whose states go into the strategy's.
     repeatable : bool
         Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
 
@@ -148,6 +152,8 @@ class RunState:
         self.pace = make_scheduler(clock or VirtualClock())
         self.usual: StrategyConfig | None = None
         self.repeatable = False
+        self.parts: list[Any] = []
+        self.evaluation_fields: Callable[[Client], dict[str, int]] = lambda _: {}
         self._resumed: State | None = None
         self.grid: Grid | None = None
         self.timeout = 3600.0

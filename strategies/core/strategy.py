@@ -425,7 +425,11 @@ class FederatedStrategy(Strategy):
             self.population.roster,
             self.accounts,
         ]
-        return [*found, *filter(None, (self.graph, self.population.away, self.compressed, self.run.best))]
+        return [
+            *found,
+            *filter(None, (self.graph, self.population.away, self.compressed, self.run.best)),
+            *self.run.parts,
+        ]
 
     def state(self) -> State:
         """Return what this run can be resumed from; an observer takes it, after any aggregation.

@@ -15,23 +15,20 @@ without the others; the larger λ, the nearer v_i stays to W (with
 
 The client keeps v_i in Flower's ``context.state``, and never sends it. Only in a simulation the server asks for v_i
 when it writes a checkpoint, and returns it to the client of a resumed run
-(strategies/methods/shared/kept_models.py).
+(strategies/core/kept_models.py).
 
 Sent: the messages of FedAvg. Kept: v_i on each client, for this run alone.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies import streams
-from strategies.clients.roster import Client
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.kept_models import KeptByClients
 from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
-from strategies.flower.grids import DEPLOYMENT, engine_of
-from strategies.methods.shared.kept_models import Kept
 from strategies.rounds.strategy import SynchronousStrategy
 
 RUN = "run"  # the run's number, under which devices keep their personal models
@@ -62,7 +59,11 @@ class Ditto(SynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = DittoConfig
     config: DittoConfig
     personal: ClassVar[bool] = True
-    _kept: Kept | None = None
+
+    def __init__(self, *arguments: Any, **run: Any) -> None:
+        super().__init__(*arguments, **run)
+        self._kept = KeptByClients(self.run, lambda: self.run.layout)
+        self.population.listeners.append(self._kept.hand_back)
 
     def local_rule(self) -> dict[str, float]:
         """Return λ of the pull λ (v − W) for the clients."""
@@ -78,36 +79,9 @@ class Ditto(SynchronousStrategy):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Draw a number for a run on devices, unless the run is resumed and has a number."""
-        if self._on_devices():
+        if self._kept.on_devices:
             self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
 
-    def _on_devices(self) -> bool:
-        return self.run.grid is not None and engine_of(self.run.grid) == DEPLOYMENT
-
-    # ---- What clients keep, in a simulation's checkpoint ------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the run; in a simulation, with the personal models of its clients."""
-        state, run = super().state(), self.run
-        if run.grid is None or self._on_devices():
-            return state
-        kept, silent = Kept.asked(run.grid, self.clients, run.layout, run.timeout)
-        if silent:
-            run.warn_once(
-                "clients don't say what they keep (%s): a run that goes on begins their own models anew",
-                silent,
-            )
-        return state | kept.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state; ``clients_present`` returns the personal models to their clients later."""
-        super().restore(state)
-        self._kept = Kept.restored(state)
-
-    def clients_present(self, clients: Sequence[Client]) -> None:
-        """Return the saved personal models to the clients of a resumed run, once they are connected."""
-        kept, self._kept, run = self._kept, None, self.run
-        if kept is None or run.grid is None:
-            return
-        if silent := kept.hand_back(run.grid, clients, run.layout, run.timeout):
-            run.warn_once("clients don't take back what they kept (%s): it begins anew", silent)
+    def parts(self) -> list[Any]:
+        """Return the parts of every strategy, and in a simulation the personal models of its clients."""
+        return [*super().parts(), self._kept]

@@ -74,6 +74,28 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
             "dp = 'central': Scaffold puts updates together by itself (weigh, aggregate)",
         ),
         (
+            'personal="3.*, haed.*"',
+            "personal = '3.*, haed.*': no array of the model is called 'haed.*'; its arrays are 1.weight, 1.bias, "
+            "3.weight, 3.bias",
+        ),
+        (
+            'personal="3.*" strategy="ditto"',
+            "personal = '3.*': clients of ditto have whole models of their own; allowed is none",
+        ),
+        (
+            'personal="3.*" strategy="spectral"',
+            "personal = '3.*': spectral takes gradients between a client's model and those of its neighbours, who "
+            "don't send such arrays; allowed with perturbation-beta = 1",
+        ),
+        (
+            'personal="*" personal-epochs=2',
+            "personal-epochs = 2: with personal = '*' every array that is trained is a client's own; allowed is 0",
+        ),
+        (
+            'personal="3.*" fine-tune-epochs=1 test-on="own"',
+            "fine-tune-epochs = 1: with personal = '3.*' clients' arrays are fitted to their rows as they train; ",
+        ),
+        (
             'keep="best" best-of="f1"',
             "best-of = 'f1': this run measures no 'f1'; allowed are loss, accuracy, train-loss, federated-loss, "
             "surrogate-loss, and of clients such as client-accuracy-mean",

@@ -36,6 +36,7 @@ def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
         "pace": pace,
         "timeout": 5.0,
         "best": None,
+        "evaluation_fields": lambda client: {},
         "stopped": lambda: False,
         "model": np.zeros(2),
     }

@@ -5,7 +5,7 @@ clients, so its server asks for what they keep when a checkpoint is written, and
 round. Devices are never asked: what they keep stays where it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.clients.roster import Client
+from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, unpack
 from strategies.flower.exchange import exchange
+from strategies.flower.grids import DEPLOYMENT, engine_of
 
 _STATE, _CLIENTS = "personal", "personal-clients"  # under which a strategy's state holds it
 
@@ -71,6 +73,54 @@ class Kept:
     def restored(cls, state: Mapping[str, Any]) -> "Kept | None":
         """Return what such a state holds; None if it holds none."""
         return cls(state[_STATE], state[_CLIENTS]) if state.get(_CLIENTS) else None
+
+
+class KeptByClients:
+    """What clients keep, as a part of a strategy's state: asked for in a simulation, and given back when it goes on.
+
+    Parameters
+    ----------
+    layout : callable
+        Returns the layout of what each client keeps.
+    """
+
+    def __init__(self, run: RunState, layout: Callable[[], Layout]) -> None:
+        self._run, self._layout = run, layout
+        self._kept: Kept | None = None
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether clients are devices, which are never asked."""
+        return self._run.grid is not None and engine_of(self._run.grid) == DEPLOYMENT
+
+    def state(self) -> dict[str, Any]:
+        """Return what the clients of a simulation keep; {} on devices."""
+        run = self._run
+        if run.grid is None or self.on_devices:
+            return {}
+        kept, silent = Kept.asked(run.grid, run.clients, self._layout(), run.timeout)
+        if silent:
+            run.warn_once(
+                "clients don't say what they keep (%s): a run that goes on begins their own models anew",
+                silent,
+            )
+        return kept.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what clients kept from a state, until they are connected."""
+        self._kept = Kept.restored(state)
+
+    def reset(self) -> None:
+        """Forget what clients of an earlier run kept."""
+        self._kept = None
+
+    def hand_back(self, clients: Sequence[Client]) -> None:
+        """Return to the clients of a resumed run what they kept, once they are connected."""
+        kept, self._kept, run = self._kept, None, self._run
+        if kept is None or run.grid is None:
+            return
+        if silent := kept.hand_back(run.grid, clients, self._layout(), run.timeout):
+            run.warn_once("clients don't take back what they kept (%s): it begins anew", silent)
 
 
 def _request(client: Client, timeout: float, arrays: ArrayRecord | None = None) -> Message:

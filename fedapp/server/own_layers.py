@@ -1,0 +1,55 @@
+"""Layers of clients' own in a run's record: what a resumed run needs of them."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fedapp import federation
+from fedapp.federation.own_layers import as_kept
+from fedapp.server.experiment import Experiment
+from fedapp.server.record import Observer
+from fedapp.training.personal import own_arrays
+from strategies import AsynchronousStrategy, FederatedStrategy, streams
+from strategies.clients.roster import Client
+from strategies.core.kept_models import KeptByClients
+from strategies.flower import messages
+from strategies.flower.arrays import Layout
+
+KEPT_FOR = "kept-for"  # the run's number in a checkpoint
+
+
+def _under_way(strategy: AsynchronousStrategy, client: Client) -> dict[str, int]:
+    """Return the number of the task that a client is at work on: an engine may have done its work already."""
+    member = strategy.ledger.members.get(client.index)
+    return {messages.UNDER_WAY: member.tasks} if member is not None and strategy.ledger.busy(member) else {}
+
+
+class OwnLayers(Observer):
+    """What clients keep of a run: in a simulation's checkpoint; on devices, under a number of this run alone."""
+
+    def __init__(self, experiment: Experiment, strategy: FederatedStrategy, *, on_devices: bool) -> None:
+        self._number = int(streams.unpredictable().integers(1, messages.LARGEST)) if on_devices else 0
+        names, state = (
+            own_arrays(experiment.model, experiment.config.personal).names,
+            experiment.model.state_dict(),
+        )
+        arrays = federation.to_arrays({name: state[name] for name in names})
+        layout = Layout.of(as_kept(0, arrays, arrays))
+        kept = KeptByClients(strategy.run, lambda: layout)
+        strategy.run.parts.append(kept)
+        strategy.population.listeners.append(kept.hand_back)
+        if isinstance(strategy, AsynchronousStrategy):
+            strategy.run.evaluation_fields = partial(_under_way, strategy)
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """What each message to a device has beside the run's config."""
+        return {messages.KEPT_FOR: self._number} if self._number else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the run's number."""
+        self._number = int(state.get(KEPT_FOR, self._number))
+
+    def state(self) -> dict[str, Any]:
+        """Return the run's number."""
+        return {KEPT_FOR: self._number} if self._number else {}
