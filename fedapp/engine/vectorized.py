@@ -202,6 +202,8 @@ class VectorizedGrid(SequentialGrid):
     ) -> tuple[list[_Read], list[Trained | Exception | None]]:
         """Train clients' own arrays where they come first; return what is left to train, and what came of these."""
         first = [own_arrays_task(request, task) for request, _, task, _ in read]
+        if not any(first):
+            return read, [None] * len(read)
         trained = self._trained(first, groups)
         left = [
             each

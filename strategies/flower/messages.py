@@ -64,9 +64,7 @@ RUN: Final = "strategies.run"  # with what the client has left out in this run,
 MODEL: Final = "strategies.arrays"  # of the model in this record, if it isn't `arrays`,
 UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patterns
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
-UNDER_WAY: Final = (
-    "strategies.under-way"  # in requests to evaluate: a client's task that isn't over on the run's clock
-)
+UNDER_WAY: Final = "strategies.under-way"  # in requests to evaluate: the client's task that isn't over yet
 KEPT_FOR: Final = (
     "strategies.kept-for"  # a run's own number on devices: what a client keeps is kept for it alone
 )
