@@ -7,11 +7,12 @@ are clients (a round), and, where the loss is known, at the loss:
     grows     the median length of the last 3 movements is 8 times that of the first 3
     swings    the last 8 movements turn back, cos(s_k, s_{k−1}) or cos(s_k, s_{k−2}) below −1/2 in most, don't get
               shorter, and each is at least a quarter as long as the way from the initial model
-    loss      of the last 8 evaluations the loss rose in 3 or more by half of all that had been learnt; or it was
-              above 1.5 times the first loss in the last 3
+    loss      of the last 8 evaluations the loss rose in 3 or more by half of all that had been learnt, and the lowest
+              loss fell by less than a tenth of that; or the loss was above 1.5 times the first in the last 3
 
 Noise at a plateau does none of it: its movements turn back, too, but are short beside the way that the model has
-come. Lengths are measured on at most 4096 entries of the model, evenly spread.
+come. Nor does a run on non-IID data with few clients, whose loss swings at first with every client's turn, as long as
+it goes on to lower losses. Lengths are measured on at most 4096 entries of the model, evenly spread.
 """
 
 import logging
@@ -31,7 +32,7 @@ log = logging.getLogger("flwr.strategies")
 ENTRIES = 4096  # of the model, at most
 WINDOW, SHORT = 8, 3  # movements, and evaluations
 GROWTH, TURN, WAY = 8.0, -0.5, 0.25
-LOST, ABOVE, LEARNT = 0.5, 1.5, 0.1
+LOST, ABOVE, LEARNT, GAINED = 0.5, 1.5, 0.1, 0.1
 
 
 def keys_that_help(config: StrategyConfig, *, has_rounds: bool) -> str:
@@ -75,6 +76,7 @@ class StabilityMonitor:
         self._lengths: list[float] = []  # the last 3
         self._at_first = 0.0  # the median of the first 3
         self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._lowest: deque[float] = deque(maxlen=WINDOW)  # loss until each of these evaluations
         self._first_loss = self._best_loss = math.nan
 
     def state(self) -> dict[str, Any]:
@@ -149,6 +151,7 @@ class StabilityMonitor:
         self._losses.append(loss)
         if math.isnan(self._first_loss):
             self._first_loss = self._best_loss = loss
+            self._lowest.append(loss)
             return
         recent = list(self._losses)[-SHORT:]
         if (
@@ -158,8 +161,10 @@ class StabilityMonitor:
         ):
             self._warn(f"the loss has come to {loss:.4g} from {self._first_loss:.4g}")
         self._best_loss = min(self._best_loss, loss)
+        self._lowest.append(self._best_loss)
         learnt = self._first_loss - self._best_loss
-        if learnt > LEARNT * abs(self._first_loss):
+        gained = self._lowest[0] - self._best_loss
+        if learnt > LEARNT * abs(self._first_loss) and gained < GAINED * learnt:
             losses = list(self._losses)
             rises = [after - before > LOST * learnt for before, after in pairwise(losses)]
             if sum(rises) >= SHORT:
