@@ -84,9 +84,10 @@ def add_models(
         for chunk, pieces in _chunks(len(total), spans):
             before, after = total[chunk], out[chunk]
             update, block_sum = delta[: len(after)], summed[: len(after)]
+            parts = [update[start : start + BLOCK] for start in range(0, len(update), BLOCK)]
             for block in blocks:
                 for place, (weight, model) in enumerate(block):
-                    _read_update(model, chunk, pieces, update)
+                    _read_update(model, chunk, pieces, update, parts)
                     if place:
                         update *= weight
                         block_sum += update
@@ -96,15 +97,24 @@ def add_models(
                 before = after
 
 
-def _read_update(model: ModelInReply, chunk: slice, pieces: Sequence["_Piece"], update: Vector) -> None:
-    """Write a chunk of Δ_i to ``update``, shortened by ``scale``, and add to the square of what it was before."""
-    base = model.base[chunk]
+def _read_update(
+    model: ModelInReply,
+    chunk: slice,
+    pieces: Sequence["_Piece"],
+    update: Vector,
+    parts: Sequence[Vector],
+) -> None:
+    """Write a chunk of Δ_i to ``update``, whose blocks are ``parts``, and add its square to the model's.
+
+    It is shortened by ``scale`` after that.
+    """
+    base, arrays, square = model.base[chunk], model.arrays, model.square
     for array, inside, place in pieces:
-        update[place] = model.arrays[array][inside]
+        update[place] = arrays[array][inside]
     update -= base
-    for start in range(0, len(update), BLOCK):  # as in ``distance``
-        part = update[start : start + BLOCK]
-        model.square += float(part.dot(part))
+    for part in parts:  # as in ``distance``
+        square += float(part.dot(part))
+    model.square = square
     if model.scale is not None:  # as in ``shorten_update``
         update *= model.scale
         update += base

@@ -4,7 +4,7 @@
 
 Clients are a stub that answers with a model of its own in ten float32 arrays, so that only the server works. The
 three run in processes of their own, in turn; what is shown are medians of CPU seconds, of their ratios to Flower's in
-the same turn, and of the memory that a round takes beside the replies.
+the same turn, with the least and the largest, and of the memory that a round takes beside the replies.
 """
 
 import argparse
@@ -112,12 +112,13 @@ def main() -> None:
         }
         turns.append({kind: json.loads(each.stdout.splitlines()[-1]) for kind, each in ran.items()})
     for kind in KINDS:
-        seconds, ratio, memory = (
+        seconds, memory = (
             median(turn[kind][0] for turn in turns),
-            median(turn[kind][0] / turn[KINDS[0]][0] for turn in turns),
             median(turn[kind][1] - turn[KINDS[0]][1] for turn in turns),
         )
-        print(f"{kind:7} {seconds:6.2f} CPU s  {ratio:5.2f} times Flower's  {memory:+7.1f} MiB")
+        ratios = [turn[kind][0] / turn[KINDS[0]][0] for turn in turns]
+        share = f"{median(ratios):5.2f} times Flower's ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{kind:7} {seconds:6.2f} CPU s  {share}  {memory:+7.1f} MiB")
 
 
 if __name__ == "__main__":
