@@ -5,6 +5,7 @@ to a copy of the file; where it names a folder, its text alone stays. So the sam
 repository. One that leads nowhere is a warning, and with ``--strict`` the site isn't made.
 """
 
+import importlib.util
 import logging
 import os
 import re
@@ -34,6 +35,9 @@ def on_files(files: Files, config: Any) -> Files:
     for uri in [HOME, *_listed(config["nav"])]:
         if uri == HOME or uri.startswith(f"{ELSEWHERE}/"):
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / _path_of(uri))))
+    errors = _errors_page()
+    if errors.PAGE in _listed(config["nav"]):
+        files.append(File.generated(config, errors.PAGE, content=errors.page()))
     there = {file.src_uri for file in files}
     for page in list(files.documentation_pages()):
         for _, _, target, _ in LINK.findall(FENCE.sub("", page.content_string)):
@@ -71,6 +75,16 @@ def on_page_content(html: str, **_: Any) -> str:
     """
     lines = re.sub(r"\n(?=(?:Rule|Needs|Sent|Kept|Helps): )", "<br>\n", html)
     return INDEX.sub(_set, re.sub(r"\s*::</p>", ":</p>", lines))
+
+
+def _errors_page() -> Any:
+    """Import the file beside this one, which is no package's."""
+    spec = importlib.util.spec_from_file_location("errors_page", ROOT / "docs" / "errors_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _set(found: re.Match[str]) -> str:

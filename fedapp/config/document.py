@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from fedapp.config.data_keys import DataKeys
 from fedapp.config.key import ConfigError, Keys, unknown_key
+from fedapp.config.meant import NUM_CLIENTS, OTHER_NAMES
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of, own_keys
 from fedapp.config.run_keys import RunKeys
 from fedapp.config.strategy_keys import OTHER_DEFAULTS, ProtectionKeys, StrategyKeys, strategy_class
@@ -32,7 +33,17 @@ range and one default, apart from these:
 def document() -> str:
     """Return every key with its meaning, default, what it accepts and who reads it, as Markdown."""
     introduction = _INTRODUCTION.format(other_defaults="\n".join(_other_defaults()))
-    return "\n\n".join([introduction, *(_section(section) for section in SECTIONS)]) + "\n"
+    return "\n\n".join([introduction, *(_section(section) for section in SECTIONS), *_other_names()]) + "\n"
+
+
+def _other_names() -> Iterator[str]:
+    """Yield a heading for each other name of a key, by which the site's search finds the key."""
+    yield "## Other names of keys"
+    for name, key in OTHER_NAMES.items():
+        meaning = (
+            "the number of clients of a simulation" if key == NUM_CLIENTS else key_of(RunConfig, key).meaning
+        )
+        yield f"### {name.replace('-', ' ')}: {key}\n\n`{key}` is {meaning}."
 
 
 def _other_defaults() -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 NUM_CLIENTS = "num-clients"
 
 # Other names of keys: of papers, of Flower, of PyTorch.
-_KEYS = {
+OTHER_NAMES = {
     "learning-rate": "lr",
     "eta": "lr",
     "epochs": "local-epochs",
@@ -43,7 +43,7 @@ _DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)")
 
 def key_meant(key: str, keys: Sequence[str]) -> str:
     """Return the key that was meant, one of some; "" if none is near."""
-    known = _KEYS.get(key, "")
+    known = OTHER_NAMES.get(key, "")
     return known if known in keys else next(iter(difflib.get_close_matches(key, keys, n=1)), "")
 
 

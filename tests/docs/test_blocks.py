@@ -19,9 +19,8 @@ TIMEOUT = 600  # of a block
 
 FIRST_RUN = "results/fedavg-digits-mlp-001"  # what `make run` leaves, and guides go on with
 
+COPIED = ("custom", "fedapp", "strategies")  # what is bundled for devices: Flower follows no links
 LINKED = (
-    "fedapp",
-    "strategies",
     "examples",
     "studies",
     "run_simulation.py",
@@ -61,7 +60,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).symlink_to(ROOT / name)
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "custom", folder / "custom", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in COPIED:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     path = folder / "server"
     commands = folder / ".venv" / "bin"
     commands.mkdir(parents=True)
@@ -170,11 +170,29 @@ def sees_pictures(tree: Path) -> None:
     assert last_of(tree, "pictures")["iou"] == pytest.approx(0.98, abs=0.01)
 
 
+def sees_three_methods_and_three_devices(tree: Path) -> None:
+    page, table = ((tree / name).read_text("utf-8") for name in ("letters.html", "letters.tex"))
+    assert all(
+        f"{method} seed={seed}" in page for method in ("fedavg", "fedprox", "fedfix") for seed in (0, 1)
+    )
+    assert table.count(r"\begin{tabular}") == 3  # accuracy, perplexity, loss
+    assert all(method in table for method in ("fedavg", "fedprox", "fedfix"))
+    summaries = [
+        json.loads(path.read_text("utf-8")) for path in tree.glob("results/fedavg-*letters*/summary.json")
+    ]
+    assert sorted(each["engine"] for each in summaries) == ["deployment", "vectorized"]
+    for summary in summaries:
+        assert summary["status"] == "finished"
+        assert summary["num-clients"] == 3
+        assert summary["accuracy"] > 0.2  # of 29 letters
+
+
 CHECKS = {
     "docs/start.md": sees_the_five_commands,
     "docs/model.md": sees_that_it_learns,
     "docs/text.md": sees_text,
     "docs/pictures.md": sees_pictures,
+    "docs/hour.md": sees_three_methods_and_three_devices,
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_no_warning(site: tuple[Path, list[str]]) -> None:
 
 def test_every_page_is_in_it(site: tuple[Path, list[str]]) -> None:
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert pages | {"index", "404"} == {path.stem for path in site[0].glob("*.html")}
+    assert pages | {"index", "404", "errors"} == {path.stem for path in site[0].glob("*.html")}
     assert (site[0] / "repository" / "CHANGELOG.html").exists()
     assert (site[0] / "repository" / "custom" / "nets.py").read_text() == (
         ROOT / "custom/nets.py"
@@ -80,8 +81,18 @@ def test_a_reader_asks_nobody_else(site: tuple[Path, list[str]]) -> None:
 def test_the_search_finds_a_key_and_words_in_brackets(site: tuple[Path, list[str]]) -> None:
     text = (site[0] / "search" / "search_index.json").read_text("utf-8")
     assert "normalize-steps" in text
+    assert "learning rate: lr" in [entry["title"] for entry in json.loads(text)["docs"]]
     separator = json.loads(text)["config"]["separator"]
     assert "Byzantine" in re.split(separator, "faulty (Byzantine) clients")
+
+
+def test_messages_are_on_the_page_of_errors(site: tuple[Path, list[str]]) -> None:
+    text = unescape((site[0] / "errors.html").read_text("utf-8"))
+    row = re.search(r"<td>optimizer = …: … divides an update.*?</td>\s*<td>(.*?)</td>", text, re.S)
+    assert row
+    assert row[1] == "allowed is sgd"
+    assert re.search(r"<td>data-path = …: column … has … empty cells</td>\s*<td>all must be filled", text)
+    assert text.count("<tr>") > 150
 
 
 def test_formulas_and_numbered_lists_are_set_as_they_are_meant(site: tuple[Path, list[str]]) -> None:
