@@ -20,7 +20,8 @@ From the last one `fedapp reproduce NAME --from-results --out studies/experiment
 Names begin with the source: 000 Dhasade, Kremer & Renard; 001 an appendix on FedAvg under a Łojasiewicz condition;
 002 [Fraboni et al. 2023](https://www.jmlr.org/papers/v24/22-0689.html);
 003 [Buttaci 2024](https://arxiv.org/abs/2410.05545); 004 a chapter on federated learning; fedprox, scaffold
-and fedbuff the papers with these methods. Titles: [docs/references.md](../../docs/references.md)."""
+and fedbuff the papers with these methods; fedfix-auto and graph-sources are claims of this project's own. Titles:
+[docs/references.md](../../docs/references.md)."""
 
 
 def write_summary(folder: Path) -> Path:
