@@ -3,6 +3,7 @@
 from fedapp.server.ending import USER_ERRORS
 from fedapp.server.experiment import Experiment, build_strategy, prepare, task_config
 from fedapp.server.failure import WorseThanGuessingError
+from fedapp.server.personal import check_engine
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run import run
 from fedapp.server.run_directory import RunDirectory, StillGoingOnError
@@ -16,6 +17,7 @@ __all__ = [
     "StillGoingOnError",
     "WorseThanGuessingError",
     "build_strategy",
+    "check_engine",
     "prepare",
     "run",
     "task_config",

@@ -11,7 +11,7 @@ from fedapp.training.personal import matches_nothing, own_arrays
 from fedapp.training.state import names_of
 from strategies import FederatedStrategy
 from strategies.flower import messages
-from strategies.flower.grids import DEPLOYMENT
+from strategies.flower.grids import DEPLOYMENT, RAY
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -77,6 +77,20 @@ def check_layers(config: RunConfig, strategy: FederatedStrategy, model: nn.Modul
         len(names.trained) + len(names.fixed),
         "" if own.shared else "; each client trains alone, as all trained arrays are its own",
     )
+
+
+def check_engine(strategy: FederatedStrategy, personal: str, engine: str) -> None:
+    """Refuse arrays of clients' own on Ray without rounds: of training and evaluation at once one state is lost.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if personal and engine == RAY and not strategy.has_rounds:
+        raise ConfigError(
+            f"personal = {personal!r}: on Ray a client that evaluates while it trains may lose what it keeps, and "
+            f"{strategy.run.name} has no rounds; allowed with engine = vectorized, sequential"
+        )
 
 
 def say_pooled(config: RunConfig, dataset: Dataset) -> None:

@@ -23,7 +23,7 @@ from fedapp.server.exporter import Exporter
 from fedapp.server.failure import RoundsWithoutReply, judge
 from fedapp.server.journal import Journal, KeptModel, Summary, Totals
 from fedapp.server.own_layers import OwnLayers
-from fedapp.server.personal import evaluates_on_clients
+from fedapp.server.personal import check_engine, evaluates_on_clients
 from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.progress import Display, Heartbeat, HowFar, Sparingly
 from fedapp.server.record import Observer, Record, Saving
@@ -35,7 +35,7 @@ from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from strategies.flower.exchange import never
-from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
+from strategies.flower.grids import DEPLOYMENT, engine_of
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -74,6 +74,7 @@ def run(
         raise ConfigError(
             "record-divergence = true: only a simulation has all clients' data; allowed is false"
         )
+    check_engine(experiment.strategy, config.personal, engine)
     directory = directory or RunDirectory(config)
     plain_where_piped()
     with logging_as(config.log_format) as lines:
@@ -106,11 +107,6 @@ def _run(
     if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
         asks_clients = evaluates_on_clients(config, strategy, engine)
     strategy.run.flower = replace(strategy.run.flower, fraction_evaluate=float(asks_clients))
-    if config.personal and engine == RAY and not strategy.has_rounds:
-        raise ConfigError(
-            f"personal = {config.personal!r}: on Ray a client that evaluates while it trains may lose what it "
-            f"keeps, and {config.strategy} has no rounds; allowed with engine = vectorized, sequential"
-        )
     layers = OwnLayers(experiment, strategy, on_devices=engine == DEPLOYMENT) if config.personal else None
     if layers is not None:
         observers = [layers, *observers]

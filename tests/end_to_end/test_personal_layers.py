@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedapp
+from fedapp.config import ConfigError
 from fedapp.report.client_tables import by_evaluation
 from strategies import REGISTRY
 from tests.end_to_end.softmax import KEYS, Array, Problem, assert_close
@@ -119,6 +120,15 @@ def test_without_rounds_clients_are_scored_as_their_tasks_have_ended_on_every_en
     )
     assert one == pytest.approx(other, rel=1e-4)
     assert one[-1] < one[1]
+
+
+def test_without_rounds_ray_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"strategy": "async-fedavg", "personal": "3.*", "engine": "ray", "num_clients": 2}
+    with pytest.raises(
+        ConfigError, match=r"^personal = '3.\*': on Ray .* AsyncFedAvg has no rounds; allowed with"
+    ):
+        fedapp.run(**keys, results_dir=str(tmp_path))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
