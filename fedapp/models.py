@@ -95,6 +95,7 @@ def build_model(
         if name not in MODELS:
             model = own_model(name, input_shape, num_classes)
             _initialise_lazy(name, model, kind, input_shape)
+            _copy_frozen(model)
         else:
             model = _build(name, cast(tuple[int, ...], input_shape), num_classes)
     if init == "zeros":
@@ -179,6 +180,13 @@ def _initialise_lazy(name: str, model: nn.Module, kind: str, form: Form) -> None
             model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(*inputs)
         except Exception as error:  # whatever a user's code raises, the cause is told
             raise ModelError(f"model = {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _copy_frozen(model: nn.Module) -> None:
+    """Put what isn't trained into memory of PyTorch's, which is aligned alike in every process: sums depend on it."""
+    for value in model.state_dict(keep_vars=True).values():
+        if isinstance(value, Tensor) and not value.requires_grad:
+            value.data = value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _taken(name: str, make: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:

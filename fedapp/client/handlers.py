@@ -6,12 +6,14 @@ Everything a client needs comes with the message, apart from what only the node 
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fedapp import federation
+from fedapp.client.frozen import asking, take_kept, take_sent
 from fedapp.client.kept import keep_model, kept_model
 from fedapp.client.personal import (
     fine_tuning_task,
@@ -172,7 +174,22 @@ HANDLERS: dict[str, Handler] = {
 def handle(message: Message, context: Context) -> Message:
     """Return the reply to a message of a type in ``HANDLERS``: an error reply where the user can mend the error."""
     try:
-        return HANDLERS[message.metadata.message_type](message, context)
+        return _answer(message, context)
     except USER_ERRORS as error:
         log.warning("This client can't take part: %s", error)
         return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
+
+
+def _answer(message: Message, context: Context) -> Message:
+    """Answer with the frozen arrays that this client builds or has kept; else ask for them."""
+    answer = HANDLERS[message.metadata.message_type]
+    try:
+        return answer(message, context)
+    except federation.FrozenMissingError as error:
+        if take_sent(message, context):
+            return answer(message, context)
+        missing = error
+    if take_kept(message, context):
+        with suppress(federation.OtherModelError):  # what was kept is damaged
+            return answer(message, context)
+    return asking(message, missing)

@@ -2,6 +2,7 @@
 
 Flower 1.41 keeps a SuperNode's contexts in memory: when it is started anew they are gone. So where the node's config
 names a folder, ``state-path``, what is kept is written there, too, by the run's own number; of a few runs, the last.
+Frozen arrays of the model, where a client had to be sent them, are there by their digest.
 """
 
 import logging
@@ -14,14 +15,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from fedapp.data import DataError
 from strategies.flower import internals as flower_internals
 from strategies.flower import messages
+from strategies.flower.arrays import unpack
 
 log = logging.getLogger("flwr.fedapp")
 
 # Records of ``context.state``.
-RECORD = "strategies.personal"
+RECORD, FROZEN_RECORD = "strategies.personal", messages.FROZEN
 
 STATE_PATH = "state-path"  # in the node's config
-ENDING = ".personal"
+ENDING, FROZEN_ENDING = ".personal", ".frozen"
 
 # A run's file is there as long as so many other runs haven't written theirs.
 MOST_FILES = 4
@@ -69,25 +71,58 @@ def keep_model(context: Context, record: ConfigRecord, arrays: ArrayRecord) -> N
         state=RecordDict({RECORD: arrays}),
         run_config={},
     )
+    _write(path, flower_internals.context_to_bytes(alone), "this client's own model")
+
+
+def kept_frozen(context: Context, digest: str) -> bytes | None:
+    """Return the frozen arrays of a digest that this client keeps, a safetensors file; None if it has none."""
+    kept = context.state.get(FROZEN_RECORD)
+    if isinstance(kept, ArrayRecord) and digest in kept:
+        return unpack(kept[digest]).tobytes()
+    path = _frozen_path(context, digest)
+    return path.read_bytes() if path is not None and path.is_file() else None
+
+
+def keep_frozen(context: Context, digest: str, arrays: ArrayRecord, data: bytes) -> None:
+    """Keep frozen arrays, in a device's folder if it has one, else in the context's state in place of those before.
+
+    Raises
+    ------
+    DataError
+        If the folder can't be written to.
+    """
+    if (path := _frozen_path(context, digest)) is not None:
+        _write(path, data, "the model's frozen arrays")
+    else:
+        context.state[FROZEN_RECORD] = ArrayRecord({digest: next(iter(arrays.values()))})
+
+
+def _write(path: Path, content: bytes, what: str) -> None:
+    """Write a file in place of the one before; of a few of its kind, the last stay."""
     temporary = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(flower_internals.context_to_bytes(alone))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        files = sorted(path.parent.glob(f"*{ENDING}"), key=lambda each: each.stat().st_mtime_ns)
+        files = sorted(path.parent.glob(f"*{path.suffix}"), key=lambda each: each.stat().st_mtime_ns)
         for old in files[:-MOST_FILES]:
             old.unlink(missing_ok=True)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise DataError(
-            f"{STATE_PATH} = {str(path.parent)!r}: can't be written to ({error.strerror}); this client's own model "
-            "would be lost when its SuperNode starts anew"
+            f"{STATE_PATH} = {str(path.parent)!r}: can't be written to ({error.strerror}); {what} would be lost when "
+            "its SuperNode starts anew"
         ) from None
+
+
+def _frozen_path(context: Context, digest: str) -> Path | None:
+    folder = context.node_config.get(STATE_PATH)
+    return None if folder is None else Path(str(folder)) / f"{digest[:32]}{FROZEN_ENDING}"
 
 
 def _path(context: Context, record: ConfigRecord) -> Path | None:

@@ -116,8 +116,9 @@ def fine_tuning_task(
     data, device = local_data(config, record, context), device_of(config)
     client, number = integer(record, messages.CLIENT), integer(record, messages.SERVER_ROUND)
     batches = batches_of(config, len(data.rows), client, number, FINE_TUNING, epochs=config.fine_tune_epochs)
-    model = model_of(record, config, data.dataset, device)
-    start, fixed = parts_of(model, state_of(sent_model(message), device))
+    state = state_of(sent_model(message), device)
+    model = model_of(record, config, data.dataset, device, state)
+    start, fixed = parts_of(model, state)
     x, y, offset = tensors(config, data, device)
     return LocalTask(
         model,

@@ -38,14 +38,14 @@ def scored_reply(
         x, y = x[begin : begin + len(data.rows)], y[begin : begin + len(data.rows)]
     else:
         x, y = tests_of(config, data, device)
-    model, loss = model_of(record, config, data.dataset, device), loss_of(config.loss)
+    sent = state_of(sent_model(message), device)
+    model, loss = model_of(record, config, data.dataset, device, sent), loss_of(config.loss)
     measured = chosen_metrics(config.metrics, config.loss, y)
 
     def metrics_of(state: dict[str, Tensor]) -> dict[str, float]:
         found: Score = score(model, state, x, y, loss, measured)
         return {"loss": found.loss, **found.values()}
 
-    sent = state_of(sent_model(message), device)
     metrics = MetricRecord({messages.NUM_EXAMPLES: len(data.rows), **metrics_of(sent)})
     own = _own_state(message, context, record, sent, device)
     if tuned is not None:

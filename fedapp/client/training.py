@@ -1,6 +1,6 @@
 """A training request as a task for ``fedapp.training``, and its answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from typing import Any
@@ -69,10 +69,25 @@ def tested_tensors(config: RunConfig, data: LocalData, device: torch.device) -> 
     return _tensors.get((*data.key, "test"), data.dataset, data.test_rows, config.normalize, device)
 
 
-def model_of(record: ConfigRecord, config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
-    """Return the model that a client trains."""
+def model_of(
+    record: ConfigRecord,
+    config: RunConfig,
+    dataset: Dataset,
+    device: torch.device,
+    sent: Collection[str] | None = None,
+) -> nn.Module:
+    """Return the model that a client trains; its arrays that aren't among those sent are the server's.
+
+    Raises
+    ------
+    FrozenMissingError
+        If this process's are others, and the server's aren't here.
+    """
     outputs = federation.schema_of(record).num_outputs  # the server's: a device may lack the last classes
-    return federation.model_of(config, dataset.kind, dataset.form, outputs, device)
+    model = federation.model_of(config, dataset.kind, dataset.form, outputs, device)
+    if sent is None or (digest := record.get(messages.FROZEN)) is None:
+        return model
+    return federation.agreeing(config.model, model, sent, str(digest))
 
 
 def local_task(
@@ -114,7 +129,7 @@ class TaskTerms:
     Attributes
     ----------
     start, fixed : mapping of str to Tensor
-        What of the model is trained, and what isn't.
+        What is trained of the model that is sent, and what isn't.
     lr : float
         γ of the round.
     """
@@ -145,7 +160,7 @@ class TaskTerms:
             alpha=float(record.get(messages.ALPHA, 0.0)),  # type: ignore[arg-type]
             beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
         )
-        model = model_of(record, config, dataset, device)
+        model = model_of(record, config, dataset, device, state)
         return cls(config, model, *parts_of(model, state), lr, rule)
 
     def task(
@@ -267,8 +282,9 @@ def trained_reply(
     record, config = read_config(message)
     own: tuple[str, ...] = ()
     if config.personal:
-        own = own_arrays(task.model, config.personal).names
-        keep_own(context, record, own, sent_model(message), trained)
+        sent = sent_model(message)
+        own = tuple(name for name in own_arrays(task.model, config.personal).names if name in sent)
+        keep_own(context, record, own, sent, trained)
     names = names_of(task.model)
     arrays = trained_model(message, {name: value for name, value in trained.items() if name not in own})
     content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: task_metrics(task, loss)})
@@ -277,7 +293,8 @@ def trained_reply(
     reply = Message(content, reply_to=message)
     if record.get("dp", "none") == "none":
         return reply
-    return privately(message, context, reply, tuple(map(escape, (*names.fixed, *own))))
+    stays = tuple(escape(name) for name in (*names.fixed, *own) if name in arrays)
+    return privately(message, context, reply, stays)
 
 
 def trained_model(message: Message, trained: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -312,6 +329,7 @@ def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
 
 
 def parts_of(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[Parameters, Parameters]:
-    """Return what of a model's state is trained, and what isn't."""
+    """Return what of the state that was sent is trained, and what isn't."""
     names = names_of(model)
-    return {name: state[name] for name in names.trained}, {name: state[name] for name in names.fixed}
+    fixed = {name: state[name] for name in names.fixed if name in state}
+    return {name: state[name] for name in names.trained}, fixed

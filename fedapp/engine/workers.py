@@ -24,6 +24,7 @@ from flwr.app import ConfigRecord, Context, Message
 from ray.exceptions import RayError, RayTaskError
 
 from fedapp import client_app, federation
+from fedapp.client.request import record_of
 from fedapp.config import ConfigError
 from fedapp.config.options import SimulationConfig
 from fedapp.engine.nodes import descriptions
@@ -63,18 +64,33 @@ class RayWorker:
         """Return the id of the machine that this is on."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def sums(self, name: str, request: SumRequest, tasks: SumTasks) -> BlockSum:
+    def sums(self, name: str, request: SumRequest, tasks: SumTasks, frozen: "Frozen") -> BlockSum:
         """Return the sum of a block of the round with this name."""
+        _offer(frozen)
         with self._lock:
             if self._terms is None or self._terms[0] != name:
                 self._terms = name, SharedTerms(request, self.grid.contexts, self.grid.rows_of)
             terms, trainer = self._terms[1], self.grid.trainer
         return next(trainer.ahead(lambda own: terms.block(own, trainer), [tasks], alone=terms.on_gpu))
 
-    def replies(self, pairs: Sequence[tuple[Message, Context]]) -> list[tuple[Message, Context]]:
+    def replies(
+        self, pairs: Sequence[tuple[Message, Context]], frozen: "Frozen"
+    ) -> list[tuple[Message, Context]]:
         """Return the replies to a block of requests, and what their clients keep then."""
+        _offer(frozen)
         with self._lock:
             return self.grid.work_on(pairs)
+
+
+# A digest of frozen arrays, and where they are in Ray's store: read by a worker whose model has others. None of these
+# where all arrays are sent.
+Frozen = tuple[str, list[Any]] | None
+
+
+def _offer(frozen: Frozen) -> None:
+    if frozen is not None:
+        digest, references = frozen
+        federation.offer(digest, lambda: bytes(ray.get(references[0])))
 
 
 @dataclass
@@ -217,6 +233,16 @@ class WorkersGrid(VectorizedGrid):
         super().__init__(client_app.app, num_supernodes, Trainer(workers=1))
         self.workers = workers
         self.gpus = gpus
+        self._frozen: dict[str, Frozen] = {}
+
+    def _frozen_of(self, config: ConfigRecord) -> Frozen:
+        """Return the frozen arrays that a request names, put into Ray's store once."""
+        digest = str(config.get(messages.FROZEN, ""))
+        if (read := federation.offered(digest)) is None:
+            return None
+        if digest not in self._frozen:
+            self._frozen = {digest: (digest, [ray.put(read())])}
+        return self._frozen[digest]
 
     def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
         """Return what nodes say of themselves: a GPU of this process is no worker's that was given no part of one."""
@@ -225,7 +251,8 @@ class WorkersGrid(VectorizedGrid):
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         """Yield the sums of a round's blocks of clients."""
         name, shared = uuid4().hex, ray.put(replace(request, tasks=request.tasks[:0]))
-        units = [Unit(tasks.nodes[0], "sums", (name, shared, tasks)) for tasks in divided(request)]
+        frozen = self._frozen_of(request.config)
+        units = [Unit(tasks.nodes[0], "sums", (name, shared, tasks, frozen)) for tasks in divided(request)]
         return self.workers.run(units)
 
     def can_work(self, request: WorkRequest) -> bool:
@@ -242,8 +269,10 @@ class WorkersGrid(VectorizedGrid):
         """Have workers answer requests at the head of the queue."""
         pairs = list(self._waiting(kind))
         groups = self._groups([request for request, _ in pairs])
+        frozen = self._frozen_of(record_of(pairs[0][0])) if pairs else None
         units = [
-            Unit(pairs[group[0]][1].node_id, "replies", ([pairs[i] for i in group],)) for group in groups
+            Unit(pairs[group[0]][1].node_id, "replies", ([pairs[i] for i in group], frozen))
+            for group in groups
         ]
         for answered in self.workers.run(units):
             for reply, context in answered:

@@ -1,5 +1,13 @@
 """What server and clients share: each works it out for itself, from the run config alone, and so they agree."""
 
+from fedapp.federation.frozen import (
+    FrozenMissingError,
+    OtherModelError,
+    agreeing,
+    forget_offered,
+    offer,
+    offered,
+)
 from fedapp.federation.loaded import (
     CPU,
     TensorCache,
@@ -33,8 +41,11 @@ from fedapp.federation.records import (
 __all__ = [
     "CPU",
     "NUM_CLASSES",
+    "FrozenMissingError",
+    "OtherModelError",
     "TensorCache",
     "absolute",
+    "agreeing",
     "dataset_of",
     "division_of",
     "forget",
@@ -43,6 +54,8 @@ __all__ = [
     "local_folders",
     "model_of",
     "moments_of",
+    "offer",
+    "offered",
     "partition_of",
     "renew",
     "schema_fields",
@@ -60,5 +73,6 @@ __all__ = [
 def forget() -> None:
     """Drop the data, divisions and models that this process has loaded."""
     renew()
+    forget_offered()
     for cached in (cached_dataset, cached_partition, cached_tensors):
         cached.cache_clear()

@@ -1,6 +1,6 @@
 """What travels between server and clients: models as records, and what a model expects of data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -40,9 +40,13 @@ def to_arrays(state: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: pack(value.detach().cpu().numpy()) for name, value in state.items()})
 
 
-def initial_arrays(model: nn.Module) -> ArrayRecord:
-    """Return what travels of a model: each array once, so that weights that are tied stay so, whatever is added."""
-    return to_arrays(names_of(model).own(model.state_dict()))
+def initial_arrays(model: nn.Module, travelling: Collection[str] | None = None) -> ArrayRecord:
+    """Return a model's arrays of these names, by default all.
+
+    Each is there once, so that weights that are tied stay so, whatever is added.
+    """
+    state = names_of(model).own(model.state_dict())
+    return to_arrays({name: state[name] for name in (state if travelling is None else travelling)})
 
 
 def to_state(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:

@@ -21,14 +21,15 @@ class Divergence(Observer):
     def take(self, client: int, local_model: Vector) -> None:
         """Take a client's trained model (D,) into divergence and drift of the aggregation under way."""
         experiment = self.experiment
-        model = experiment.model.to(experiment.device)
         if self._meter is None:
             training = federation.training_tensors(
                 experiment.config, experiment.num_clients, experiment.device, experiment.dataset.moments
             )
             loss = loss_of(experiment.config.loss)
-            self._meter = DivergenceMeter(model, *training, experiment.partition.client_offsets, loss)
-        layout = Layout.of(federation.initial_arrays(experiment.model))
+            self._meter = DivergenceMeter(
+                experiment.scored_model, *training, experiment.partition.client_offsets, loss
+            )
+        layout = Layout.of(experiment.initial_arrays())
         state = federation.to_state(layout.to_record(local_model), experiment.device)
         self._meter.take(client, state, self.strategy.importance())
 

@@ -76,10 +76,8 @@ class Evaluation:
                 experiment.dataset, partition.test_indices, config.normalize, experiment.device
             )
             self._metrics = chosen_metrics(config.metrics, config.loss, self._test[1])
-        model = experiment.model.to(experiment.device)
-        score = evaluate(
-            model, federation.to_state(arrays, experiment.device), *self._test, self.loss, self._metrics
-        )
+        state = federation.to_state(arrays, experiment.device)
+        score = evaluate(experiment.scored_model, state, *self._test, self.loss, self._metrics)
         metrics = MetricRecord({"loss": score.loss, **score.values()})
         if config.test_on == "unseen-clients":
             by_client = score.by_client(partition.test_offsets)
@@ -103,6 +101,6 @@ class Evaluation:
         training = federation.training_tensors(
             experiment.config, experiment.num_clients, experiment.device, experiment.dataset.moments
         )
-        model = experiment.model.to(experiment.device)
         state = federation.to_state(arrays, experiment.device)
-        return evaluate(model, state, *training, self.loss, self._metrics).by_client(partition.client_offsets)
+        score = evaluate(experiment.scored_model, state, *training, self.loss, self._metrics)
+        return score.by_client(partition.client_offsets)

@@ -1,16 +1,17 @@
 """From a config to everything that a run needs, checked before a client starts."""
 
+import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from glob import escape as glob_escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 
 from fedapp import federation
@@ -32,6 +33,7 @@ from fedapp.data.extremes import extreme_rows
 from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
+from fedapp.models import ModelError
 from fedapp.own import OwnPartError, is_own
 from fedapp.server import fleet
 from fedapp.server.best import check_metrics
@@ -56,11 +58,14 @@ from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.personal import own_arrays
 from fedapp.training.state import names_of
+from fedapp.training.travelling import digest_of, frozen_bytes, travelling
 from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.config import RobustConfig, SynchronousConfig
 from strategies.flower import messages
+from strategies.flower.arrays import pack
+from strategies.flower.frozen import FrozenArrays
 from strategies.timing.availability import ALWAYS
 from strategies.timing.time_scenario import is_profile
 
@@ -77,6 +82,8 @@ class Experiment:
         Built from the config, once; a run starts it.
     unread : mapping of str to value
         Keys that are given and that nothing in the run reads: see ``fedapp.config.run_config``.
+    travelling : tuple of str
+        Names of the model's arrays that are sent to clients and back; the others never change.
     """
 
     config: RunConfig
@@ -87,6 +94,16 @@ class Experiment:
     device: torch.device
     strategy: FederatedStrategy = field(repr=False, compare=False)
     unread: Mapping[str, Value] = field(default_factory=dict)
+    travelling: tuple[str, ...] = ()
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the arrays of the initial model that travel."""
+        return federation.initial_arrays(self.model, self.travelling)
+
+    @cached_property
+    def scored_model(self) -> nn.Module:
+        """The model where the server evaluates it."""
+        return self.model if self.device == federation.CPU else copy.deepcopy(self.model).to(self.device)
 
 
 def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) -> Experiment:
@@ -157,10 +174,11 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         check_layers(config, strategy, model)
     config = _check_parts(config, dataset, partition, model, strategy.run.best)
     _check_extremes(config, dataset, partition, model)
-    _say(config, dataset, partition, model)
+    travel = _travelling(config, dataset, partition, model)
+    _say(config, dataset, partition, model, travel)
     gpus = on_devices or torch.cuda.is_available()
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
-    experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread)
+    experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread, travel)
     return _with_lengths(experiment)
 
 
@@ -198,13 +216,12 @@ def _with_lengths(experiment: Experiment) -> Experiment:
     """
     config, strategy = experiment.config, experiment.strategy
     own = own_arrays(experiment.model, config.personal).names if config.personal else ()
-    fixed = tuple(glob_escape(name) for name in (*names_of(experiment.model).fixed, *own))
-    strategy.run.flower = replace(strategy.run.flower, untrained=fixed)
+    fixed = (name for name in (*names_of(experiment.model).fixed, *own) if name in experiment.travelling)
+    strategy.run.flower = replace(strategy.run.flower, untrained=tuple(map(glob_escape, fixed)))
     if config.clock != "wall" and is_profile(config.time_scenario):  # task times follow from what tasks weigh
         sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)
         strategy.run.pace.loads.work_of = fleet.by_client(work, sizes)
-        arrays = federation.initial_arrays(experiment.model)
-        times = fleet.task_times(config, work, sizes, arrays)
+        times = fleet.task_times(config, work, sizes, experiment.initial_arrays())
         if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
             config = with_length(config, strategy, experiment.num_clients, times)
     strategy.config = replace(strategy.config, eval_every=config.eval_every)
@@ -230,10 +247,16 @@ def _some_rows(
     return federation.tried_tensors(config, dataset, partition.client_indices[:ROWS])
 
 
-def _say(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
+def _say(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    model: nn.Module,
+    travelling: Collection[str],
+) -> None:
     """Say what of the data and the model isn't as one may think."""
     if config.dp != "none":
-        say_what_stays(config, model)
+        say_what_stays(config, [name for name in names_of(model).fixed if name in travelling])
         say_what_is_repeated(config)
     if config.test_on == OWN:
         say_pooled(config, dataset)
@@ -287,6 +310,23 @@ def _check_extremes(config: RunConfig, dataset: Dataset, partition: Partition, m
         rows = extreme_rows(dataset, np.concatenate([partition.client_indices, partition.test_indices]))
         tried = federation.tried_tensors(config, dataset, rows)
         check_extremes(config.model, model, loss_of(config.loss), *tried)
+
+
+def _travelling(
+    config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module
+) -> tuple[str, ...]:
+    """Return the names of the model's arrays that travel, which must be finite."""
+    travel, state = (
+        travelling(model, loss_of(config.loss), *_some_rows(config, dataset, partition)),
+        model.state_dict(),
+    )
+    for name in travel:
+        if not bool(torch.isfinite(state[name]).all()):
+            raise ModelError(
+                f"model = {config.model!r}: its array {name} isn't finite at the start; parameters that are trained, "
+                "and buffers that training changes, must be"
+            )
+    return travel
 
 
 def build_strategy(config: RunConfig) -> FederatedStrategy:
@@ -361,8 +401,20 @@ def task_config(experiment: Experiment) -> ConfigRecord:
             **{key: value for key, value in config.flat().items() if key not in NOT_FOR_CLIENTS},
             "step-heterogeneity": work,
             **federation.schema_fields(experiment.dataset),
+            **({messages.FROZEN: frozen.digest} if (frozen := frozen_arrays(experiment)) is not None else {}),
         }
     )
+
+
+def frozen_arrays(experiment: Experiment) -> FrozenArrays | None:
+    """Return the arrays of a run's model that aren't sent with each message; None if all are."""
+    model, sent = experiment.model, experiment.travelling
+
+    def record() -> ArrayRecord:
+        return ArrayRecord({messages.FROZEN: pack(np.frombuffer(frozen_bytes(model, sent), np.uint8))})
+
+    digest = digest_of(model, sent)
+    return FrozenArrays(digest, record) if digest else None
 
 
 def _server_device(config: RunConfig) -> torch.device:

@@ -23,7 +23,7 @@ from fedapp.server.experiment import Experiment
 from fedapp.server.privacy import neighbours
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import LAST_MODEL, MODEL, RunDirectory
-from fedapp.training.state import names_of
+from fedapp.training.state import completed, names_of
 from strategies import FederatedStrategy
 from strategies.clock import WallClock
 from strategies.core.best_model import BestModel
@@ -80,8 +80,8 @@ class Journal(Observer):
         self.directory.append_metrics(entry.line(self.experiment.config.clock))
         self._publish()
         state = federation.to_state(entry.progress.arrays, torch.device("cpu"))
-        name = LAST_MODEL if self.experiment.config.keep == BEST else MODEL
-        self.directory.write_model(names_of(self.experiment.model).whole(state), name)
+        name, model = LAST_MODEL if self.experiment.config.keep == BEST else MODEL, self.experiment.model
+        self.directory.write_model(names_of(model).whole(completed(model, state)), name)
         graph = self.strategy.graph
         if graph is not None and graph.clients != self._graph_of[0]:
             self._write_graph()
@@ -152,7 +152,8 @@ class KeptModel(Observer):
         best = self.best
         if best.arrays is not None and best.aggregation != self._written:
             state = federation.to_state(best.arrays, torch.device("cpu"))
-            self.directory.write_model(names_of(self.experiment.model).whole(state))
+            model = self.experiment.model
+            self.directory.write_model(names_of(model).whole(completed(model, state)))
             self._written = best.aggregation
 
 

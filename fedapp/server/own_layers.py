@@ -33,7 +33,7 @@ class OwnLayers(Observer):
             own_arrays(experiment.model, experiment.config.personal).names,
             experiment.model.state_dict(),
         )
-        arrays = federation.to_arrays({name: state[name] for name in names})
+        arrays = federation.to_arrays({name: state[name] for name in names if name in experiment.travelling})
         layout = Layout.of(as_kept(0, arrays, arrays))
         kept = KeptByClients(strategy.run, lambda: layout)
         strategy.run.parts.append(kept)

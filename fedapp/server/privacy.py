@@ -2,16 +2,13 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-
-from torch import nn
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Dataset
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
-from fedapp.training.state import names_of
 from strategies import FederatedStrategy, SynchronousStrategy
 from strategies.timing.availability import ALWAYS
 
@@ -284,9 +281,9 @@ def check_standardized(config: RunConfig, dataset: Dataset) -> None:
         )
 
 
-def say_what_stays(config: RunConfig, model: nn.Module) -> None:
-    """Say which arrays of a model no client's data may change."""
-    if names := names_of(model).fixed:
+def say_what_stays(config: RunConfig, names: Sequence[str]) -> None:
+    """Say which arrays no client's data may change, of those that training changes without a gradient."""
+    if names:
         log.warning(
             "dp = %r: arrays that aren't trained would tell of the data, and stay as the initial model has "
             "them: %s%s",

@@ -18,7 +18,7 @@ from fedapp.report.files import FAILED
 from fedapp.server.divergence import Divergence
 from fedapp.server.ending import USER_ERRORS, ToldToStop
 from fedapp.server.evaluation import Evaluation, when_by_client
-from fedapp.server.experiment import Experiment, task_config
+from fedapp.server.experiment import Experiment, frozen_arrays, task_config
 from fedapp.server.exporter import Exporter
 from fedapp.server.failure import RoundsWithoutReply, judge
 from fedapp.server.journal import Journal, KeptModel, Summary, Totals
@@ -30,6 +30,7 @@ from fedapp.server.record import Observer, Record, Saving
 from fedapp.server.run_directory import RunDirectory
 from fedapp.server.standardize import standardized
 from fedapp.server.trackers import make_tracker
+from fedapp.training.travelling import frozen_bytes
 from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
 from strategies.flower import messages
@@ -112,7 +113,10 @@ def _run(
         observers = [layers, *observers]
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
-    arrays = federation.initial_arrays(experiment.model)
+    arrays = experiment.initial_arrays()
+    if (frozen := frozen_arrays(experiment)) is not None:
+        federation.offer(frozen.digest, partial(frozen_bytes, experiment.model, experiment.travelling))
+        strategy.run.frozen = None if engine in IN_PROCESS else frozen
     by_client = when_by_client(experiment, has_rounds=strategy.has_rounds, on_devices=engine == DEPLOYMENT)
     with _in_words(config, directory, record):
         if directory.checkpoint is not None:

@@ -4,8 +4,8 @@ Ragged clients of a batch are padded, and a mask says which examples are real.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
 from typing import Protocol
@@ -177,29 +177,29 @@ def _gradient(
 def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
     """Train one client; return its parameters and its buffers, and its loss averaged over the steps."""
     keep_freed()
-    trainee = _own_copy(task.model)
     fixed = {name: value.clone() for name, value in task.fixed.items()}
     move = task.optimizer.begin()
     state, x = {**fixed, **task.start}, task.x[task.rows]
-    drawn = draws_globally(task.model, trainee, state, x)
-    laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else as_it_is
-    if trainee.drops:
-        trainee.begin(task.noise)
-    with global_stream(task.noise, task.x.device) if drawn else nullcontext(), trainee.alone():
-        w, loss = train(
-            batch_loss(trainee, task.loss, fixed),
-            {name: laid_out(value) for name, value in task.start.items()},
-            laid_out(x),
-            task.y[task.rows],
-            task.batches.ragged(task.x.device),
-            task.lr,
-            task.rule,
-            anchor=task.anchor,
-            neighbours=task.neighbours,
-            constant=task.constant,
-            move=move,
-            changes=_changes(task),
-        )
+    with _own_copy(task.model, state) as trainee:
+        drawn = draws_globally(task.model, trainee, state, x)
+        laid_out = by_channel if takes_by_channel(task.model, trainee, state, x) else as_it_is
+        if trainee.drops:
+            trainee.begin(task.noise)
+        with global_stream(task.noise, task.x.device) if drawn else nullcontext(), trainee.alone():
+            w, loss = train(
+                batch_loss(trainee, task.loss, fixed),
+                {name: laid_out(value) for name, value in task.start.items()},
+                laid_out(x),
+                task.y[task.rows],
+                task.batches.ragged(task.x.device),
+                task.lr,
+                task.rule,
+                anchor=task.anchor,
+                neighbours=task.neighbours,
+                constant=task.constant,
+                move=move,
+                changes=_changes(task),
+            )
     return w | fixed, loss
 
 
@@ -219,13 +219,17 @@ def _changes(task: LocalTask) -> list[Change] | None:
 _copies = threading.local()
 
 
-def _own_copy(model: nn.Module) -> Trainee:
-    """Return this thread's copy of a model."""
+@contextmanager
+def _own_copy(model: nn.Module, sent: Collection[str]) -> Iterator[Trainee]:
+    """Yield this thread's copy of a model, to train; its own arrays, which aren't among those sent, must stay."""
     if getattr(_copies, "model", None) is not model:
         _copies.model, _copies.trainee = model, Trainee(model)
     own: Trainee = _copies.trainee
     own.forget()
-    return own
+    _copies.model = None  # unless all goes well
+    yield own
+    own.check_constant(sent)
+    _copies.model = model
 
 
 def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
@@ -253,8 +257,6 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     lr = torch.tensor([task.lr for task in tasks], device=device)
     drawn = [task.augmentation.padded(steps, width) for task in tasks if task.augmentation is not None]
     changed = tuple(torch.from_numpy(np.stack(each)).to(device) for each in zip(*drawn, strict=True))
-
-    trainee = _own_copy(first.model)
 
     def one(
         start: Parameters,
@@ -285,5 +287,8 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     for name in ("anchor", "neighbours", "constant"):
         if getattr(first, name) is not None and (name != "neighbours" or first.rule.beta != 1):
             beside[name] = Stack.of([getattr(task, name) for task in tasks]).named
-    trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(starts.named, rows, mask, lr, changed, beside)
+    with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
+        trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(
+            starts.named, rows, mask, lr, changed, beside
+        )
     return trained

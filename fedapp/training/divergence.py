@@ -17,7 +17,7 @@ from fedapp.names import IGNORED
 from fedapp.training.evaluation import CHUNK
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.parts import inputs_of
-from fedapp.training.state import names_of
+from fedapp.training.state import completed, names_of
 
 
 class DivergenceMeter:
@@ -88,7 +88,9 @@ class DivergenceMeter:
         for x, y, weight in zip(*chunks, strict=True):
             # In evaluation mode recurrent layers have no gradient by cuDNN.
             with torch.backends.cudnn.flags(enabled=False) if self._recurrent else nullcontext():
-                outputs = torch.func.functional_call(self.model, {**self._names.own(state), **leaves}, (x,))
+                outputs = torch.func.functional_call(
+                    self.model, {**completed(self.model, state), **leaves}, (x,)
+                )
             losses, _ = self.loss.each(outputs, y, partial(inputs_of, self.model, x))
             gradients = torch.autograd.grad(
                 (losses * weight).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True

@@ -18,7 +18,7 @@ from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets, by_example, classes_first
 from fedapp.training.parts import inputs_of
 from fedapp.training.rule import Parameters
-from fedapp.training.state import for_one_call, names_of
+from fedapp.training.state import completed, for_one_call
 from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
 
 AUTO, NONE = "auto", "none"
@@ -332,8 +332,11 @@ def evaluate(
     loss: Loss = CROSS_ENTROPY,
     metrics: tuple[Metric, ...] = ACCURACY,
 ) -> Score:
-    """Score ``model``, in evaluation mode, with a ``state`` on inputs (N, ...) and targets, on their device."""
-    state = names_of(model).own(state)
+    """Score ``model``, in evaluation mode, with a ``state`` on inputs (N, ...) and targets, on their device.
+
+    Arrays that the state doesn't have are the model's own.
+    """
+    state = completed(model, state)
     few = x.device.type == "cpu" and not dense_layers(model)
     chunk = FEW if few else CHUNK
 

@@ -1,10 +1,15 @@
-"""What is in a model's state: what is trained, what isn't, and what has two names."""
+"""What is in a model's state: what is trained, what isn't, and what has two names.
+
+Not all of it travels between server and clients: what never changes is the same on each side, in the model that each
+side builds (``fedapp.training.travelling``).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -46,6 +51,33 @@ def names_of(model: nn.Module) -> StateNames:
     trained = tuple(name for name, value in parameters.items() if value.requires_grad)
     known = {*trained, *twins}
     return StateNames(trained, tuple(name for name in state if name not in known), twins)
+
+
+def is_statistic(name: str) -> bool:
+    """Return True for a buffer named as PyTorch's running statistics are: ``running_…``, ``num_batches_tracked``."""
+    last = name.rpartition(".")[2]
+    return last.startswith("running_") or last == "num_batches_tracked"
+
+
+def same_values(one: Tensor | None, other: Tensor) -> bool:
+    """Return True if two tensors hold the same values; NaN equals a NaN of the same bits."""
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(as_bytes(one), as_bytes(other))
+
+
+def as_bytes(value: Tensor) -> Tensor:
+    """Return a tensor's bytes, in C order, of any dtype."""
+    return value.detach().contiguous().flatten().view(torch.uint8)
+
+
+def completed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's whole state, on the device of ``state``; what ``state`` doesn't have is the model's own."""
+    names = names_of(model)
+    state = names.own(state)
+    whole = names.own(model.state_dict())
+    device = next((value.device for value in state.values()), None)
+    return {**{name: value if name in state else value.to(device) for name, value in whole.items()}, **state}
 
 
 def for_one_call(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class LocalTask:
     Attributes
     ----------
     model : nn.Module
-        Says what the parameters mean; its own values aren't used.
+        Says what the parameters mean. Its own values are used of arrays that are in neither ``start`` nor ``fixed``.
     start : dict of str to Tensor
         Where training starts, on the data's device: w̄, the parameters sent to the client.
     x, y : Tensor
@@ -46,7 +46,7 @@ class LocalTask:
     constant : dict of str to Tensor, optional
         h, added to every gradient after it is clipped: a client's control variate.
     fixed : mapping of str to Tensor
-        What of the model's state isn't trained: frozen parameters, and buffers as they were sent.
+        What of the model's state isn't trained, as it was sent: buffers that training changes.
     loss : Loss
         Of an example.
     optimizer : LocalOptimizer

@@ -10,7 +10,7 @@ import copy
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapp.training.layers import is_changed
 from fedapp.training.rule import Parameters
-from fedapp.training.state import StateNames, names_of
+from fedapp.training.state import StateNames, names_of, same_values
 
 # Dropout of single values, and of whole channels.
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -72,6 +72,7 @@ class Trainee:
             if isinstance(layer, _BatchNorm):
                 _judge_alone(layer)
         self._held, self._outside = _places(self.module, names_of(model))
+        self._own = names_of(model).own(model.state_dict())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -95,6 +96,15 @@ class Trainee:
         """Put buffers that aren't in the state dict back to what they were in the model."""
         for buffers, key, value in self._outside:
             buffers[key] = None if value is None else value.clone()
+
+    def check_constant(self, sent: Collection[str]) -> None:
+        """Raise RuntimeError if training has changed an array of the model's own, one that isn't among those sent."""
+        for values, key, name in self._held:
+            if name not in sent and not same_values(values[key], self._own[name]):
+                raise RuntimeError(
+                    f"{name} has changed in local training, but not in the two steps that were tried before the run, "
+                    "so that it isn't sent; a buffer whose name begins with running_ always is"
+                )
 
     def begin(self, seed: int) -> None:
         """Begin a task: what it draws follows from its seed."""

@@ -20,6 +20,7 @@ from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousCon
 from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector, flat
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
+from strategies.flower.frozen import FrozenArrays, FrozenGrid
 from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import Buffers
@@ -82,6 +83,8 @@ class RunState:
         The keywords of Flower's strategies.
     grid : Grid, optional
         Where the clients are, once the run has begun.
+    frozen : FrozenArrays, optional
+        The arrays of clients' models that are none of this model's, as they never change.
     stopped : callable
         Asked at every poll; True ends the run with the last complete aggregation.
     timeout : float
@@ -156,6 +159,7 @@ class RunState:
         self.evaluation_fields: Callable[[Client], dict[str, int]] = lambda _: {}
         self._resumed: State | None = None
         self.grid: Grid | None = None
+        self.frozen: FrozenArrays | None = None
         self.timeout = 3600.0
         self.clients: list[Client] = []
         self.own_loop = False
@@ -193,6 +197,14 @@ class RunState:
                 log.info(
                     "clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation"
                 )
+
+    def sending(self, grid: Grid) -> Grid:
+        """Return the grid that sends frozen arrays to the clients that need them; the same if there are none."""
+        return grid if self.frozen is None else FrozenGrid(grid, self.frozen, self.flower.configrecord_key)
+
+    def take_frozen_bytes(self) -> int:
+        """Return the bytes of requests that were sent once more, with frozen arrays, since the last call."""
+        return 0 if self.frozen is None else self.frozen.take_bytes()
 
     def is_stopped(self) -> bool:
         """Return True if the run is to end."""

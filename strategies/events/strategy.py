@@ -387,7 +387,8 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
-        run, ledger, grid = self.run, self.ledger, packing(grid, self.receiver.most_bytes)
+        run, ledger = self.run, self.ledger
+        grid = run.sending(packing(grid, self.receiver.most_bytes))
         self._mail, self.total = Mail(grid, timeout, run.stopped), num_rounds
         self._train_config = ConfigRecord() if train_config is None else train_config
         self._evaluate_config = self._train_config if evaluate_config is None else evaluate_config
@@ -760,6 +761,7 @@ class AsynchronousStrategy(FederatedStrategy):
         In real time the clients' evaluation of this model is waited for only if it is the ``last``.
         """
         run, since = self.run, self.ledger.since
+        since.bytes_down += self.run.take_frozen_bytes()
         metrics, of_training = since.metrics(), since.metrics_of_clients()
         if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
             of_training |= dict(function(since.contents, run.flower.weighted_by_key))

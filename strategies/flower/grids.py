@@ -7,17 +7,18 @@ records of its own into a request (``Capabilities.writes_requests``), and in run
 a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.flower.arrays import Layout, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.internals import (
+    Run,
     client_apps,
     is_simulation,
     lacks_handler,
@@ -105,6 +106,62 @@ class WorkingGrid(Protocol):
         ...
 
 
+class GridAround(Grid):
+    """The base class of Grids around another one: a subclass pushes and pulls messages.
+
+    Attributes
+    ----------
+    grid : Grid
+        The Grid that sends the messages to the nodes.
+    """
+
+    grid: Grid
+
+    @property
+    def engine(self) -> str:
+        """The other Grid's engine."""
+        return engine_of(self.grid)
+
+    @property
+    def all_connected(self) -> bool:
+        """Whether no further node will connect, as far as the other Grid says."""
+        return bool(getattr(self.grid, "all_connected", False))
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run's record."""
+        return self.grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Make a message; Flower has deprecated this in favour of ``Message(...)``."""
+        return self.grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are connected."""
+        return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Any:
+        """Return the nodes that are connected."""
+        return self.grid.get_nodes()
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages as they are, and return the replies that have come after ``timeout`` seconds."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+def innermost(grid: Grid) -> Grid:
+    """Return the Grid that sends the messages to the nodes."""
+    while isinstance(grid, GridAround):
+        grid = grid.grid
+    return grid
+
+
 DEPLOYMENT, RAY, MEMORY = "deployment", "ray", "memory"
 
 
@@ -146,6 +203,7 @@ def _mod_of_all(grid: Grid, find: Callable[["ClientApp"], str]) -> str:
 
 def _apps(grid: Grid) -> list["ClientApp"]:
     """Return the ClientApps of a simulation; none for devices."""
+    grid = innermost(grid)
     own = getattr(grid, "client_app", None)
     return client_apps() if is_simulation(grid) else [own] if own is not None else []
 

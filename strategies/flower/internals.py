@@ -50,6 +50,7 @@ __all__ = [
     "UNKNOWN",
     "BoundedPulls",
     "Run",
+    "as_reply_to",
     "be_the_server",
     "bounded_pulls",
     "check_and_log_replies",
@@ -145,6 +146,12 @@ def with_content(message: Message, content: RecordDict) -> Message:
 def with_error(message: Message, code: int, reason: str) -> Message:
     """Return an error reply in place of an invalid reply."""
     return make_message(metadata=message.metadata, error=Error(code, reason))
+
+
+def as_reply_to(reply: Message, message_id: str) -> Message:
+    """Make a reply one to another message, by its id; it can't be set otherwise."""
+    reply.metadata.__dict__["_reply_to_message_id"] = message_id
+    return reply
 
 
 def unavailable_reply(metadata: Metadata) -> Message:

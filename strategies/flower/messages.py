@@ -63,11 +63,17 @@ SEED: Final = "strategies.seed"  # draws of this seed,
 RUN: Final = "strategies.run"  # with what the client has left out in this run,
 MODEL: Final = "strategies.arrays"  # of the model in this record, if it isn't `arrays`,
 UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patterns
+FROZEN: Final = (
+    "strategies.frozen"  # digest of arrays that aren't sent, and a record of them (flower/frozen.py)
+)
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
 UNDER_WAY: Final = "strategies.under-way"  # in requests to evaluate: the client's task that isn't over yet
 KEPT_FOR: Final = (
     "strategies.kept-for"  # a run's own number on devices: what a client keeps is kept for it alone
 )
+
+# Error code of a reply from a client that doesn't have the frozen arrays (Flower's codes are below 100).
+NEEDS_FROZEN: Final = 105
 
 # A ConfigRecord of replies: which of these fields, and which records beside the model, the local step went by.
 APPLIED: Final = "strategies.applied"

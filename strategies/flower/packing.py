@@ -20,7 +20,6 @@ understand it takes ``reads_packed`` among its mods::
 import json
 from collections.abc import Callable, Iterable, Iterator
 from math import inf, prod
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -28,8 +27,8 @@ from flwr.serverapp import Grid
 
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, npy_header
-from strategies.flower.grids import DEPLOYMENT, engine_of
-from strategies.flower.internals import Run, bounded_pulls, with_content, with_error
+from strategies.flower.grids import DEPLOYMENT, GridAround, engine_of
+from strategies.flower.internals import bounded_pulls, with_content, with_error
 
 PACKED = "strategies.packed"  # serialisation type, and name, of an array that holds a whole record
 READS_PACKED = "reads-packed"  # in the config of a request for a description, and in the answer's metrics
@@ -148,7 +147,7 @@ def packing(grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> Grid:
     return PackingGrid(grid, most_bytes)
 
 
-class PackingGrid(Grid):
+class PackingGrid(GridAround):
     """A Grid that sends packed models to the nodes that support them, and unpacks their replies.
 
     Parameters
@@ -158,8 +157,6 @@ class PackingGrid(Grid):
     most_bytes : callable
         Returns the most bytes of a reply.
     """
-
-    engine = DEPLOYMENT
 
     def __init__(self, grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> None:
         self.grid, self._most_reply = grid, most_bytes
@@ -225,35 +222,6 @@ class PackingGrid(Grid):
         """Refuse a reply that is larger than what was asked for, before it is unpacked."""
         if (size := messages.size_of(reply)) > (most := self._most_reply()):
             raise ArraysMismatchError(f"its reply takes {size} bytes; allowed are {most}")
-
-    # ---- What goes through as it is ------------------------------------------------------------------------------
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run's record."""
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Make a message; Flower has deprecated this in favour of ``Message(...)``."""
-        return self.grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are connected."""
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Any:
-        """Return the nodes that are connected."""
-        return self.grid.get_nodes()
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages as they are, and return the replies that have come after ``timeout`` seconds."""
-        return self.grid.send_and_receive(messages, timeout=timeout)
 
 
 # ---- The client's side -------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class SynchronousStrategy(FederatedStrategy):
         Result
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
-        grid = packing(grid, self.receiver.most_bytes)
+        grid = self.run.sending(packing(grid, self.receiver.most_bytes))
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
         with self._running(grid, timeout):
@@ -364,6 +364,7 @@ class SynchronousStrategy(FederatedStrategy):
         self, current: Round, weights: Sequence[float], total: Gathered, apart: Untrained
     ) -> Outcome:
         """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
+        current.bytes_down += self.run.take_frozen_bytes()
         metrics = current.told(clipped=self.receiver.bounds_updates)
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))

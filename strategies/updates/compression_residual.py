@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from strategies.flower import messages
 from strategies.flower.arrays import pack, unpack
 from strategies.flower.errors import RunError
-from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
+from strategies.flower.grids import DEPLOYMENT, RAY, engine_of, innermost
 from strategies.flower.internals import simulated_contexts
 from strategies.updates.compressors import code_of
 
@@ -74,7 +74,7 @@ class LeftOut:
             If the clients couldn't keep their residuals.
         """
         code, self._on_ray = code_of(self.compression), None
-        self._grid = grid if code is not None and code.biased else None
+        self._grid = innermost(grid) if code is not None and code.biased else None
         # On Ray, of training and evaluation at the same time, only the state of the one that ends last is kept.
         if self._grid is not None and engine_of(grid) == RAY and evaluating:
             raise RunError(

@@ -158,7 +158,7 @@ def accuracy(cell: Cell, data_path: str) -> float:
         try:
             result = experiment.strategy.start(
                 grid,
-                federation.initial_arrays(experiment.model),
+                experiment.initial_arrays(),
                 num_rounds=config.num_server_rounds,
                 timeout=FOREVER,
                 train_config=server.task_config(experiment),

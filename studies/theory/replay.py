@@ -18,7 +18,7 @@ from torch import Tensor
 from fedapp import client_app, server
 from fedapp.config import ConfigError
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.federation import to_arrays, to_state
+from fedapp.federation import to_state
 from fedapp.server import Experiment
 from strategies import Progress
 from strategies.flower import messages
@@ -111,7 +111,7 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     strategy.observer = observe
     strategy.start(
         grid,
-        to_arrays(experiment.model.state_dict()),
+        experiment.initial_arrays(),
         num_rounds=config.num_server_rounds,
         timeout=config.round_timeout,
         train_config=server.task_config(experiment),

@@ -120,6 +120,17 @@ def test_clients_own_models_are_those_of_the_sequential_engine_also_in_a_run_tha
     assert (begun.path / "model.safetensors").read_bytes() == whole.model
 
 
+@pytest.mark.ci
+@pytest.mark.thorough
+def test_clients_whose_frozen_arrays_differ_are_sent_them_once(simulate):
+    config = {"model": "tests.fedapp.own_parts:other_on_ray", "num-server-rounds": 3}
+    alone, run = simulate(config, engine="sequential"), simulate(config)
+    assert run.returncode == 0, run.output
+    assert run.model == alone.model
+    bytes_of = [summary_of(each.path)["bytes-down"] for each in (alone, run)]
+    assert 4 * 4 * 65 * 8 < bytes_of[1] - bytes_of[0] < 2 * 4 * 4 * 65 * 8  # and the model beside them
+
+
 @pytest.mark.thorough
 def test_a_run_is_repeated_from_its_own_config(base, repository, tmp_path):
     command = [sys.executable, "run_simulation.py", "--engine", "sequential", "--run-config"]

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedapp import federation, server
+from fedapp import server
 from fedapp.api.values import load_config
 from strategies import FedAvg
 from studies.attacks import runs, table
@@ -36,7 +36,7 @@ def updates(attack: str, *, statistics: bool = False) -> tuple[dict[int, np.ndar
     keys = Cell(IID, 3, 1, "fedavg", OFF, attack, statistics, 0).keys()
     config = load_config({**keys, "dataset": pictures(""), "num_server_rounds": 1})
     experiment = server.prepare(config, 3)
-    arrays = federation.initial_arrays(experiment.model)
+    arrays = experiment.initial_arrays()
     found: dict[int, np.ndarray] = {}
     strategy = experiment.strategy
     assert isinstance(strategy, FedAvg)

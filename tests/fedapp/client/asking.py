@@ -7,7 +7,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedapp.client.handlers import CANNOT_TAKE_PART
 from fedapp.client_app import app
-from fedapp.federation import to_arrays
 from fedapp.server import Experiment, task_config
 from strategies.flower import messages
 
@@ -46,7 +45,7 @@ def request_for(
         }
     )
     queried = kind in (messages.DESCRIBE, messages.ASK_DIRECTION)
-    arrays = None if queried else to_arrays(experiment.model.state_dict())
+    arrays = None if queried else experiment.initial_arrays()
     companions = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
     return messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
 

@@ -13,6 +13,7 @@ from torch import nn
 from fedapp.client.privacy import privately
 from fedapp.config import RunConfig
 from fedapp.server.privacy import say_what_stays
+from fedapp.training.state import names_of
 from strategies import FedAvg, FedFix
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
@@ -156,8 +157,8 @@ def test_the_global_model_keeps_the_initial_statistics(dp: str, kind: Any, optio
 
 def test_a_line_at_the_start_names_them(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
-        say_what_stays(RunConfig.load({"dp": "local"}), normalising())
-        say_what_stays(RunConfig.load({"dp": "local"}), nn.Linear(2, 2))
+        say_what_stays(RunConfig.load({"dp": "local"}), names_of(normalising()).fixed)
+        say_what_stays(RunConfig.load({"dp": "local"}), ())
     assert [r.getMessage() for r in caplog.records] == [
         "dp = 'local': arrays that aren't trained would tell of the data, and stay as the initial model has them: "
         "1.running_mean, 1.running_var, 1.num_batches_tracked"

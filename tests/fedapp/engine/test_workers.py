@@ -111,6 +111,8 @@ def on_ray() -> Iterator[None]:
         {"strategy": "scaffold", "model": "logistic"},
         {"strategy": "ditto", "test_on": "own", "client_evaluation": True},
         {"strategy": "fedbuff", "num_server_rounds": 20, "time_scenario": "F80"},
+        {"strategy": "fedprox", "model": "tests.fedapp.own_parts:other_on_ray"},
+        {"strategy": "fedfix", "model": "tests.fedapp.own_parts:other_on_ray", "fedfix_interval": 1.0},
     ],
     ids=lambda values: values["strategy"],
 )

@@ -1,0 +1,206 @@
+"""Only what is trained travels: bytes, the same result as when all arrays travel, on the engines of one process."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedapp import federation, server
+from fedapp.config import RunConfig, read_run
+from fedapp.engine.run import make_grid
+from fedapp.own import register
+from fedapp.training.state import names_of
+from tests.runs import arrays_of, lines_of, same_files, summary_of
+
+Go = Callable[..., Path]
+CLIENTS = 5
+ENGINES = ("sequential", "vectorized")
+
+
+class Masked(nn.Module):
+    """650 trained parameters behind a frozen net of 1.3 million, and attention with a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1117), nn.ReLU())
+        self.body = nn.Sequential(*layers, nn.Linear(1117, 64)).requires_grad_(False)
+        self.head = nn.Linear(64, 10)
+        self.register_buffer("mask", torch.full((64, 64), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        attention = torch.softmax(h.unsqueeze(2) * h.unsqueeze(1) + self.mask, -1)
+        found: Tensor = self.head((attention @ h.unsqueeze(2)).squeeze(2))
+        return found
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and what two small matrices add to it (E. Hu et al., 2022: LoRA)."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.relu(self.base(x) + self.up(self.down(x)))
+        return found
+
+
+def masked() -> nn.Module:
+    return Masked()
+
+
+def adapted() -> nn.Module:
+    into = nn.Linear(64, 384).requires_grad_(False)
+    return nn.Sequential(nn.Flatten(), into, Adapted(384, 5), Adapted(384, 5), nn.Linear(384, 10))
+
+
+class Parts(nn.Module):
+    """A net whose parameters are frozen as a list says, with running statistics, a counter and a constant."""
+
+    seen: Tensor
+
+    def __init__(self, frozen: tuple[str, ...]) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10)
+        self.register_buffer("scale", torch.linspace(0.5, 2.0, 6))
+        self.register_buffer("seen", torch.zeros(()))
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        found: Tensor = self.last(self.norm(self.first(x.flatten(1))) * self.scale)
+        return found
+
+
+@pytest.fixture
+def go(configure: Callable[..., RunConfig], tmp_path: Path) -> Go:
+    """Make a short run; ``whole``: all arrays of the model travel, and none is compared with the client's own."""
+    numbers = itertools.count()
+
+    def run(
+        model: Callable[..., nn.Module],
+        engine: str = "sequential",
+        *,
+        whole: bool = False,
+        stopped: Callable[[], bool] | None = None,
+        observers: tuple[server.Observer, ...] = (),
+        **values: Any,
+    ) -> Path:
+        given = {"figures": False, "num_server_rounds": 2, "model": register(model)}
+        given["run_name"] = f"{next(numbers)}"
+        given = {"results_dir": str(tmp_path), "checkpoint_every": 1, "eval_every": 1, **given, **values}
+        given = {key: given[key] for key in given if "resume" not in values or key in values}
+        federation.renew()
+        experiment = server.prepare(configure(**given), CLIENTS)
+        if whole:
+            names = names_of(experiment.model)
+            experiment = replace(experiment, travelling=tuple(names.own(experiment.model.state_dict())))
+            state = experiment.strategy.run
+            state.flower = replace(state.flower, untrained=names.fixed)
+        more = {} if stopped is None else {"stopped": stopped}
+        return server.run(make_grid(engine, CLIENTS), experiment, observers=observers, **more).path
+
+    return run
+
+
+# Bytes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("model", "trained"), [(masked, 650), (adapted, 11_530)])
+def test_the_bytes_of_a_round_are_those_of_what_is_trained(
+    go: Go, engine: str, model: Callable[[], nn.Module], trained: int
+) -> None:
+    assert sum(each.numel() for each in model().parameters() if each.requires_grad) == trained
+    for bytes_each, compression in ((4, "none"), (1, "int8")):
+        path = go(model, engine, num_server_rounds=1, compression=compression)
+        needed = CLIENTS * trained
+        assert 4 * needed <= summary_of(path)["bytes-down"] <= 1.1 * 4 * needed
+        assert bytes_each * needed <= summary_of(path)["bytes-up"] <= 1.1 * bytes_each * needed
+        assert (path / "checkpoint/00000001/model.npy").stat().st_size <= 1.1 * 8 * trained + 256
+        made, found = {name: value.shape for name, value in model().state_dict().items()}, arrays_of(path)
+        assert {name: value.shape for name, value in found.items()} == made
+
+
+def test_a_model_is_evaluated_with_its_mask_as_by_hand(go: Go) -> None:
+    path = go(masked)
+    net = masked()
+    net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in arrays_of(path).items()})
+    assert net.mask.isinf().any()
+    x, y = federation.held_out_tensors(RunConfig.recorded(read_run(str(path))[0]), CLIENTS, federation.CPU)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(net.eval()(x), y)
+    assert lines_of(path)[-1]["loss"] == pytest.approx(float(loss), rel=1e-6)
+
+
+# The same result as when all arrays travel -------------------------------------------------
+
+NAMES = ("first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias")
+BYTES = ("bytes-up", "bytes-down", "bytes-kept")
+
+
+def assert_same_but_for_bytes(one: Path, other: Path) -> None:
+    assert same_files(one, other, "model.safetensors")
+    for line, like in zip(lines_of(one), lines_of(other), strict=True):
+        assert {**line, **dict.fromkeys(BYTES)} == {**like, **dict.fromkeys(BYTES)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    frozen=st.lists(st.sampled_from(NAMES), unique=True, max_size=5).map(tuple),
+    others=st.sampled_from(
+        [
+            {},
+            {"strategy": "scaffold"},
+            {"strategy": "fedbuff", "buffer_size": 2, "compression": "topk:0.1"},
+            {"strategy": "async-fedavg", "time_scenario": "F80"},
+            {"strategy": "fedprox", "compression": "int8", "momentum": 0.5},
+            {"strategy": "ditto", "test_on": "own"},
+        ]
+    ),
+)
+def test_whatever_is_frozen_the_result_is_that_of_sending_all(
+    go: Go, engine: str, frozen: tuple[str, ...], others: dict[str, Any]
+) -> None:
+    one, other = (go(lambda: Parts(frozen), engine, whole=whole, **others) for whole in (False, True))
+    assert_same_but_for_bytes(one, other)
+    model = arrays_of(one)
+    assert model["seen"] > 0
+    assert np.abs(model["norm.running_mean"]).max() > 0
+    initial = Parts(frozen).state_dict()
+    assert np.array_equal(model["scale"], initial["scale"].numpy())
+    apart = 4 * sum(initial[name].numel() for name in (*frozen, "scale"))
+    assert summary_of(one)["bytes-down"] <= summary_of(other)["bytes-down"] - apart
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
+def test_a_run_that_was_broken_off_goes_on_to_the_same_model(go: Go, engine: str, strategy: str) -> None:
+    def make() -> nn.Module:
+        return Parts(NAMES[:2])
+
+    class Halfway(server.Observer):
+        there = False
+
+        def note(self, entry: Any) -> None:
+            self.there = self.there or entry.progress.aggregation >= 2
+
+    watch, given = Halfway(), {"strategy": strategy, "buffer_size": 2, "num_server_rounds": 4}
+    part = go(make, engine, observers=(watch,), stopped=lambda: watch.there, **given)
+    assert lines_of(part)[-1]["aggregation"] < 4
+    again, straight = go(make, engine, resume=str(part)), go(make, engine, **given)
+    assert_same_but_for_bytes(again, straight)
