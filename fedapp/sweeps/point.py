@@ -21,7 +21,7 @@ SYNTHETIC = "synthetic"  # generated, or the authors' files, wherever these are
 Axis = list[Value | dict[str, Value]]
 
 # A run that came to one of these ends would come to it again.
-FINISHED, DIVERGED = "finished", "diverged"
+FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.files import read_summary
 from fedapp.report.live_bar import LiveBar
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
-from fedapp.sweeps.point import DIVERGED, FINISHED, PlannedRun, folder_of, is_finished
+from fedapp.sweeps.point import DIVERGED, FINISHED, INTERRUPTED, PlannedRun, folder_of, is_finished
 from strategies import RunError
 
 
@@ -83,6 +83,8 @@ def run_missing(
         If another process runs here, no run has a name like ``only``, or several at a time aren't possible.
     RunError
         If a worker process was killed.
+    KeyboardInterrupt
+        If a run was interrupted.
     """
     _check_jobs(planned, engine, jobs)
     wanted = {each.key: each for each in planned if fnmatch.fnmatch(each.name, only)}
@@ -96,6 +98,10 @@ def run_missing(
         here = _made_here(missing, folder, engine, end)
         outcomes = _outcomes(missing, folder, engine, jobs, end, workers) if jobs else here
         for name, reason in outcomes if minutes else ():
+            if reason.startswith(
+                f"{INTERRUPTED}:"
+            ):  # this process's own signal may have been lost on its way
+                raise KeyboardInterrupt
             failures |= {name: reason} if reason else {}
             advance(1, f"{missing[name].title}: {reason}" if reason else "")
     return failures

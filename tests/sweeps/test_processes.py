@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.config import RunConfig
 from fedapp.sweeps.point import PlannedRun
-from fedapp.sweeps.runner import perform
+from fedapp.sweeps.runner import perform, run_missing
 from strategies import FederatedStrategy, RunError
 from tests.runs import summary_of
 
@@ -102,3 +102,12 @@ def test_an_experiment_says_so_in_one_line_too(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("studies.reproduce.command.run_missing", killed)
     done = CliRunner().invoke(app, ["reproduce", "compare", "--quick", "--out", str(tmp_path)])
     assert (done.exit_code, done.output) == (1, "error: a worker process was killed\n")
+
+
+def test_a_run_that_was_interrupted_interrupts_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A worker's run may know of Ctrl-C although the sweep's own process never heard of it."""
+    monkeypatch.setattr("fedapp.sweeps.runner.perform", lambda *_: "interrupted: ")
+    with pytest.raises(KeyboardInterrupt):
+        run_missing([PlannedRun.of({}, {"num-clients": 2})], tmp_path, engine="sequential", jobs=0)
