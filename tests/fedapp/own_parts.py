@@ -99,14 +99,15 @@ class Empty(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Knows 50 categories: another one raises an IndexError."""
+    """Knows the categories 0 to 49 but 30, which raises an IndexError: the check of the largest can't see that."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.embedding, self.linear = nn.Embedding(50, 4), nn.Linear(4, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.linear(self.embedding(x[:, 0].long()))
+        category = x[:, 0].long()
+        outputs: Tensor = self.linear(self.embedding(torch.where(category == 30, 57, category)))
         return outputs
 
 

@@ -210,7 +210,7 @@ def test_a_client_whose_training_raises_is_left_out(
     strategy: str, run: Run, save_npz: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     categories, owners = np.full((60, 1), 7, np.float32), np.repeat(np.arange(CLIENTS), 2)
-    categories[12] = 57  # of client 6, and the model knows 50
+    categories[0], categories[12] = 49, 30  # 30, of client 6, isn't known to the model, and isn't the largest
     labels = np.arange(60) % 3
     path = save_npz(
         x_train=categories,
