@@ -156,7 +156,7 @@ class RunState:
         self.usual: StrategyConfig | None = None
         self.repeatable = False
         self.parts: list[Any] = []
-        self.evaluation_fields: Callable[[Client], dict[str, int]] = lambda _: {}
+        self.evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
         self._resumed: State | None = None
         self.grid: Grid | None = None
         self.frozen: FrozenArrays | None = None
@@ -353,6 +353,10 @@ class RunState:
         if NOT_FINITE in self.last_reason or OVERFLOWS in self.last_reason:
             return DivergedError(f"{reason}: the clients' steps are too large (lr)")
         return RunError(reason)
+
+
+def _no_fields(client: Client) -> dict[str, int]:
+    return {}
 
 
 def _reads_time(config: StrategyConfig) -> bool:

@@ -27,12 +27,20 @@ class ServerStep:
         η_g; 0: the optimizer's usual step size, else the method's.
     own_lr : callable
         Hook of the method: returns its η_g.
+    stale : bool
+        Whether updates may be of older models, as without rounds.
     """
 
     def __init__(
-        self, run: RunState, make: Callable[[], ServerOptimizer], lr: float, own_lr: Callable[[], float]
+        self,
+        run: RunState,
+        make: Callable[[], ServerOptimizer],
+        lr: float,
+        own_lr: Callable[[], float],
+        *,
+        stale: bool,
     ) -> None:
-        self._run, self._make, self._lr, self._own_lr = run, make, lr, own_lr
+        self._run, self._make, self._lr, self._own_lr, self._stale = run, make, lr, own_lr, stale
         self.reset()
 
     def reset(self) -> None:
@@ -67,7 +75,7 @@ class ServerStep:
 
         A step of 1 stays: no update is stale there, and the method is FedAvg with the same optimizer.
         """
-        return step / self.optimizer.gain if step < 1 else step
+        return step / self.optimizer.gain if self._stale and step < 1 else step
 
     def looked_at(self, update: Vector) -> Vector:
         """Return a client's update (D,), and note whether any client's isn't zero."""

@@ -203,7 +203,9 @@ class FederatedStrategy(Strategy):
             updates=updates,
             witness=witness,
         )
-        self.server_step = ServerStep(run, partial(_new_optimizer, run), config.server_lr, self.own_lr)
+        self.server_step = ServerStep(
+            run, partial(_new_optimizer, run), config.server_lr, self.own_lr, stale=not self.has_rounds
+        )
         stability = StabilityMonitor(partial(keys_that_help, config, has_rounds=self.has_rounds))
         self.evaluator = Evaluator(
             run, self.population, self.pending, config.seed, self.evaluation_rule, self.personal_model

@@ -62,8 +62,12 @@ class Ditto(SynchronousStrategy):
 
     def __init__(self, *arguments: Any, **run: Any) -> None:
         super().__init__(*arguments, **run)
-        self._kept = KeptByClients(self.run, lambda: self.run.layout)
+        self._kept = KeptByClients(self.run, self._layout)
         self.population.listeners.append(self._kept.hand_back)
+
+    def _layout(self) -> Layout:
+        """Return the layout of v_i: the model's."""
+        return self.run.layout
 
     def local_rule(self) -> dict[str, float]:
         """Return λ of the pull λ (v − W) for the clients."""

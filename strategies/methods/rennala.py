@@ -49,7 +49,7 @@ class Rennala(AsynchronousStrategy):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # B = C: with fewer, work of all but the fastest would be late.
-        self._size = BufferSize(self.config.buffer_size, lambda num_clients: num_clients)
+        self._size = BufferSize(self.config.buffer_size, _as_many)
 
     def own_lr(self) -> float:
         """Return η_g = 1: no update is stale, so that B of them are the participants of a round."""
@@ -76,3 +76,8 @@ class Rennala(AsynchronousStrategy):
     def identical_weight(self, num_clients: int) -> float:
         """Return 1/B, the weight of every contribution."""
         return 1 / self.m
+
+
+def _as_many(num_clients: int) -> int:
+    """Return B = C."""
+    return num_clients

@@ -10,7 +10,7 @@ class EveryConfig(AsynchronousConfig):
     """After how many arrivals there is a new model, and how many models old a contribution may be."""
 
     every: int = 2
-    patience: int = 4
+    most_stale: int = 4
 
 
 class Every(AsynchronousStrategy):
@@ -25,4 +25,4 @@ class Every(AsynchronousStrategy):
 
     def fresh(self, staleness: int) -> bool:
         """Tell whether work counts that is so many models old."""
-        return staleness <= self.config.patience
+        return staleness <= self.config.most_stale

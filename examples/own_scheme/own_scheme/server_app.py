@@ -13,8 +13,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the server."""
-    every, patience = int(context.run_config["every"]), int(context.run_config["patience"])
-    strategy = Every(every=every, patience=patience)  # in place of FedAvg()
+    every, most_stale = int(context.run_config["every"]), int(context.run_config["most-stale"])
+    strategy = Every(every=every, most_stale=most_stale)  # in place of FedAvg()
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord([np.zeros(FEATURES)]),

@@ -16,7 +16,7 @@ MODEL, UPDATE = np.array([1.0, -2.0]), np.array([0.5, 1.0])
 
 def step(optimizer: str = "sgd", lr: float = 0.0, own: float = 1.0) -> ServerStep:
     run = run_of(layout=SimpleNamespace(overflows=lambda w: False))
-    return ServerStep(run, lambda: make_optimizer(optimizer, 1.0), lr, lambda: own)
+    return ServerStep(run, lambda: make_optimizer(optimizer, 1.0), lr, lambda: own, stale=False)
 
 
 @pytest.mark.parametrize(("lr", "own", "used"), [(0.5, 1.0, 0.5), (0.0, 0.25, 0.25), (0.0, 1.0, 1.0)])

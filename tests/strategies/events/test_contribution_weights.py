@@ -21,9 +21,10 @@ def weights(weighing: str = "time-based", bound: Any = None, discounts: bool = F
     ledger = TaskLedger(run)
     ledger.members = {index: Member(client(index, size)) for index, size in enumerate((1, 2, 5))}
     population = SimpleNamespace(
+        version=0,
         importances=lambda clients: (
             np.array([c.num_examples for c in clients]) / sum(c.num_examples for c in clients)
-        )
+        ),
     )
     return ContributionWeights(
         run,

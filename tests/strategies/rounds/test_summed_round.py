@@ -54,7 +54,7 @@ def made(
     run = begun(clients)
     current = Round(7, run.model, clients, WEIGHTS, MetricsMean(), lost=set(lost))
     pending = PendingReplies(run)
-    step = ServerStep(run, lambda: make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0)
+    step = ServerStep(run, lambda: make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0, stale=False)
     part = SummedRound(
         run,
         step,
