@@ -16,9 +16,9 @@ KINDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == "several" else pytest.mark.thorough) for kind in KINDS],
+    "kind", [pytest.param(kind, marks=[pytest.mark.ci] if kind == "several" else []) for kind in KINDS]
 )
 def test_the_command_trains_a_strangers_model(kind: str, tmp_path: Path) -> None:
     data, model, keys, metric, least, most = KINDS[kind]

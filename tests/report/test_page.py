@@ -318,8 +318,15 @@ def written(folder: Path, *runs: Path) -> str:
     return path.as_uri()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 400),
+        ("dark", 1400),
+        pytest.param("dark", 400, marks=pytest.mark.thorough),
+        pytest.param("light", 1400, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width: int) -> None:
     url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", lr=0.5))
     page, errors = opened(browser, url, color_scheme=scheme, viewport={"width": width, "height": 900})

@@ -159,7 +159,7 @@ def assert_same_but_for_bytes(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     frozen=st.lists(st.sampled_from(NAMES), unique=True, max_size=5).map(tuple),
     others=st.sampled_from(
