@@ -27,7 +27,7 @@ class NextToken(nn.Module):
         self.tokens, self.places = nn.Embedding(num_classes, width), nn.Embedding(input_shape[0], width)
         self.block = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True)
         self.output = nn.Linear(width, num_classes)
-        self.register_buffer("mask", torch.full((input_shape[0],) * 2, -torch.inf).triu(1), persistent=False)
+        self.register_buffer("mask", torch.full((input_shape[0],) * 2, -torch.inf).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T) → (B, T, K)."""

@@ -23,7 +23,15 @@ from fedapp.client.personal import (
     shared_arrays_task,
 )
 from fedapp.client.privacy import is_simulated
-from fedapp.client.request import device_of, integer, local_data, node_number, read_config, record_of
+from fedapp.client.request import (
+    device_of,
+    integer,
+    local_data,
+    node_number,
+    read_config,
+    record_of,
+    trains_own_first,
+)
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import local_task, model_of, trained_reply
 from fedapp.config import ConfigError
@@ -126,8 +134,9 @@ def train_model(message: Message, context: Context) -> Message:
     asks_for_own = messages.PERSONAL in record_of(message)
     own = personal_task(message, context, task) if asks_for_own else None
     trained: dict[str, Any] = {}
-    if (first := own_arrays_task(message, task)) is not None:
-        trained = train_one(first)[0]
+    config = read_config(message)[1]
+    if trains_own_first(config):
+        trained = train_one(own_arrays_task(task, config))[0]
         task = shared_arrays_task(message, task, trained)
     found, loss = train_one(task)
     reply = trained_reply(message, context, task, {**trained, **found}, loss)

@@ -22,6 +22,7 @@ from fedapp.client.training import (
     rule_of,
     trained_model,
 )
+from fedapp.config import RunConfig
 from fedapp.training.batches import FINE_TUNING, PERSONAL
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import optimizer_of
@@ -57,15 +58,12 @@ def personal_task(message: Message, context: Context, task: LocalTask) -> LocalT
     )
 
 
-def own_arrays_task(message: Message, task: LocalTask) -> LocalTask | None:
-    """Return the task that trains this client's own arrays first, all others fixed; None if none is asked for.
+def own_arrays_task(task: LocalTask, config: RunConfig) -> LocalTask:
+    """Return the task that trains this client's own arrays first, all others fixed.
 
     FedRep (Collins et al. 2021, algorithm 1): ``personal-epochs`` by batches of their own, from where ``task``
     starts.
     """
-    config = read_config(message)[1]
-    if not (config.personal and config.personal_epochs):
-        return None
     own = own_arrays(task.model, config.personal)
     _, client, number = task.ids
     batches = batches_of(

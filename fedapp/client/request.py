@@ -177,3 +177,8 @@ def node_number(context: Context, key: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise DataError(f"{key} = {value!r} in the node config: must be a whole number")
     return value
+
+
+def trains_own_first(config: RunConfig) -> bool:
+    """Tell whether a task begins with the arrays that are the client's own."""
+    return bool(config.personal and config.personal_epochs)

@@ -104,7 +104,8 @@ def run_on(
     simulation = fit_to_machine(simulation, config, on_ray=on_ray)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
-    server.check_engine(experiment.strategy, config.personal, engine)  # before there is a folder
+    if config.personal:
+        server.check_engine(experiment.strategy, config.personal, engine)  # before there is a folder
     if why:
         log.info(why)
     if on_ray and engine != RAY:

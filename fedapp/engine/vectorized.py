@@ -28,7 +28,14 @@ from fedapp.client.personal import (
     personal_task,
     shared_arrays_task,
 )
-from fedapp.client.request import LocalData, local_data, record_of, sent_model
+from fedapp.client.request import (
+    LocalData,
+    local_data,
+    read_config,
+    record_of,
+    sent_model,
+    trains_own_first,
+)
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import (
     ClientTensors,
@@ -201,9 +208,13 @@ class VectorizedGrid(SequentialGrid):
         self, read: list[_Read], groups: Sequence[Sequence[int]]
     ) -> tuple[list[_Read], list[Trained | Exception | None]]:
         """Train clients' own arrays where they come first; return what is left to train, and what came of these."""
-        first = [own_arrays_task(request, task) for request, _, task, _ in read]
-        if not any(first):
+        configs = [read_config(request)[1] for request, *_ in read]
+        if not any(map(trains_own_first, configs)):
             return read, [None] * len(read)
+        first = [
+            own_arrays_task(task, config) if trains_own_first(config) else None
+            for (_, _, task, _), config in zip(read, configs, strict=True)
+        ]
         trained = self._trained(first, groups)
         left = [
             each

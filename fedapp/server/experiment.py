@@ -34,6 +34,7 @@ from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
 from fedapp.models import ModelError
+from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
 from fedapp.server import fleet
 from fedapp.server.best import check_metrics
@@ -54,7 +55,7 @@ from fedapp.training import work as local_work
 from fedapp.training.check import ROWS, check_extremes, check_parts
 from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
-from fedapp.training.losses import loss_of
+from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.personal import own_arrays
 from fedapp.training.state import names_of
@@ -306,7 +307,7 @@ def _check_parts(
 
 def _check_extremes(config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module) -> None:
     """Try parts of the user's own on the rows of all clients with the largest tokens and labels."""
-    if is_own(config.model) or is_own(config.loss):
+    if config.model not in MODELS or config.loss not in LOSSES:
         rows = extreme_rows(dataset, np.concatenate([partition.client_indices, partition.test_indices]))
         tried = federation.tried_tensors(config, dataset, rows)
         check_extremes(config.model, model, loss_of(config.loss), *tried)

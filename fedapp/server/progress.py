@@ -69,14 +69,14 @@ class Display(Observer):
         self.summary = summary
         self.path = summary.directory.path
         self.console = Console()
-        self.bar = LiveBar(self.console, total, "waiting for clients")
-        self.live = self.bar.shown and not json
+        self.live = (self.console.is_terminal or self.console.is_jupyter) and not json
+        self.bar = LiveBar(self.console, total, "waiting for clients") if self.live else None
         self.metrics: dict[str, float] = {}
         self._last: int | None = None
 
     def begin(self) -> None:
         """Begin to show progress."""
-        if self.live:
+        if self.bar is not None:
             self.bar.start()
         else:
             log.info("Recording this run in %s", self.path)
@@ -92,10 +92,13 @@ class Display(Observer):
         self.metrics.update(entry.metrics)
         scores = [key for key in metrics_among(self.metrics, self.named) if key != LOSS][:SCORES]
         time = self.time.format(entry.progress.time)
-        if self._last is None:  # what a resumed run begins with was done before: it says nothing of the pace
-            self.bar.begin_at(aggregation, self.total)
-        self._last = aggregation
-        self.bar.advance(aggregation, f"{self.step}s", self._said(scores[:1] or [LOSS], time))
+        if self.bar is not None:
+            if (
+                self._last is None
+            ):  # what a resumed run begins with was done before: it says nothing of the pace
+                self.bar.begin_at(aggregation, self.total)
+            self._last = aggregation
+            self.bar.advance(aggregation, f"{self.step}s", self._said(scores[:1] or [LOSS], time))
         if self.announces(aggregation):
             # How many there are may have been unknown before, and the last one is what the run came to.
             shown = self.sparingly.shown(always=aggregation in (0, self.total))
@@ -107,7 +110,7 @@ class Display(Observer):
 
     def end(self, status: str) -> None:
         """End the live bar; print the closing table and where the run is."""
-        if self.live:
+        if self.bar is not None:
             self.bar.stop()
         if self.json:
             log.info("%s: %s", status, self.path)

@@ -75,7 +75,8 @@ def run(
         raise ConfigError(
             "record-divergence = true: only a simulation has all clients' data; allowed is false"
         )
-    check_engine(experiment.strategy, config.personal, engine)
+    if config.personal:
+        check_engine(experiment.strategy, config.personal, engine)
     directory = directory or RunDirectory(config)
     plain_where_piped()
     with logging_as(config.log_format) as lines:
@@ -241,13 +242,13 @@ def _record(
     heartbeat = _heartbeat(config, strategy, sparingly)
     if not display.live:
         strategy.run.stopped = heartbeat.watching(strategy.run.stopped)
-    account = PrivacyAccount(config, strategy, experiment.num_clients)
-    if config.dp != "none" and config.dp_max_epsilon:
+    account = None if config.dp == "none" else PrivacyAccount(config, strategy, experiment.num_clients)
+    if account is not None and config.dp_max_epsilon:
         strategy.run.stopped = account.watching(strategy.run.stopped)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     observers = [
         *([Divergence(experiment, strategy)] if config.record_divergence else []),
-        *([account] if config.dp != "none" else []),
+        *([] if account is None else [account]),
         Totals(),
         RoundsWithoutReply(strategy),
         *([KeptModel(experiment, best, directory)] if best is not None and best.keeps else []),

@@ -130,7 +130,7 @@ def check_extremes(
 
 def _bounded(model_name: str, model: nn.Module, x: Tensor, *, quoted: bool = True) -> nn.Module:
     """Return a copy of a model whose embeddings say which rows they have, where they are asked for another."""
-    own, largest = copy.deepcopy(model), _largest(model, x) if quoted else ""
+    own, largest = copy.deepcopy(model), partial(_largest, model, x) if quoted else str
     for name, layer in own.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.register_forward_pre_hook(_Bound(model_name, name, layer.num_embeddings, largest))
@@ -155,14 +155,13 @@ class _Bound:
     model_name: str
     name: str
     rows: int
-    inputs: str
+    inputs: Callable[[], str]
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if args and args[0].numel() and not 0 <= int(args[0].min()) <= int(args[0].max()) < self.rows:
             least, most = int(args[0].min()), int(args[0].max())
-            asked = (
-                f"data ({self.inputs}) ask for {most if most >= self.rows else least}" if self.inputs else ""
-            )
+            inputs = self.inputs()
+            asked = f"data ({inputs}) ask for {most if most >= self.rows else least}" if inputs else ""
             raise OwnPartError(
                 f"model = {self.model_name!r}: its {type(layer).__name__} {self.name!r} has {self.rows} rows, 0 to "
                 f"{self.rows - 1} are allowed; the {asked or 'data ask for others'}"
