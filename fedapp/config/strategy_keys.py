@@ -133,6 +133,7 @@ READ_BY: dict[str, Readers] = {
     "dp_clipping_norm": PRIVATE,
     "dp_clipping_quantile": where("dp", "central") & where("dp-clipping-norm", 0.0),
     "dp_noise_multiplier": PRIVATE,
+    "dp_max_contributions": where("dp", "central"),
 }
 # Parameters of synchronous strategies that clients read, whatever the strategy: with dp = local the noise is theirs.
 READ_BY_CLIENTS = ("dp", "dp_clipping_norm", "dp_noise_multiplier")
@@ -278,6 +279,7 @@ class ProtectionKeys(Keys):
         aggregation_rule: str
         dp: str
         dp_clipping_norm: float
+        dp_max_contributions: int
         dp_noise_multiplier: float
 
 

@@ -63,7 +63,7 @@ from fedapp.training.travelling import digest_of, frozen_bytes, travelling
 from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
-from strategies.core.config import RobustConfig, SynchronousConfig
+from strategies.core.config import PrivateConfig, RobustConfig
 from strategies.flower import messages
 from strategies.flower.arrays import pack
 from strategies.flower.frozen import FrozenArrays
@@ -190,7 +190,7 @@ def _with_account(config: RunConfig, strategy: FederatedStrategy, num_clients: i
     check_account(config, strategy, num_clients)
     if config.dp_target_epsilon:
         config = with_noise(config, strategy, num_clients)
-        assert isinstance(strategy.config, SynchronousConfig)
+        assert isinstance(strategy.config, PrivateConfig)
         strategy.config = replace(strategy.config, dp_noise_multiplier=config.dp_noise_multiplier)
     return config
 
@@ -377,10 +377,10 @@ def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
             f"aggregation-rule = {config.aggregation_rule!r}: no rule fits how {config.strategy} puts updates "
             "together; allowed is mean"
         )
-    if config.dp == "central":
+    if config.dp == "central" and not isinstance(strategy.config, PrivateConfig):
         raise ConfigError(
-            "dp = 'central': its account is of rounds in which each client counts once, with the same weight; "
-            f"{config.strategy} has no rounds, allowed are none, local"
+            "dp = 'central': its account is of aggregations in which each client counts once at most; "
+            f"{config.strategy} has others, allowed are none, local"
         )
 
 

@@ -72,7 +72,7 @@ class RoundsWithoutReply(Observer):
         strategy = self.strategy
         if isinstance(strategy, AsynchronousStrategy):
             ledger = strategy.ledger
-            if ledger.members and not ledger.counting:
+            if ledger.members and not ledger.counting and not ledger.all_spent:
                 raise strategy.run.given_up(
                     f"every client was dropped before the end, after {strategy.aggregations} aggregations"
                 )

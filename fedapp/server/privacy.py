@@ -5,11 +5,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError, RunConfig, strategy_class
 from fedapp.data import Dataset
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
-from strategies import FederatedStrategy, SynchronousStrategy
+from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
 from strategies.timing.availability import ALWAYS
 
 # Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy; more
@@ -40,8 +40,11 @@ class PrivacyAccount(Observer):
 
     def releases(self) -> int:
         """Return the number of releases so far of the client that has sent most."""
-        done = self.strategy.aggregations
-        return done if self.strategy.has_rounds or not done else max(1, self.strategy.most_tasks())
+        strategy, done = self.strategy, self.strategy.aggregations
+        if not isinstance(strategy, AsynchronousStrategy) or not done:
+            return done
+        central = self.config.dp == "central"
+        return strategy.ledger.most_contributions if central else max(1, strategy.most_tasks())
 
     def measure(self, entry: Entry) -> None:
         """Add ``dp-epsilon`` at ``dp-delta``, or, with directions, at the ``dp-delta`` that is added, too."""
@@ -61,16 +64,22 @@ class PrivacyAccount(Observer):
     @property
     def ended(self) -> str:  # type: ignore[override]
         """Why the run ended before its last aggregation; "" if the account isn't why."""
-        config = self.config
-        if not config.dp_max_epsilon or self.strategy.aggregations >= config.num_server_rounds:
+        config, strategy = self.config, self.strategy
+        if strategy.aggregations >= config.num_server_rounds:
             return ""
-        if not self._is_spent():
+        if isinstance(strategy, AsynchronousStrategy) and strategy.ledger.all_spent:
+            return (
+                f"dp-max-contributions = {config.dp_max_contributions}: every client has contributed as often"
+            )
+        if not config.dp_max_epsilon or not self._is_spent():
             return ""
-        unit = "round" if self.strategy.has_rounds else "task of a client"
+        unit = "round" if strategy.has_rounds else "task of a client"
         return f"dp-max-epsilon = {config.dp_max_epsilon:g}: one more {unit} would pass it"
 
     def _is_spent(self) -> bool:
-        done = self.strategy.most_tasks()
+        strategy = self.strategy
+        asynchronous = isinstance(strategy, AsynchronousStrategy) and self.config.dp == "local"
+        done = strategy.most_tasks() if asynchronous else self.releases()
         return done >= self._most(self._directions())
 
     def _directions(self) -> int:
@@ -87,14 +96,17 @@ def neighbours(config: RunConfig) -> str:
     """Return the relation of ``dp-epsilon``: in what two runs differ that it compares."""
     if config.dp == "local":
         return "replace one client: all its data, or any others in their place"
+    if not strategy_class(config.strategy).has_rounds:
+        return "one client's updates, or zero in their place, with the same times of its tasks"
     return "add or remove one client: its update, or zero in its place, with the same divisor of the sum"
 
 
 def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> Sampling:
     """Return how clients are drawn, as far as the account may count on it.
 
-    With local noise the server sees who sends what, and nothing is hidden. A fixed number of clients counts where
-    each draw is among all clients: not where some may be away or still at work.
+    Without rounds a client counts as often as it contributes, and with local noise the server sees who sends what:
+    nothing is hidden. A fixed number of clients counts where each draw is among all clients: not where some may be
+    away or still at work.
     """
     if config.dp != "central" or not isinstance(strategy, SynchronousStrategy):
         return EVERYBODY
@@ -157,12 +169,19 @@ def with_noise(config: RunConfig, strategy: FederatedStrategy, num_clients: int)
     ConfigError
         If no noise does, or the config has another.
     """
-    target, rounds, given = config.dp_target_epsilon, config.num_server_rounds, config.dp_noise_multiplier
+    target, given = config.dp_target_epsilon, config.dp_noise_multiplier
+    rounds, unit = config.num_server_rounds, "rounds"
     said = f"dp-target-epsilon = {target:g}"
     if not strategy.has_rounds:
+        rounds, unit = (
+            config.dp_max_contributions if config.dp == "central" else 0,
+            "contributions of a client",
+        )
+    if not rounds:
         raise ConfigError(
             f"{said}: {config.strategy} has no rounds, and how often a client sends isn't known beforehand; allowed "
-            "is 0, with dp-noise-multiplier, and dp-max-epsilon to end the run in time"
+            "is 0, with dp-noise-multiplier, and dp-max-epsilon to end the run in time, or, with dp = central, "
+            "dp-max-contributions"
         )
     left = target - config.message_epsilon * _asks_directions(strategy)
     sampling = sampling_of(config, strategy, num_clients)
@@ -177,7 +196,8 @@ def with_noise(config: RunConfig, strategy: FederatedStrategy, num_clients: int)
     if config.resume:
         if (spent := epsilon(given)) > left * (1 + SOLVED):
             raise ConfigError(
-                f"num-server-rounds = {rounds}: with the noise that the run has, dp-noise-multiplier = {given:.6g}, "
+                f"num-server-rounds = {config.num_server_rounds}: with the noise that the run has, "
+                f"dp-noise-multiplier = {given:.6g}, "
                 f"dp-epsilon comes to {spent + target - left:.4g}, and dp-target-epsilon is {target:g}"
             )
         return config
@@ -185,17 +205,18 @@ def with_noise(config: RunConfig, strategy: FederatedStrategy, num_clients: int)
     noise = _least_noise(epsilon, left)
     if noise > MOST_NOISE:
         raise ConfigError(
-            f"{said}: can't be reached in {rounds} rounds with dp-noise-multiplier up to {MOST_NOISE:g}"
+            f"{said}: can't be reached in {rounds} {unit} with dp-noise-multiplier up to {MOST_NOISE:g}"
         )
     if given != usual and abs(given - noise) > 2 * SOLVED * noise:
         raise ConfigError(
-            f"dp-noise-multiplier = {given:g}: {said} needs {noise:.4g} for {rounds} rounds; give one of the two"
+            f"dp-noise-multiplier = {given:g}: {said} needs {noise:.4g} for {rounds} {unit}; give one of the two"
         )
     log.info(
-        "%s: dp-noise-multiplier = %.4g for %d rounds (dp-delta = %g; %s)",
+        "%s: dp-noise-multiplier = %.4g for %d %s (dp-delta = %g; %s)",
         said,
         noise,
         rounds,
+        unit,
         config.dp_delta,
         neighbours(config),
     )

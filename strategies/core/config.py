@@ -186,7 +186,26 @@ class RobustConfig(StrategyConfig):
 
 
 @dataclass(frozen=True)
-class SynchronousConfig(RobustConfig):
+class PrivateConfig(StrategyConfig):
+    """What every strategy can be told that may add noise for central differential privacy.
+
+    Parameters
+    ----------
+    dp : str
+        differential privacy, and who adds its noise: the server (central) or each client (local)
+    dp_clipping_norm : float
+        S, the norm to which updates are clipped; 0: with central noise S follows a quantile of the updates' norms
+    dp_noise_multiplier : float
+        z, the noise's standard deviation over its sensitivity S max d_i
+    """
+
+    dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
+    dp_clipping_norm: float = parameter(0.0, ge=0, topic="protection")
+    dp_noise_multiplier: float = parameter(1.0, ge=0, le=1e6, topic="protection")
+
+
+@dataclass(frozen=True)
+class SynchronousConfig(PrivateConfig, RobustConfig):
     """What every synchronous strategy can be told.
 
     Parameters
@@ -205,14 +224,8 @@ class SynchronousConfig(RobustConfig):
         o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it
     late : str
         a reply that comes after its round has closed is dropped, or counts in the next round
-    dp : str
-        differential privacy, and who adds its noise: the server (central) or each client (local)
-    dp_clipping_norm : float
-        S, the norm to which updates are clipped; 0: with central noise S follows a quantile of the updates' norms
     dp_clipping_quantile : float
         γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
-    dp_noise_multiplier : float
-        z, the noise's standard deviation over its sensitivity S max d_i
     """
 
     positional: ClassVar[tuple[str, ...]] = FLOWERS_ORDER
@@ -224,10 +237,7 @@ class SynchronousConfig(RobustConfig):
     round_deadline: float = parameter(0.0, ge=0, unit="seconds")
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
-    dp: Literal["none", "central", "local"] = parameter("none", topic="protection")
-    dp_clipping_norm: float = parameter(0.0, ge=0, topic="protection")
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
-    dp_noise_multiplier: float = parameter(1.0, ge=0, le=1e6, topic="protection")
 
     def refuse_protection(self, sent: str) -> None:
         """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""
@@ -274,6 +284,39 @@ class AsynchronousConfig(EventsConfig, RobustConfig):
 
     aggregation_weights: Literal["time-based", "observed", "identical"] = TIME_BASED
     arrival_weight_bound: float = parameter(2.0, ge=0, topic="protection")
+
+
+@dataclass(frozen=True)
+class PrivateEventsConfig(PrivateConfig, AsynchronousConfig):
+    """What an asynchronous strategy can be told in which a client counts once in an aggregation at most.
+
+    Parameters
+    ----------
+    dp_max_contributions : int
+        how often a client counts at most; then it isn't asked any more; 0: no bound
+    """
+
+    dp_max_contributions: int = parameter(0, ge=0, topic="protection")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dp != "central":
+            return
+        if self.aggregation_rule != MEAN:
+            raise ValueError(
+                f"aggregation_rule = {self.aggregation_rule!r} with dp = 'central': its noise is that of a sum; "
+                "allowed is one of the two"
+            )
+        if not self.dp_clipping_norm:
+            raise ValueError(
+                "dp_clipping_norm = 0: with dp = 'central' a norm adapts from round to round alone; without rounds "
+                "allowed is a number > 0"
+            )
+        if self.client_weights != "uniform":
+            raise ValueError(
+                f"dp = 'central': takes clients as equals; client_weights = {self.client_weights!r}, "
+                "allowed is uniform"
+            )
 
 
 @dataclass(frozen=True)

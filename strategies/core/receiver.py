@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from strategies.clients import client_metrics
 from strategies.clients.roster import Client
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.config import PrivateConfig, StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
@@ -175,9 +175,11 @@ class Receiver:
 
 def clipping(config: StrategyConfig) -> Clip | AdaptiveClip | None:
     """Return the clipping of central differential privacy, None without it."""
-    if isinstance(config, SynchronousConfig) and config.dp == "central":
-        return Clip(norm) if (norm := config.dp_clipping_norm) else AdaptiveClip(config.dp_clipping_quantile)
-    return None
+    if not isinstance(config, PrivateConfig) or config.dp != "central":
+        return None
+    if isinstance(config, SynchronousConfig) and not config.dp_clipping_norm:
+        return AdaptiveClip(config.dp_clipping_quantile)
+    return Clip(config.dp_clipping_norm)
 
 
 def _compressed_replies(compressed: CompressedUpdates, run: RunState) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The server's step: the server optimizer moves the global model, and a model that isn't finite ends the run."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,11 @@ class ServerStep:
         Hook of the method: returns its η_g.
     stale : bool
         Whether updates may be of older models, as without rounds.
+
+    Attributes
+    ----------
+    hide : callable, optional
+        Adds the noise of central differential privacy to Σ d_i Δ_i (D,) of a loop without rounds, given the d_i.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class ServerStep:
         stale: bool,
     ) -> None:
         self._run, self._make, self._lr, self._own_lr, self._stale = run, make, lr, own_lr, stale
+        self.hide: Callable[[Vector, Sequence[float]], None] | None = None
         self.reset()
 
     def reset(self) -> None:

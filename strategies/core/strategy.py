@@ -273,6 +273,8 @@ class FederatedStrategy(Strategy):
         for weight, contribution in zip(weights, contributions, strict=True):
             total.add(weight, self.server_step.looked_at(self.counted(contribution)))
         total.end()
+        if self.server_step.hide is not None:
+            self.server_step.hide(total.total, weights)
         return self.server_step.moved(model, self.direction(total.total), total.squares)
 
     def own_lr(self) -> float:

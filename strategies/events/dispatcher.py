@@ -112,6 +112,8 @@ class Dispatcher:
                 log.warning("%s is back, as node %d", client, client.node_id, extra=client.fields)
             member.client = client
             member.count_again(aggregations)
+            if ledger.is_spent(member):  # as another node it is the same client
+                member.drop(aggregations)
             ledger.tasks.pop(member.task, None)  # its former node will not answer
             self._watch(member)
             fresh.append(member)
@@ -150,11 +152,13 @@ class Dispatcher:
     def dispatch(self, members: Iterable[Member]) -> None:
         """Dispatch the model to the clients that the method chooses among the free ones: one task each."""
         ledger = self._ledger
+        members = [member for member in members if not ledger.is_spent(member)]
         free = [member for member in members if member.there and not ledger.busy(member)]
         # The place of a client that went, or was dropped, is another's, where there are places.
         if not free and not self._places():
             return
         chosen = {m.client.index: m for m in self._choose(free) if not ledger.busy(m) and m.there}
+        chosen = {index: member for index, member in chosen.items() if not ledger.is_spent(member)}
         if not chosen:
             return
         for member in chosen.values():

@@ -38,7 +38,14 @@ from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
 from strategies.core.capabilities import hook
-from strategies.core.config import OBSERVED, AsynchronousConfig, EventsConfig, RobustConfig, StrategyConfig
+from strategies.core.config import (
+    OBSERVED,
+    AsynchronousConfig,
+    EventsConfig,
+    PrivateEventsConfig,
+    RobustConfig,
+    StrategyConfig,
+)
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.arrival_rule import ArrivalRule, check_arrivals
@@ -57,7 +64,7 @@ from strategies.flower.packing import packing
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Times
 from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Check, Contribution, Local, fault_of
+from strategies.updates.chain import Check, Contribution, Local, Noise, fault_of
 from strategies.updates.safeguards import PATIENCE
 
 log = logging.getLogger("flwr.strategies")
@@ -126,7 +133,15 @@ class AsynchronousStrategy(FederatedStrategy):
             )
         super().__init__(*arguments, **run)
         self.total = 0
-        self.ledger = TaskLedger(self.run, works_on=self.works_on)
+        most = self.config.dp_max_contributions if isinstance(self.config, PrivateEventsConfig) else 0
+        self.ledger = TaskLedger(self.run, works_on=self.works_on, most=most)
+        if self.receiver.clip is not None:
+            if self.works_on or self.capabilities.aggregates:
+                raise ValueError(
+                    f"dp = 'central': {type(self).__name__} puts updates together by itself, or lets clients work on "
+                    "while theirs wait (aggregate, works_on); allowed are none, local"
+                )
+            self.server_step.hide = self._hide
         weighing = getattr(self.config, "aggregation_weights", self.weighing)
         self.robust = self._new_rule(weighing)
         self.contribution_weights = ContributionWeights(
@@ -423,6 +438,9 @@ class AsynchronousStrategy(FederatedStrategy):
                 )
             happening = events(run.pace, ledger, self._mail, partial(getattr, self, "interval"))
             while self._goes_on() and not run.stopped():
+                if ledger.all_spent:
+                    log.warning("every client has contributed as often as it may: the run ends")
+                    break
                 self._check_waiting()
                 if (event := next(happening, None)) is None:
                     if not run.aggregations and not run.stopped():
@@ -699,7 +717,8 @@ class AsynchronousStrategy(FederatedStrategy):
             average = self.robust.untrained(run.buffers)
         if moved is not None:
             self.server_step.sound(moved)
-            average.put_into(moved, min(1.0, total * self.untrained_lr()) if total else 0.0, run.model)
+            if self.receiver.clip is None:  # averages of buffers would tell of the data
+                average.put_into(moved, min(1.0, total * self.untrained_lr()) if total else 0.0, run.model)
         # After the step, whose size follows from the same numbers of contributions as the weights.
         for member, weight in zip(owners, weights, strict=True):
             ledger.count(member, weight)
@@ -719,6 +738,21 @@ class AsynchronousStrategy(FederatedStrategy):
             self._report_evaluation(last=done or run.stopped())
         else:
             self.reporter.report(run.aggregations, run.result, {})
+
+    def _hide(self, total: Vector, weights: Sequence[float]) -> None:
+        """Add central noise to Σ d_i Δ_i (D,), for the largest weight that any client may have in an aggregation.
+
+        A client contributes once to an aggregation at most. Weights follow from times alone, not from updates.
+        """
+        config, clip, run = self.config, self.receiver.clip, self.run
+        if not isinstance(config, PrivateEventsConfig) or clip is None:
+            return
+        heaviest = max(*weights, *self.contribution_weights.current.weight.values())
+        rng = streams.unpredictable()
+        if run.repeatable:
+            rng = streams.generator(config.seed, "central-noise", run.aggregations + 1)
+        Noise(config.dp_noise_multiplier, clip.norm)(total, heaviest, rng)
+        total[run.buffers_at] = 0.0
 
     def _moved_by_rule(
         self, robust: ArrivalRule, contributions: Sequence[Contribution], weights: Sequence[float]

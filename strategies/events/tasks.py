@@ -113,8 +113,8 @@ class TaskLedger:
         How often it has changed who counts, or how much p_i a client counts.
     """
 
-    def __init__(self, run: RunState, *, works_on: bool = False) -> None:
-        self._run, self._works_on = run, works_on
+    def __init__(self, run: RunState, *, works_on: bool = False, most: int = 0) -> None:
+        self._run, self._works_on, self._most = run, works_on, most
         self.changes = 0
         self.reset()
 
@@ -165,7 +165,26 @@ class TaskLedger:
     def _is_free(self, member: Member) -> bool:
         waits = member.waiting and not self._works_on
         stays = member.again or not member.dropped
-        return member.there and not waits and stays and not self.busy(member)
+        return member.there and not waits and stays and not self.busy(member) and not self.is_spent(member)
+
+    def contributions_of(self, member: Member) -> int:
+        """Return how often a client has contributed, also before it was forgotten and came back."""
+        return member.contributions + self.parted.get(member.client.index, 0)
+
+    @property
+    def most_contributions(self) -> int:
+        """The number of contributions of the client that has contributed most."""
+        there = max((self.contributions_of(member) for member in self.members.values()), default=0)
+        return max([there, *self.parted.values()])
+
+    def is_spent(self, member: Member) -> bool:
+        """Return True if a client has contributed as often as it may."""
+        return bool(self._most) and self.contributions_of(member) >= self._most
+
+    @property
+    def all_spent(self) -> bool:
+        """Whether there are clients, and all have contributed as often as they may."""
+        return bool(self.members) and all(self.is_spent(member) for member in self.members.values())
 
     def ask_again(self, member: Member) -> None:
         """Let a client that was dropped be free again."""
@@ -208,6 +227,14 @@ class TaskLedger:
         member.weight += weight
         if self._observed is not None and not member.dropped:
             self._observed.contributed()
+        if self.is_spent(member):
+            self._run.warn_once(
+                "%s has contributed dp_max_contributions = %d times: it isn't asked any more, nor is any other then",
+                member.client,
+                self._most,
+            )
+            member.drop(self._run.aggregations)
+            self.changed()
 
     def open(self, task: Task, due: float) -> None:
         """Note a task that was dispatched and is due at a clock time."""

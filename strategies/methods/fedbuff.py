@@ -20,7 +20,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.core.config import AsynchronousConfig, StrategyConfig
+from strategies.core.config import PrivateEventsConfig, StrategyConfig
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.buffer_schedule import expected_periods
 from strategies.methods.shared.staleness import discount_of, discount_parameter
@@ -30,7 +30,7 @@ log = logging.getLogger("flwr.strategies")
 
 
 @dataclass(frozen=True)
-class FedBuffConfig(BufferedConfig, AsynchronousConfig):
+class FedBuffConfig(BufferedConfig, PrivateEventsConfig):
     """Parameters of FedBuff.
 
     Parameters

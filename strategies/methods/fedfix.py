@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from strategies.core.config import OBSERVED, AsynchronousConfig, StrategyConfig
+from strategies.core.config import OBSERVED, PrivateEventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower.arrays import Layout, Vector
@@ -34,7 +34,7 @@ FEW = 2.0  # warn if the fastest client's task takes more than this many interva
 
 
 @dataclass(frozen=True)
-class FedFixConfig(AsynchronousConfig):
+class FedFixConfig(PrivateEventsConfig):
     """Parameters of FedFix; its weights are time-based.
 
     Parameters

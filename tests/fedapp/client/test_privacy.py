@@ -111,7 +111,14 @@ def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(
     assert all(line.endswith("as checkpoint-every was, at most, and tasks handed out since") for line in said)
 
 
-@pytest.mark.parametrize("values", [CENTRAL, {"dp": "local"}, {"dp": "local", "strategy": "fedbuff"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        CENTRAL,
+        {**CENTRAL, "strategy": "fedbuff", "dp-clipping-norm": 0.5},
+        {"dp": "local", "strategy": "fedbuff"},
+    ],
+)
 def test_a_private_run_is_the_same_whichever_engine_and_whenever(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -152,7 +159,7 @@ def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"strategy": "fedbuff", "dp": "central"}, "dp = 'central': its account is of rounds"),
+        ({"strategy": "async-fedavg", "dp": "central"}, "dp = 'central': its account is of aggregations"),
         ({"strategy": "fedfix", "aggregation-rule": "krum"}, "fedfix weighs them by time, allowed is mean"),
         (
             {"strategy": "rennala", "aggregation-rule": "krum"},

@@ -144,6 +144,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         ["dp-clipping-quantile"],
     ),
     ({"dp": "local", "dp-clipping-quantile": 0.9}, ["dp-clipping-quantile"]),
+    ({"dp": "local", "strategy": "fedfix", "dp-max-contributions": 2}, ["dp-max-contributions"]),
     ({"clock": "wall", "time-scenario": "F0"}, ["time-scenario"]),
     (
         {
@@ -259,6 +260,17 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("dp-delta", 0.1, {"dp": "local"}),
     ("dp-target-epsilon", 3.0, {"dp": "local"}),
     ("dp-max-epsilon", 6.0, {"dp": "local"}),
+    (
+        "dp-max-contributions",
+        1,
+        {
+            "dp": "central",
+            "client-weights": "uniform",
+            "dp-clipping-norm": 0.5,
+            "strategy": "fedfix",
+            "num-server-rounds": 9,
+        },
+    ),
     ("dp-clipping-quantile", 0.9, {"dp": "central", "client-weights": "uniform"}),
     ("time-scenario", "exponential", {}),
     ("time-scenario", "lognormal:1", {}),

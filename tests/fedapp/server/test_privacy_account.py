@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from fedapp.server.sampled_gaussian import Sampling, sampled_epsilon
 CLIENTS, DELTA = 10, 1e-5
 CENTRAL = {"dp": "central", "client-weights": "uniform"}  # with an adaptive clipping norm
 POISSON = {**CENTRAL, "participation": "poisson", "fraction-train": 0.1}
+WITHOUT_ROUNDS = {
+    **CENTRAL,
+    "dp-clipping-norm": 0.01,
+    "strategy": "fedbuff",
+    "buffer-size": 3,
+    "num-server-rounds": 60,
+    "dp-max-contributions": 3,
+}
 
 
 def config_of(tmp_path: Path, **values: Any) -> RunConfig:
@@ -161,6 +170,11 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> N
             {"dp": "local", "strategy": "fedbuff", "buffer-size": 2, "dp-target-epsilon": 3.0},
             "fedbuff has no rounds",
         ),
+        ({**WITHOUT_ROUNDS, "dp-max-contributions": 0, "dp-target-epsilon": 3.0}, "fedbuff has no rounds"),
+        (
+            {**WITHOUT_ROUNDS, "dp-clipping-norm": 0.0},
+            "dp-clipping-norm = 0: with dp = 'central' a norm adapts",
+        ),
         (
             {"dp": "local", "strategy": "spectral", "message-epsilon": 4.0, "dp-target-epsilon": 3.0},
             "the direction of a client alone costs message-epsilon = 4",
@@ -175,6 +189,34 @@ def test_a_budget_that_cannot_be_is_refused_before_a_client_starts(
         prepare(config_of(tmp_path, **{**POISSON, **values, **own}), CLIENTS)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("values", "engine"), [({}, "vectorized"), ({"strategy": "fedfix"}, "sequential")])
+def test_without_rounds_the_account_is_of_the_client_that_has_contributed_most(
+    values: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    lines, summary, _ = done(
+        config_of(tmp_path, **{**WITHOUT_ROUNDS, **values, "dp-target-epsilon": 8.0}), engine
+    )
+    noise = tomllib.loads((tmp_path / "run" / "config.toml").read_text("utf-8"))["dp-noise-multiplier"]
+    spent = [line["dp-epsilon"] for line in lines[1:]]
+    assert {*spent} == {gaussian_epsilon(noise, DELTA, number) for number in (1, 2, 3)}
+    assert spent == sorted(spent)
+    assert 7.99 < spent[-1] == summary["dp-epsilon"] <= 8.0
+    assert summary["status"] == "finished"
+    assert summary["reason"] == "dp-max-contributions = 3: every client has contributed as often"
+    assert summary["dp-neighbours"].startswith("one client's updates, or zero in their place")
+
+
+def test_a_bound_on_contributions_outlives_a_stop(tmp_path: Path) -> None:
+    values = {**WITHOUT_ROUNDS, "checkpoint-every": 2}
+    experiment = prepare(config_of(tmp_path, **values), CLIENTS)
+    grid = make_grid("sequential", CLIENTS, workers=1)
+    path = run(grid, experiment, lambda: experiment.strategy.aggregations == 8).path
+    _, summary, model = done(RunConfig.load({"resume": str(path)}), "sequential")
+    _, whole, whole_model = done(config_of(tmp_path, **values, **{"run-name": "whole"}), "sequential")
+    assert model == whole_model
+    assert summary["dp-epsilon"] == whole["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, 3)
 
 
 def test_an_account_of_samples_needs_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
