@@ -7,6 +7,7 @@ command fails if the contenders' accuracies differ by more than a point.
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from studies.benchmarks import measure as measuring
 from studies.benchmarks.measure import ContenderError, Measurement
 from studies.benchmarks.report import draw, tables, write_results
 from studies.benchmarks.results import JsonObject, differences, report, rows_of
+from studies.benchmarks.sentences import MEASURED, fill_pages
 from studies.benchmarks.workloads import (
     CONTENDERS,
     DEFAULT_CONTENDERS,
@@ -71,7 +73,12 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON to write; the figure goes beside it")] = HERE
     / "results/latest.json",
     results: Annotated[
-        bool, typer.Option("--write-results", help="put the tables into studies/benchmarks/RESULTS.md")
+        bool,
+        typer.Option(
+            "--write-results",
+            help="put the tables into studies/benchmarks/RESULTS.md, the JSON beside it, and its figures of speed "
+            "into README and docs",
+        ),
     ] = False,
     timeout: Annotated[float, typer.Option(min=1, help="seconds that one run may take")] = 1800,
 ) -> None:
@@ -96,7 +103,9 @@ def main(
     whole = report(rows, scaling, problems, data_path.name if data_path else "generated images")
     _show(whole, out)
     if results:
+        fill_pages(whole)
         write_results(whole, HERE / "RESULTS.md")
+        shutil.copy(out, MEASURED)
     if problems:
         sys.exit("error: " + "\n".join(problems))
 

@@ -54,7 +54,7 @@ def tables(report: JsonObject) -> list[Table]:
 def markdown(report: JsonObject) -> str:
     """Return the same as Markdown, with date and machine."""
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    lines = [f"Measured on {report['date']}: {machine}. Data: {report['data']}."]
+    lines = [f"Measured on {report['date']} at commit {report['commit']}: {machine}. Data: {report['data']}."]
     for title, rows in _groups(report):
         lines += [
             "",

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -83,12 +84,28 @@ def report(
     """Return everything as one JSON object."""
     return {
         "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
         "machine": machine(),
         "data": data,
         "rows": list(rows),
         "scaling": list(scaling),
         "problems": list(problems),
     }
+
+
+def _commit() -> str:
+    """Return the commit that is measured, with a + where files differ from it; "unknown" outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 def _processor() -> str:
