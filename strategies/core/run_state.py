@@ -206,6 +206,12 @@ class RunState:
         """Return the bytes of requests that were sent once more, with frozen arrays, since the last call."""
         return 0 if self.frozen is None else self.frozen.take_bytes()
 
+    def central_noise(self, number: int) -> np.random.Generator:
+        """Return the generator of an aggregation's central noise: unpredictable, unless the run is to be repeated."""
+        if self.repeatable:
+            return streams.generator(self.config.seed, "central-noise", number)
+        return streams.unpredictable()
+
     def is_stopped(self) -> bool:
         """Return True if the run is to end."""
         return self.stopped()

@@ -748,9 +748,7 @@ class AsynchronousStrategy(FederatedStrategy):
         if not isinstance(config, PrivateEventsConfig) or clip is None:
             return
         heaviest = max(*weights, *self.contribution_weights.current.weight.values())
-        rng = streams.unpredictable()
-        if run.repeatable:
-            rng = streams.generator(config.seed, "central-noise", run.aggregations + 1)
+        rng = run.central_noise(run.aggregations + 1)
         Noise(config.dp_noise_multiplier, clip.norm)(total, heaviest, rng)
         total[run.buffers_at] = 0.0
 

@@ -17,7 +17,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from strategies import streams
 from strategies.clients import client_metrics
 from strategies.clients.accounts import ACCEPTED
 from strategies.clients.client_metrics import MetricsMean
@@ -403,10 +402,7 @@ class SynchronousStrategy(FederatedStrategy):
             return None
         update = self.direction(summed)
         if self.receiver.clip is not None:
-            # The noise must be unpredictable, unless the run is to be repeated.
-            rng = streams.unpredictable()
-            if self.run.repeatable:
-                rng = streams.generator(self.config.seed, "central-noise", current.number)
+            rng = self.run.central_noise(current.number)
             _add_noise(
                 self.receiver.clip, self.config.dp_noise_multiplier, update, total.sensitivity(weights), rng
             )

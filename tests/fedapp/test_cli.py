@@ -130,7 +130,10 @@ def test_methods_are_told_in_short_in_full_and_of_ones_own() -> None:
     assert set(re.findall(r"^(\S+)$", done.output, re.M)) == set(REGISTRY)
     assert max(map(len, done.output.splitlines())) <= 80
     full = run("methods", "fedfix").output
-    assert "own keys: aggregation-weights, arrival-weight-bound, fedfix-interval" in full
+    assert (
+        "own keys: aggregation-weights, arrival-weight-bound, dp-max-contributions,\n      fedfix-interval"
+        in full
+    )
     assert "Fraboni et al. 2023, section 4.4:" in full
     assert "own keys:" in run("methods", "custom.half_life:HalfLife").output
     assert "error: strategy = 'fedfax': must be one of" in run("methods", "fedfax").output
