@@ -133,7 +133,8 @@ class AsynchronousStrategy(FederatedStrategy):
             )
         super().__init__(*arguments, **run)
         self.total = 0
-        most = self.config.dp_max_contributions if isinstance(self.config, PrivateEventsConfig) else 0
+        private = self.config if isinstance(self.config, PrivateEventsConfig) else None
+        most = private.dp_max_contributions if private is not None and private.dp == "central" else 0
         self.ledger = TaskLedger(self.run, works_on=self.works_on, most=most)
         if self.receiver.clip is not None:
             if self.works_on or self.capabilities.aggregates:
