@@ -12,6 +12,16 @@ INITS = ("default", "zeros")
 LOSSES = ("cross-entropy", "mse", "mae", "huber", "bce")
 METRICS = ("accuracy", "top5", "perplexity", "f1-macro", "iou", "auroc", "rmse", "r2", "mae")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+Partitioner = Literal[
+    "label-quantity-skew",
+    "iid",
+    "dirichlet",
+    "class-dirichlet",
+    "pathological",
+    "similarity",
+    "shards",
+    "natural",
+]  # fedapp.data.partition says what each does
 
 # The label of a position that doesn't count: PyTorch's ``ignore_index``.
 IGNORED = -100

@@ -24,6 +24,7 @@ from fedapp.data.errors import PREFIX, expanded
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, is_function
 from fedapp.data.synthetic import PATTERN as SYNTHETIC
 from fedapp.data.tables import TABLES, tables_in
+from fedapp.names import Partitioner
 
 
 def _rows_are_split(setting: Setting) -> bool:
@@ -115,16 +116,7 @@ class DataKeys(Keys):
         ),
     ]
     partitioner: Annotated[
-        Literal[
-            "label-quantity-skew",
-            "iid",
-            "dirichlet",
-            "class-dirichlet",
-            "pathological",
-            "similarity",
-            "shards",
-            "natural",
-        ],
+        Partitioner,
         key("how rows are divided over clients"),
     ]
     class_imbalance: Annotated[

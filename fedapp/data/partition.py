@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import numpy as np
 
@@ -11,18 +12,10 @@ from fedapp.data.dataset import Dataset, IntArray
 from fedapp.data.errors import DataError, require_choice
 from fedapp.data.flower_partitioners import flower_partition
 from fedapp.data.skew import label_quantity_skew
+from fedapp.names import Partitioner
 from strategies import streams
 
-PARTITIONERS = (
-    "label-quantity-skew",
-    "iid",
-    "dirichlet",
-    "class-dirichlet",
-    "pathological",
-    "similarity",
-    "shards",
-    "natural",
-)
+PARTITIONERS: tuple[str, ...] = get_args(Partitioner)
 """Values of the run-config key `partitioner`.
 
 - label-quantity-skew (Buttaci 2024, §3.4.1) and dirichlet (Fraboni et al. 2023, §5.1): one division, the latter with

@@ -88,6 +88,15 @@ def test_a_client_that_comes_back_as_another_node_has_what_it_had(
     assert ledger.most_contributions == 1
 
 
+@pytest.mark.parametrize(("dp", "often"), [("local", 4), ("central", 1)])
+def test_nobody_is_bounded_without_central_privacy(
+    federation: Make, model: Model, train_config: Make, dp: str, often: int
+) -> None:
+    strategy = private(FedBuff, dp=dp, dp_max_contributions=1, buffer_size=3)
+    end_of(strategy, federation(), model(1.0), 4, train_config())
+    assert strategy.ledger.most_contributions == often
+
+
 class Averaging(FedBuff):
     def aggregate(self, model: Any, contributions: Any, weights: Any) -> Any:
         return model
