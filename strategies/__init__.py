@@ -122,7 +122,7 @@ from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
-from strategies.flower.installation import warn_of_namesakes
+from strategies.flower.namesakes import warn_of_namesakes
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
 from strategies.methods.aced import ACED

@@ -317,10 +317,10 @@ def _travelling(
     config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module
 ) -> tuple[str, ...]:
     """Return the names of the model's arrays that travel, which must be finite."""
-    travel, state = (
-        travelling(model, loss_of(config.loss), *_some_rows(config, dataset, partition)),
-        model.state_dict(),
-    )
+    names, state = names_of(model), model.state_dict()
+    travel = tuple(names.own(state))
+    if names.fixed:
+        travel = travelling(model, loss_of(config.loss), *_some_rows(config, dataset, partition))
     for name in travel:
         if not bool(torch.isfinite(state[name]).all()):
             raise ModelError(
@@ -410,12 +410,13 @@ def task_config(experiment: Experiment) -> ConfigRecord:
 def frozen_arrays(experiment: Experiment) -> FrozenArrays | None:
     """Return the arrays of a run's model that aren't sent with each message; None if all are."""
     model, sent = experiment.model, experiment.travelling
+    if not set(names_of(model).fixed).difference(sent):
+        return None
 
     def record() -> ArrayRecord:
         return ArrayRecord({messages.FROZEN: pack(np.frombuffer(frozen_bytes(model, sent), np.uint8))})
 
-    digest = digest_of(model, sent)
-    return FrozenArrays(digest, record) if digest else None
+    return FrozenArrays(digest_of(model, sent), record)
 
 
 def _server_device(config: RunConfig) -> torch.device:

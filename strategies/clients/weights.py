@@ -1,4 +1,4 @@
-"""The importance p_i of each client in the federated objective f(w) = Σ p_i f_i(w)."""
+"""Weights of clients: those of some among all, and statistics that are weighted by them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,29 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Weights = NDArray[np.float64]
-
-# Beside these there is `adjacency`, which needs a graph: strategies/clients/client_graph.py.
-IMPORTANCES = ("samples", "uniform")
-
-
-def importances(kind: str, num_examples: Sequence[float]) -> Weights:
-    """Return the importances p_i, shape (C,), summing to 1.
-
-    Parameters
-    ----------
-    kind : str
-        ``samples`` (n_i / Σ n) or ``uniform`` (1 / C).
-    num_examples : sequence of int
-        n_i, number of samples of each client.
-    """
-    if kind == "uniform":
-        return np.full(len(num_examples), 1 / len(num_examples))
-    if kind == "samples":
-        sizes = np.asarray(num_examples, dtype=np.float64)
-        if not sizes.sum() > 0:
-            raise ValueError("client_weights = 'samples': no client has any samples")
-        return np.asarray(sizes / sizes.sum(), dtype=np.float64)
-    raise ValueError(f"client_weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
 
 
 def among(importances: Sequence[float], counting: NDArray[np.bool_]) -> Weights:

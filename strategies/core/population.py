@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from strategies.clients.accounts import Accounts
 from strategies.clients.client_graph import ClientGraph
 from strategies.clients.roster import ABSENT, Client, Roster
-from strategies.clients.weights import Weights, importances
+from strategies.clients.weights import Weights
 from strategies.core.run_state import RunState
 from strategies.updates.safeguards import Safeguards
 
@@ -22,6 +22,30 @@ log = logging.getLogger("flwr.strategies")
 ABSENCE = 100
 
 _COUNTING = "counting"  # in a state
+
+
+# Beside these there is `adjacency`, which needs a graph: strategies/clients/client_graph.py.
+IMPORTANCES = ("samples", "uniform")
+
+
+def importances(kind: str, num_examples: Sequence[float]) -> Weights:
+    """Return the importances p_i, shape (C,), summing to 1.
+
+    Parameters
+    ----------
+    kind : str
+        ``samples`` (n_i / Σ n) or ``uniform`` (1 / C).
+    num_examples : sequence of int
+        n_i, number of samples of each client.
+    """
+    if kind == "uniform":
+        return np.full(len(num_examples), 1 / len(num_examples))
+    if kind == "samples":
+        sizes = np.asarray(num_examples, dtype=np.float64)
+        if not sizes.sum() > 0:
+            raise ValueError("client_weights = 'samples': no client has any samples")
+        return np.asarray(sizes / sizes.sum(), dtype=np.float64)
+    raise ValueError(f"client_weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
 
 
 class AbsentClients:

@@ -9,13 +9,35 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from strategies.flower.installation import needed_for
+#: The versions of Flower that all tests of the library have passed.
+TESTED = ("1.41.0", "1.42.0")
+
+
+@contextmanager
+def needed_for(what: str) -> Iterator[None]:
+    """Import, or look up, what isn't public in Flower; ``what`` doesn't work without it.
+
+    Raises
+    ------
+    ImportError
+        In one line: what of Flower is gone, and what doesn't work without it.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        gone = str(error).partition(" (")[0]  # without the file's path
+        raise ImportError(
+            f"flwr {version('flwr')}: {gone}, so {what} can't work; strategies is tested with flwr "
+            f"{' and '.join(TESTED)}"
+        ) from None
+
 
 with needed_for("the reasons for which a reply is missing"):
     from flwr.common.constant import ErrorCode

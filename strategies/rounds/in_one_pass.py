@@ -1,4 +1,4 @@
-"""Replies of a round that are added to its sum in one pass, several at once (strategies/updates/one_pass.py)."""
+"""Replies of a round that are added to its sum in one pass, several at once (``WeightedSum.attempt``)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,7 @@ from strategies.clients.roster import Client
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.rounds.round import Round
 from strategies.updates.aggregation import WeightedSum
-from strategies.updates.chain import Check
-from strategies.updates.one_pass import ModelInReply
+from strategies.updates.chain import Check, ModelInReply
 from strategies.updates.safeguards import Safeguards
 
 HELD = 64 << 20  # bytes of replies that wait for each other, at most, where one block of clients has fewer

@@ -14,7 +14,8 @@ was sent; the sum or robust rule makes one update Δ of all replies. The links a
     model = optimizer.step(model, update)     # strategies/updates/server_optimizer.py
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -25,11 +26,18 @@ from numpy.typing import NDArray
 
 from strategies.clients.roster import Client
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update, distance
+from strategies.flower.arrays import (
+    LARGEST_SQUARE,
+    ArraysMismatchError,
+    Layout,
+    Vector,
+    check_values,
+    clip_update,
+    distance,
+)
 from strategies.flower.grids import Work
 from strategies.updates.buffers import Buffers
 from strategies.updates.compression import Compression, is_compressed
-from strategies.updates.one_pass import ModelInReply
 
 
 @dataclass
@@ -51,6 +59,44 @@ class Local:
         """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
         self.model -= self.base
         return self.model
+
+
+@dataclass
+class ModelInReply:
+    """A local model w_i (D,) whose arrays are still in the bytes of its reply, and w̄ (D,), which its client was sent.
+
+    Attributes
+    ----------
+    arrays : sequence of array
+        The values of each array, flat, in the model's order; of buffers, those that were sent.
+    untrained : Vector, optional
+        The buffers (B,) of the reply.
+    counted_from : Vector, or 0
+        (B,): the counters as they were sent, 0 for other buffers.
+    square : float
+        ‖Δ_i‖², once the model was added; not finite if a value isn't.
+    scale : float, optional
+        The factor by which the update is shortened.
+    """
+
+    client: Client
+    arrays: Sequence[NDArray[Any]]
+    base: NDArray[Any]
+    untrained: Vector | None = None
+    counted_from: Vector | float = 0.0
+    square: float = 0.0
+    scale: float | None = None
+
+    def norm(self) -> float:
+        """Return ‖Δ_i‖, once the model was added."""
+        return math.sqrt(self.square)
+
+    def surely_sound(self, base_norm: float) -> bool:
+        """Return True if the model surely passes ``check_values``, by its square and ‖w̄‖: ‖w_i‖ ≤ ‖w̄‖ + ‖Δ_i‖."""
+        most = (base_norm + self.norm()) ** 2
+        if self.untrained is not None:
+            most += float(self.untrained.dot(self.untrained))
+        return most <= LARGEST_SQUARE * (1 - 1e-6)  # False for NaN, too; more than rounding errors are
 
 
 Link = Callable[[Local], None]

@@ -30,8 +30,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.flower.arrays import Vector, shorten_update
 from strategies.updates.buffers import Buffers, UsualBuffers
-from strategies.updates.chain import Local
-from strategies.updates.one_pass import ModelInReply
+from strategies.updates.chain import Local, ModelInReply
 
 log = logging.getLogger("flwr.strategies")
 

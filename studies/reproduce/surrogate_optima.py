@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
-from strategies.clients.weights import IMPORTANCES, importances
+from strategies.core.population import IMPORTANCES, importances
 from strategies.methods import async_fedavg
 from strategies.timing.time_scenario import TimeScenario
 from studies.theory.constants import Array

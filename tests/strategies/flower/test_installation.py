@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import strategies
-from strategies.flower import installation, internals
-from strategies.flower.installation import namesakes
+from strategies.flower import internals
+from strategies.flower.namesakes import namesakes
 
 # An import in a process of its own, of a Flower that lacks one thing: as a later version may.
 LACKING = """
@@ -48,7 +48,7 @@ def test_an_import_names_what_flower_lacks(module: str, name: str, gone: str, wh
     code = LACKING.format(module=module, name=name)
     if name.startswith("ErrorCode"):  # Flower uses it too, when it is imported
         code = code.replace("import strategies", "from strategies.flower import internals")
-    tested = " and ".join(installation.TESTED)
+    tested = " and ".join(internals.TESTED)
     assert imported(code) == (
         f"ImportError: flwr {version('flwr')}: {gone}, so {what} can't work; "
         f"strategies is tested with flwr {tested}"

@@ -13,7 +13,7 @@ from strategies import FedAvg, messages, streams
 from strategies.rounds import in_one_pass
 from strategies.testing import MemoryGrid
 from strategies.updates import aggregation
-from strategies.updates.one_pass import CHUNK, add_models
+from strategies.updates.aggregation import CHUNK, add_models
 
 CLIENTS, ROUNDS = 11, 2
 Arrays = dict[str, Any]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.clients.weights import among, importances
+from strategies.clients.weights import among
+from strategies.core.population import importances
 from strategies.rounds.participation import Draw, Participation
 
 P = np.array([0.1, 0.2, 0.3, 0.4])  # C = 4, unequal

@@ -1,37 +1,13 @@
-"""Checks at import: whether Flower still has what the library uses of it, and whether another module has its name."""
+"""The check at import whether another module has the library's name."""
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Iterable
 from pathlib import Path
 
 log = logging.getLogger("flwr.strategies")
 
-#: The versions of Flower that all tests of the library have passed.
-TESTED = ("1.41.0", "1.42.0")
-
 PACKAGE = Path(__file__).parents[1]
-
-
-@contextmanager
-def needed_for(what: str) -> Iterator[None]:
-    """Import, or look up, what isn't public in Flower; ``what`` doesn't work without it.
-
-    Raises
-    ------
-    ImportError
-        In one line: what of Flower is gone, and what doesn't work without it.
-    """
-    try:
-        yield
-    except (ImportError, AttributeError) as error:
-        gone = str(error).partition(" (")[0]  # without the file's path
-        raise ImportError(
-            f"flwr {version('flwr')}: {gone}, so {what} can't work; strategies is tested with flwr "
-            f"{' and '.join(TESTED)}"
-        ) from None
 
 
 def namesakes(folders: Iterable[str], package: Path = PACKAGE) -> list[Path]:
