@@ -1,0 +1,149 @@
+"""Secrets, masks and quantisation of secure sums. All cryptography is Flower's, or the library cryptography's.
+
+Keys are agreed by ECDH on P-256 with HKDF, shares are sealed by Fernet (AES-128-CBC with an HMAC), and masks are the
+key stream of ChaCha20 under a key of 256 bits. Flower's own generator of masks isn't used: it folds a key into the 32
+bits that seed a Mersenne Twister, so that a server can try all masks.
+"""
+
+import base64
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from numpy.typing import NDArray
+
+from strategies.flower.arrays import Vector
+from strategies.flower.secure_aggregation import generate_shared_key
+
+Ring = NDArray[np.uint32]  # integers modulo 2³²
+
+CURVE = ec.SECP256R1()
+KEY_BYTES = 32  # of a private key
+SEED_BYTES = 31  # of a client's own mask: Flower's padding makes this 32
+MODULUS = 1 << 32
+HEADER = 2  # ring values before the update: the weight, and whether values were out of range
+
+
+class SecureSumError(ValueError):
+    """A stage of a secure sum can't go on; the message says whose part is missing or wrong."""
+
+
+def new_key() -> bytes:
+    """Return a new private key, from the operating system's randomness."""
+    return ec.generate_private_key(CURVE).private_numbers().private_value.to_bytes(KEY_BYTES)
+
+
+def public_of(key: bytes) -> bytes:
+    """Return a private key's public key, 33 bytes; SecureSumError if there is none."""
+    return _private(key).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def shared_key(key: bytes, public: bytes) -> bytes:
+    """Return the key that a private key has in common with another client's public one, as Fernet takes it.
+
+    Raises
+    ------
+    SecureSumError
+        If it is no public key.
+    """
+    try:
+        theirs = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
+    except ValueError:
+        raise SecureSumError("a public key is no point of the curve") from None
+    return generate_shared_key(_private(key), theirs)
+
+
+def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
+    try:
+        return ec.derive_private_key(int.from_bytes(key), CURVE)
+    except ValueError:
+        raise SecureSumError("a private key is out of range") from None
+
+
+def pairwise_mask(shared: bytes, size: int) -> Ring:
+    """Return the mask (size,) that a shared key expands to."""
+    return _stream(base64.urlsafe_b64decode(shared), size)
+
+
+def own_mask(seed: bytes, size: int) -> Ring:
+    """Return the mask (size,) that the seed of a client's own mask expands to."""
+    return _stream(HKDF(hashes.SHA256(), 32, None, b"strategies.own-mask").derive(seed), size)
+
+
+def _stream(key: bytes, size: int) -> Ring:
+    """Return ``size`` values, uniform modulo 2³². Every key is new and used once, so that the nonce may be 0."""
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(4 * size))
+    return np.frombuffer(stream, dtype="<u4").astype(np.uint32, copy=False)
+
+
+def commitment_to(seed: bytes) -> bytes:
+    """Return the hash by which a recovered seed is known to be the one that was shared."""
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(seed)
+    return digest.finalize()
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Turns weighted updates into ring values whose sum over ``number`` clients doesn't wrap, and sums back.
+
+    A value in [−C, C] is one of ``levels`` + 1 integers, rounded at random without bias, as Flower's
+    ``quantize`` does it; but from the run's own stream, so that a run of the same seed has the same result. A sum is
+    therefore off by less than 2 C n / levels in each value, where no value was out of range.
+
+    Attributes
+    ----------
+    clipping : float
+        C, the largest magnitude of a weighted update's value; larger ones are cut to it.
+    levels : int
+        The steps from −C to C.
+    """
+
+    clipping: float
+    levels: int
+
+    @classmethod
+    def for_sum(cls, clipping: float, number: int) -> "Quantizer":
+        """Return the finest quantizer of a sum of ``number`` clients."""
+        return cls(clipping, (MODULUS - 1) // number)
+
+    def weight(self, weight: float) -> int:
+        """Return a weight in [0, 1] as a ring value."""
+        return round(weight * self.levels)
+
+    def encode(self, update: Vector, weight: float, rng: np.random.Generator) -> Ring:
+        """Return the ring values (HEADER + D,) of a weight in [0, 1] and of the update (D,) times it."""
+        values = update * weight
+        outside = bool((np.abs(values) > self.clipping).any())
+        np.clip(values, -self.clipping, self.clipping, out=values)
+        values += self.clipping
+        values *= self.levels / (2 * self.clipping)
+        values += rng.random(len(values))
+        encoded = np.empty(HEADER + len(values), dtype=np.uint32)
+        encoded[0], encoded[1] = self.weight(weight), outside
+        encoded[HEADER:] = np.minimum(np.floor(values, out=values), self.levels)
+        return encoded
+
+    def decode(self, total: Ring, number: int) -> "Decoded":
+        """Return what the sum (HEADER + D,) of ``number`` clients' ring values says."""
+        update = total[HEADER:].astype(np.float64)
+        update *= 2 * self.clipping / self.levels
+        update -= self.clipping * number
+        return Decoded(update, int(total[0]), int(total[1]))
+
+    def error(self, number: int) -> float:
+        """Return the bound on the error of each value of a sum of ``number`` clients."""
+        return number * 2 * self.clipping / self.levels
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A sum: Σ f_i Δ_i (D,), Σ f_i in levels, and the number of clients with values out of range."""
+
+    update: Vector
+    weight: int
+    outside: int

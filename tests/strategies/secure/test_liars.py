@@ -1,0 +1,98 @@
+"""Wrong shares in a secure sum: whose are found, and what becomes of the sum; and what a client refuses a server."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from strategies.secure.client import ClientSession, PublicKeys
+from strategies.secure.masking import HEADER, SecureSumError
+from tests.strategies.secure.sums import Sum
+
+VALUES = [np.full(HEADER + 3, i, np.uint32) for i in range(7)]
+
+
+@pytest.mark.parametrize("gone", [{}, {6: 2}])
+def test_a_liar_about_shares_is_found_and_the_sum_is_right(gone: dict[int, int]) -> None:
+    each = Sum.of(7, gone)
+    total = each.total(VALUES, lies={0: range(7)})
+    assert (total == sum(i for i in range(7) if i not in gone)).all()
+    # The others' shares of client 0's own secret fit.
+    assert each.server.liars == {0: [1, 2, 3, 4, 5, 6]}
+
+
+def test_a_share_under_another_number_is_a_lie() -> None:
+    each = Sum.of(4)
+    each.until_masked(VALUES)
+    for client, ask in each.server.asks().items():
+        shares = each.clients[client].reveal(*ask)
+        if client == 2:
+            shares = {owner: b"\7" + share[1:] for owner, share in shares.items()}
+        each.server.take_revealed(client, shares)
+    assert (each.server.total() == 6).all()
+    assert each.server.liars == {2: [0, 1, 3]}
+
+
+def test_too_many_liars_end_the_sum_with_one_line() -> None:
+    with pytest.raises(SecureSumError, match=r"^no 4 of 6 shares of client 0's secret fit together"):
+        Sum.of(7).total(VALUES, lies={1: [0], 2: [0], 3: [0]})
+
+
+def test_shares_that_a_client_dealt_wrong_end_the_sum_with_one_line() -> None:
+    each = Sum.of(4)
+    for session in each.clients.values():
+        each.server.take_keys(session.client, session.keys())
+    keys = each.server.keys_for()
+    for client, session in each.clients.items():
+        dealt = session.share(keys[client])
+        if client == 1:
+            session.seed = bytes(31)  # not what it dealt
+        each.server.take_shares(client, dealt)
+    for client, sealed in each.server.shares_for().items():
+        each.server.take_masked(client, each.clients[client].mask(sealed, VALUES[client]))
+    for client, ask in each.server.asks().items():
+        each.server.take_revealed(client, each.clients[client].reveal(*ask))
+    total = each.server.total()  # of what was dealt, which isn't what masks the update: the weights show it
+    assert (total != 6).all()
+
+
+def test_a_client_gives_a_server_one_share_of_each_neighbour_once() -> None:
+    each = Sum.of(4)
+    each.until_masked(VALUES)
+    session = each.clients[0]
+    with pytest.raises(SecureSumError, match=r"asked for both shares of a client \(2\)"):
+        session.reveal([1, 2], [2, 3])
+    with pytest.raises(SecureSumError, match="the stage 'unmask' doesn't follow: 'over' does"):
+        session.reveal([1, 2], [3])
+
+
+def _own(session: ClientSession) -> PublicKeys:
+    return session.keys()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (lambda s: {1: _own(ClientSession(1, 2))}, "1 neighbours for a threshold of 2"),
+        (lambda s: dict.fromkeys((1, 2), _own(ClientSession(1, 2))), "have a public key in common"),
+        (lambda s: {1: _own(s), 2: _own(ClientSession(2, 2))}, "have a public key in common"),
+        (lambda s: {1: PublicKeys(b"a" * 33, b"b"), 2: PublicKeys(b"c", b"d")}, "no point of the curve"),
+    ],
+)
+def test_a_client_refuses_keys_that_cant_hide_it(
+    keys: Callable[[ClientSession], dict[int, PublicKeys]], said: str
+) -> None:
+    session = ClientSession(0, 2)
+    with pytest.raises(SecureSumError, match=said):
+        session.share(keys(session))
+
+
+def test_a_share_that_is_sealed_for_another_client_isnt_opened() -> None:
+    each = Sum.of(4)
+    for session in each.clients.values():
+        each.server.take_keys(session.client, session.keys())
+    keys = each.server.keys_for()
+    dealt = {client: session.share(keys[client]) for client, session in each.clients.items()}
+    sealed = {other: dealt[other].sealed[0] for other in (1, 2, 3)} | {1: dealt[1].sealed[2]}
+    with pytest.raises(SecureSumError, match="client 1's share can't be opened"):
+        each.clients[0].open(sealed)
