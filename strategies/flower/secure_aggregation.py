@@ -2,7 +2,7 @@
 few runs need it and it loads two libraries of cryptography, which Flower brings with it.
 """
 
-from strategies.flower.installation import needed_for
+from strategies.flower.internals import needed_for
 
 with needed_for("secure sums"):
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
