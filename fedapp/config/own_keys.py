@@ -27,8 +27,8 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
     Raises
     ------
     ConfigError
-        If one is no number, text or flag with a default, its default isn't what it accepts, or it is called like a
-        key that isn't the strategies'.
+        If one is no number, text or flag with a default, its default isn't what it accepts, it is called like a
+        key that isn't the strategies', or it declares a field of the library's anew.
     """
     for name in sorted(_new_fields(strategy) & (set(known) - StrategyKeys.model_fields.keys())):
         raise ConfigError(
@@ -39,6 +39,14 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
         parameters = parameters_of(strategy.Config)
     except ValueError as error:
         raise ConfigError(f"{strategy.__name__}.Config.{error}") from None
+    for kind in _of_the_library(strategy):
+        for name, usual in parameters_of(kind).items():
+            if replace(parameters[name], default=usual.default) != usual:
+                key = name.replace("_", "-")
+                raise ConfigError(
+                    f"{strategy.__name__}.Config.{name}: {key} is a key of every such strategy ({usual.meaning}), "
+                    "and the field declares another; it must be called something else, or only have another default"
+                )
     readers, added = Readers(lambda _: strategy.__name__, OWN.holds), {}
     for name in (field.name for field in fields(strategy.Config) if field.name not in known):
         if name not in parameters or parameters[name].default is MISSING:

@@ -89,7 +89,9 @@ def flwr_command(
 @app.command()
 def local(
     context: typer.Context,
-    num_devices: Annotated[int, typer.Option("--num-devices", "-n", min=1, help="devices, a part each")] = 3,
+    num_devices: Annotated[
+        int, typer.Option("--num-devices", "-n", min=1, help="devices, a part each; or num-clients")
+    ] = 3,
     data_path: Annotated[
         list[str] | None, typer.Option(help="instead: the data of a device; once per device")
     ] = None,
@@ -108,17 +110,22 @@ def local(
     with one_line_errors():
         if data_path and context.get_parameter_source("num_devices") == ParameterSource.COMMANDLINE:
             raise DeployError("--num-devices and --data-path: give one of the two")
+        given = read_given(run_config)
         paths = [str(Path(path).absolute()) for path in data_path or []]
+        by_config = not paths and context.get_parameter_source("num_devices") != ParameterSource.COMMANDLINE
+        if by_config and given.num_clients is not None:
+            num_devices = given.num_clients
         nodes: list[dict[str, int | str]] = [{"data-path": path} for path in paths] or [
             {"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)
         ]
-        values, num_clients, said = read_given(run_config)
-        for line in said:
+        for line in given.lines:
             print(line)
-        if num_clients not in (None, len(nodes)):
-            print(f"the run to repeat had {num_clients} clients, here are {len(nodes)} devices")
-        given = {"min-clients": len(nodes), **values}
-        RunConfig.load(given)
+        if given.num_clients not in (None, len(nodes)):
+            print(f"num-clients = {given.num_clients}: isn't read, here are {len(nodes)} devices")
+        if given.of_a_run not in (None, len(nodes)):
+            print(f"the run to repeat had {given.of_a_run} clients, here are {len(nodes)} devices")
+        values = {"min-clients": len(nodes), **given.values}
+        RunConfig.load(values)
         if not (source / "pyproject.toml").is_file():
             raise DeployError(
                 f"--app = {str(source)!r}: must be the app's source folder, with its pyproject.toml"
@@ -134,7 +141,7 @@ def local(
                         Audit(folder, "local").note("started")
                         deployment.start()
                         told = registered_nodes(folder, deployment.deployment)
-                        completed = deployment.run(source.absolute(), {"registered-nodes": told, **given})
+                        completed = deployment.run(source.absolute(), {"registered-nodes": told, **values})
                     finally:
                         signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
             except KeyboardInterrupt:

@@ -1,7 +1,10 @@
 """What a run on devices is given: pairs and files, a simulation's config.toml among them."""
 
+from typing import NamedTuple
+
 from fedapp.config import ConfigError, Value, defaults, own_keys, read_run, strategy_class
-from fedapp.config.options import read_run_options
+from fedapp.config.meant import NUM_CLIENTS
+from fedapp.config.options import SimulationConfig, read_run_options
 from fedapp.config.own_keys import folded
 
 OPTION = "--run-config"
@@ -13,20 +16,44 @@ _OF_ITS_PLACE = ("clock", "registered-nodes")
 _IN_SECONDS = {"time-budget": "", "round-deadline": "", "fedfix-interval": "fedfix"}
 
 
-def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, list[str]]:
+class Given(NamedTuple):
+    """``--run-config`` as it was read for a run on devices.
+
+    Attributes
+    ----------
+    values : dict
+        The keys, without the clock and the registered nodes of a run's config.toml, and with those of a strategy of
+        one's own in ``strategy-config``.
+    num_clients : int or None
+        ``num-clients`` in a pair or in a file that isn't a run's config.toml.
+    of_a_run : int or None
+        The number of clients of the run whose config.toml was given.
+    lines : list of str
+        Messages about what isn't taken over.
+    """
+
+    values: dict[str, Value]
+    num_clients: int | None
+    of_a_run: int | None
+    lines: list[str]
+
+
+def read_given(texts: list[str] | None) -> Given:
     """Read ``--run-config`` for a run in real time.
 
-    Returns
-    -------
-    tuple
-        The keys, without the clock and the registered nodes of a run's config.toml, and with those of a strategy of
-        one's own in ``strategy-config``; that run's number of clients; what is to be said of it.
+    Raises
+    ------
+    ConfigError
+        If a text can't be read, or ``num-clients`` isn't a number of clients.
     """
     whole, _ = read_run_options(OPTION, texts)
-    values, num_clients = read_run_options(OPTION, texts, but=_OF_ITS_PLACE)
+    values, of_a_run = read_run_options(OPTION, texts, but=_OF_ITS_PLACE)
+    num_clients = None
+    if NUM_CLIENTS in values:
+        num_clients = SimulationConfig.read({NUM_CLIENTS: values.pop(NUM_CLIENTS)}).num_supernodes
     values = _with_own_keys_in_one(values)
     if "clock" in values or whole.get("clock") != "virtual":
-        return values, num_clients, []
+        return Given(values, num_clients, of_a_run, [])
     line = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
     counted = [
         f"{key} = {values[key]:g}"
@@ -35,7 +62,7 @@ def read_given(texts: list[str] | None) -> tuple[dict[str, Value], int | None, l
     ]
     if counted:
         line += f", in seconds of which {' and '.join(counted)} count now"
-    return values, num_clients, [line]
+    return Given(values, num_clients, of_a_run, [line])
 
 
 def _with_own_keys_in_one(values: dict[str, Value]) -> dict[str, Value]:

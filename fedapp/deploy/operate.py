@@ -104,12 +104,17 @@ def run(
 ) -> None:
     """Start a run on the deployment, in real time; paths in its config are the server's."""
     with one_line_errors(), audited(out, "run") as audit:
-        values, num_clients, said = read_given(run_config)
-        given = {"clock": "wall", "registered-nodes": registered_nodes(out, read_deployment(out)), **values}
+        read = read_given(run_config)
+        given = {
+            "clock": "wall",
+            "registered-nodes": registered_nodes(out, read_deployment(out)),
+            **read.values,
+        }
         # A run to go on with is the server's; its files it looks at itself.
         (RunConfig.recorded if given.get("resume") else RunConfig.load)(given)
-        for line in said:
+        for line in read.lines:
             print(line)
+        num_clients = read.of_a_run if read.num_clients is None else read.num_clients
         if num_clients is not None:
             least = given.get("min-clients", RunConfig.defaults()["min-clients"])
             print(

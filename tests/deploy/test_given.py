@@ -26,8 +26,8 @@ def test_a_simulations_clock_stays_with_it(tmp_path: Path) -> None:
     given = {"model": "logistic", "num-server-rounds": 1, "lr": 0.3, "results-dir": str(tmp_path)}
     recorded = run(SequentialGrid(app, 2), prepare(RunConfig.load(given), 2)).path / "config.toml"
     assert 'clock = "virtual"' in recorded.read_text()
-    values, num_clients, said = read_given([str(recorded)])
-    assert (values["lr"], num_clients, said) == (0.3, 2, [LINE])
+    values, *rest = read_given([str(recorded)])
+    assert (values["lr"], *rest) == (0.3, None, 2, [LINE])
     assert "clock" not in values
     assert RunConfig.load(values).clock == "auto"
     assert prepare(RunConfig.load(values), 2, on_devices=True).config.clock == "wall"
@@ -40,8 +40,8 @@ def test_what_is_counted_in_its_seconds_is_named(tmp_path: Path) -> None:
         '[versions]\nflwr = "1"\n'
     )
     said = f"{LINE}, in seconds of which time-budget = 30"
-    assert read_given([str(file), "strategy=fedavg"])[2] == [f"{said} count now"]
-    assert read_given([str(file), "strategy=fedfix"])[2] == [f"{said} and fedfix-interval = 0.5 count now"]
+    assert read_given([str(file), "strategy=fedavg"]).lines == [f"{said} count now"]
+    assert read_given([str(file), "strategy=fedfix"]).lines == [f"{said} and fedfix-interval = 0.5 count now"]
 
 
 @pytest.mark.parametrize("by_file", [False, True])
@@ -49,9 +49,9 @@ def test_a_clock_that_somebody_wants_is_taken(by_file: bool, tmp_path: Path) -> 
     recorded, own = tmp_path / "config.toml", tmp_path / "own.toml"
     recorded.write_text('clock = "virtual"\nnum-clients = 2\n[versions]\nflwr = "1"\n')
     own.write_text('clock = "virtual"\n')
-    values, _, said = read_given([str(recorded), str(own) if by_file else "clock=virtual"])
-    assert (values, said) == ({"clock": "virtual"}, [])
-    assert read_given(None) == ({}, None, [])
+    given = read_given([str(recorded), str(own) if by_file else "clock=virtual"])
+    assert (given.values, given.lines) == ({"clock": "virtual"}, [])
+    assert read_given(None) == ({}, None, None, [])
 
 
 def test_devices_in_virtual_time_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,6 +118,33 @@ def test_a_run_that_goes_on_has_the_keys_of_its_own_strategy(tmp_path: Path) -> 
     )
     elsewhere, *_ = read_given([f"resume='/no/such' strategy={HALF_LIFE} half-life=2.5"])
     assert elsewhere["strategy-config"] == "half-life=2.5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "said"),
+    [
+        ([], 2, ""),
+        (["-n", "3"], 3, "num-clients = 2: isn't read, here are 3 devices"),
+        (["--data-path", "a"], 1, "num-clients = 2: isn't read, here are 1 devices"),
+    ],
+)
+def test_num_clients_is_the_number_of_local_devices_where_no_option_says_another(
+    arguments: list[str], devices: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def deployment(folder: Path, nodes: list[Any], workers: bool) -> None:
+        started.append(len(nodes))
+        raise InterruptedError
+
+    monkeypatch.setattr("fedapp.deploy.cli.LocalDeployment", deployment)
+    own = tmp_path / "own.toml"
+    own.write_text("num-clients = 2\nlr = 0.1\n")
+    result = CliRunner().invoke(cli.app, ["deploy", "local", "-c", str(own), *arguments])
+    assert isinstance(result.exception, InterruptedError)
+    assert (started, result.output.strip()) == ([devices], said)
+    wrong = CliRunner().invoke(cli.app, ["deploy", "local", "-c", "num-clients=0"]).output
+    assert wrong.startswith("error: num-clients = 0: must be a whole number from 1")
 
 
 class OneKey(Keys):

@@ -118,6 +118,24 @@ def test_a_field_that_is_called_like_a_key_of_other_things_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("kind", "declared"),
+    [
+        (int, parameter(3, "rounds until slow clients are left out", ge=0)),
+        (float, 0.5),
+    ],
+)
+def test_a_field_that_declares_a_key_of_all_strategies_anew_is_refused(kind: type, declared: Any) -> None:
+    body = {"__annotations__": {"patience": kind}, "patience": declared, "__module__": __name__}
+    made = dataclass(frozen=True)(type("Config", (FedAvg.Config,), body))
+    mine = type("Mine", (FedAvg,), {"Config": made})
+    for keys in (own_keys, run_config.schema_with):
+        with pytest.raises(
+            ConfigError, match=r"^Mine\.Config\.patience: patience is a key of every such strategy"
+        ):
+            keys(mine)
+
+
 @dataclass(frozen=True)
 class SlowConfig(FedAvg.Config):
     server_lr: float = 0.5
