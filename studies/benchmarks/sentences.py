@@ -19,11 +19,13 @@ from studies.benchmarks.results import JsonObject
 MEASURED = Path(__file__).with_name("measured.json")
 PAGES = [Path(__file__).parents[2] / name for name in ("README.md", "docs/scale.md")]
 
-_MARK = re.compile(r"(<!-- (speed|seconds|circumstances)(?:: (\S+) (\S+))? -->)[^<]*(<!-- end -->)")
+_MARK = r"(<!-- {}(speed|seconds|circumstances)(?:: (\S+) (\S+))? -->)[^<]*(<!-- end -->)"
 
 
-def filled(text: str, report: JsonObject) -> str:
+def filled(text: str, report: JsonObject, prefix: str = "") -> str:
     """Return a page with its figures made anew from a report (`studies.benchmarks.results.report`).
+
+    ``prefix`` is what the marks of another benchmark than this command begin with.
 
     Raises
     ------
@@ -45,13 +47,13 @@ def filled(text: str, report: JsonObject) -> str:
         ]
         return f"{mark}{_range(min(values), max(values))}{end}"
 
-    return _MARK.sub(figure, text)
+    return re.sub(_MARK.format(re.escape(prefix)), figure, text)
 
 
-def fill_pages(report: JsonObject) -> None:
+def fill_pages(report: JsonObject, prefix: str = "") -> None:
     """Write the figures into `PAGES`."""
     for path in PAGES:
-        path.write_text(filled(path.read_text("utf-8"), report), "utf-8")
+        path.write_text(filled(path.read_text("utf-8"), report, prefix), "utf-8")
 
 
 def _ratios(report: JsonObject, workload: str, faster: str, slower: str) -> Iterator[float]:

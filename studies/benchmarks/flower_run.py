@@ -1,0 +1,224 @@
+"""The whole command ``flwr run``: this app by its own engine and on Ray, beside Flower's quickstart.
+
+    python -m studies.benchmarks.flower_run --data-path mnist.npz
+
+Each contender runs twice in a new FLWR_HOME: cold, where the command starts the local SuperLink first, and warm, on
+the SuperLink of the cold run. Contenders take turns. Wall seconds are those of the command. CPU seconds are those of
+all processes that descend from it, the SuperLink's and Ray's included, from the command's start to its end. Every run
+must succeed, and accuracies of one workload must agree within a point. Linux only.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import tomli_w
+
+from studies.benchmarks.fedapp_run import run_config
+from studies.benchmarks.job import Job
+from studies.benchmarks.measure import ROOT, ContenderError, descendants
+from studies.benchmarks.results import TOLERANCE, JsonObject, report
+from studies.benchmarks.sentences import fill_pages
+from studies.benchmarks.workloads import WORKLOADS, Data
+
+QUICKSTART = Path(__file__).with_name("quickstart")
+CONTENDERS = ("auto", "ray", "quickstart")  # this app by the key `engine`; Flower's app
+STARTS = ("cold", "warm")
+MARKS = "flwr-run "  # what marks in docs/scale.md begin with: flwr-run seconds: W1-cold auto
+LINES = 25  # of a failed command's output
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = options()
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.exit("error: needs Linux, to count the CPU of processes whose parent has ended")
+    chosen = [WORKLOADS[name] for name in arguments.workloads.split(",")]
+    if arguments.rounds:
+        chosen = [workload.with_rounds(arguments.rounds) for workload in chosen]
+    rows, problems = [], []
+    with TemporaryDirectory(prefix="fedapp-flwr-run-") as temporary:
+        os.environ["FEDAPP_CACHE"] = str(Path(temporary, "cache"))
+        data = Data(Path(temporary), arguments.data_path)
+        for workload in chosen:
+            job = workload.job("stock", data.path(workload.data))
+            job = replace(job, evaluate_every=job.rounds)
+            runs: dict[tuple[str, str], list[JsonObject]] = {}
+            for repeat in range(arguments.repeats):
+                for name in CONTENDERS:
+                    for start, found in cold_and_warm(
+                        name, job, Path(temporary, f"{workload.name}-{repeat}-{name}")
+                    ):
+                        runs.setdefault((start, name), []).append(found)
+                        print(f"{workload.name} {start} {name}: {said(found)}", flush=True)
+            of_workload = [
+                row_of(f"{workload.name}-{start}", name, runs[start, name]) for start, name in runs
+            ]
+            found_accuracies = [row["accuracy"] for row in of_workload]
+            if max(found_accuracies) - min(found_accuracies) > TOLERANCE:
+                problems.append(f"{workload.name}: accuracies differ by over a point: {found_accuracies}")
+            rows += of_workload
+    whole = report(
+        rows, [], problems, arguments.data_path.name if arguments.data_path else "generated images"
+    )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
+    for row in rows:
+        print(f"{row['workload']:8} {row['contender']:10} {said(row)}")
+    if problems:
+        sys.exit("error: " + "\n".join(problems))
+    if arguments.write_results:
+        fill_pages(whole, MARKS)
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", default="W1,W2", help="of W1, W2, comma-separated")
+    parser.add_argument("--rounds", type=int, default=0, help="default: each workload's own")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data-path", type=Path, help="MNIST as .npz, in place of generated images")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/flower-run.json")
+    parser.add_argument("--write-results", action="store_true", help="put the figures into docs/scale.md")
+    return parser.parse_args()
+
+
+def said(row: JsonObject) -> str:
+    """Return a row in words."""
+    return f"{row['seconds']:6.1f} s, {row['cpu']:6.1f} CPU s, accuracy {row['accuracy']:.4f}"
+
+
+def row_of(workload: str, contender: str, runs: list[JsonObject]) -> JsonObject:
+    """Return the medians over runs, and each run's wall seconds."""
+    medians = {key: median(run[key] for run in runs) for key in ("seconds", "cpu", "accuracy")}
+    seconds = [run["seconds"] for run in runs]
+    return {"workload": workload, "contender": contender, "seconds-of-runs": seconds, **medians}
+
+
+def cold_and_warm(name: str, job: Job, folder: Path) -> Iterator[tuple[str, JsonObject]]:
+    """Run a contender twice in a new FLWR_HOME: without a SuperLink, and on the one that the first run left."""
+    with flower_home(folder) as environment:
+        for start in STARTS:
+            yield start, timed(name, job, folder / start, environment)
+
+
+@contextmanager
+def flower_home(folder: Path) -> Iterator[dict[str, str]]:
+    """Make a FLWR_HOME and choose a free port for its SuperLink; end all processes that were started below it."""
+    before = set(descendants(os.getpid()))
+    (folder / "flower").mkdir(parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    try:
+        yield {
+            **os.environ,
+            "FLWR_HOME": str(folder / "flower"),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + 10
+            for pid in set(descendants(os.getpid())) - before:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            while set(descendants(os.getpid())) - before and time.monotonic() < deadline:
+                reap()
+                time.sleep(0.1)
+
+
+def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> JsonObject:
+    """Run one command; return its wall and CPU seconds and the accuracy of its model.
+
+    Raises
+    ------
+    ContenderError
+        If the run leaves no accuracy, or ran on another engine than it should.
+    """
+    folder.mkdir()
+    if name == "quickstart":
+        config = {
+            "num-server-rounds": job.rounds,
+            "model": job.model,
+            "data": job.data,
+            "batch-size": job.batch_size,
+            "lr": job.lr,
+            "accuracy-file": str(folder / "accuracy"),
+        }
+    else:
+        config = {**run_config(job), "engine": name, "results-dir": str(folder), "run-name": "run"}
+    given = folder / "run.toml"
+    given.write_text(tomli_w.dumps(config), "utf-8")
+    federation = f"num-supernodes={job.num_clients} client-resources-num-cpus=1"
+    command = ["flwr", "run", str(QUICKSTART if name == "quickstart" else ROOT), "--stream"]
+    command += ["--run-config", str(given), "--federation-config", federation]
+    began, used = time.monotonic(), cpu_seconds()
+    done = subprocess.run(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    found = {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - used}
+    try:
+        return {**found, "accuracy": accuracy_of(name, folder)}
+    except (OSError, KeyError) as error:
+        last = "\n".join(done.stdout.splitlines()[-LINES:])
+        raise ContenderError(f"{name}: {error}; the command ended with {done.returncode}:\n{last}") from None
+
+
+def accuracy_of(name: str, folder: Path) -> float:
+    """Return what a run reached."""
+    if name == "quickstart":
+        return float((folder / "accuracy").read_text("utf-8"))
+    summary = json.loads((folder / "run" / "summary.json").read_text("utf-8"))
+    if (summary["engine"] == "ray") != (name == "ray"):
+        raise ContenderError(f"{name}: ran on {summary['engine']}")
+    return float(summary["accuracy"])
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all processes that descend from this one, ended ones included.
+
+    A process whose parent has ended becomes a child of this one, so that none is lost.
+    """
+    reap()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = ended.ru_utime + ended.ru_stime
+    for pid in set(descendants(os.getpid())) - {os.getpid()}:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
+            # Of the process, and of its children that it has waited for.
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def reap() -> None:
+    """Wait for children that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ContenderError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,1 @@
+"""Flower's PyTorch quickstart, with its data from a file and one evaluation, at the end."""
