@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,7 @@ from studies.benchmarks.sentences import fill_pages
 from studies.benchmarks.workloads import WORKLOADS, Data
 
 QUICKSTART = Path(__file__).with_name("quickstart")
+MEASURED = Path(__file__).with_name("flower_run.json")  # behind the figures of docs/scale.md
 CONTENDERS = ("auto", "ray", "quickstart")  # this app by the key `engine`; Flower's app
 STARTS = ("cold", "warm")
 MARKS = "flwr-run "  # what marks in docs/scale.md begin with: flwr-run seconds: W1-cold auto
@@ -83,6 +85,7 @@ def main() -> None:
         sys.exit("error: " + "\n".join(problems))
     if arguments.write_results:
         fill_pages(whole, MARKS)
+        shutil.copy(arguments.out, MEASURED)
 
 
 def options() -> argparse.Namespace:
@@ -95,7 +98,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data-path", type=Path, help="MNIST as .npz, in place of generated images")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/flower-run.json")
-    parser.add_argument("--write-results", action="store_true", help="put the figures into docs/scale.md")
+    parser.add_argument(
+        "--write-results",
+        action="store_true",
+        help="put the figures into docs/scale.md, and the JSON beside this file",
+    )
     return parser.parse_args()
 
 
