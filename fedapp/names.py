@@ -12,6 +12,7 @@ INITS = ("default", "zeros")
 LOSSES = ("cross-entropy", "mse", "mae", "huber", "bce")
 METRICS = ("accuracy", "top5", "perplexity", "f1-macro", "iou", "auroc", "rmse", "r2", "mae")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+Precision = Literal["fp32", "bf16"]
 Partitioner = Literal[
     "label-quantity-skew",
     "iid",

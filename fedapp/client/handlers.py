@@ -44,6 +44,7 @@ from fedapp.models import ModelError
 from fedapp.own import OwnPartError, is_own
 from fedapp.training.check import check_extremes
 from fedapp.training.losses import loss_of
+from fedapp.training.precision import say_slow
 from fedapp.training.trainer import train_one
 from strategies import streams
 from strategies.flower import messages
@@ -74,8 +75,10 @@ def describe(message: Message, context: Context) -> Message:
         model = model_of(record, config, data.dataset, federation.CPU)
         tried = federation.tried_tensors(config, data.dataset, extreme_rows(data.dataset, data.rows))
         check_extremes(config.model, model, loss_of(config.loss), *tried, quoted=False)
-    number = node_number(context, "num-partitions")
-    metrics = MetricRecord(description(len(data.rows), device_of(config), data.partition_id, number))
+    number, device = node_number(context, "num-partitions"), device_of(config)
+    if not is_simulated(context):
+        say_slow(config.precision, device)
+    metrics = MetricRecord(description(len(data.rows), device, data.partition_id, number))
     content = RecordDict({messages.METRICS: metrics})
     if (name := context.node_config.get("name")) is not None:
         content[messages.DEVICE] = ConfigRecord({messages.NAME: str(name)})

@@ -133,4 +133,5 @@ def fine_tuning_task(
         ids=(config.seed, client, number),
         augmentation=augmentation_of(config, batches, client, number, FINE_TUNING),
         draws=FINE_TUNING,
+        precision=config.precision,
     )

@@ -227,6 +227,7 @@ class TaskTerms:
             optimizer_of(config.optimizer, config.optimizer_options),
             (config.seed, client, task),
             augmentation_of(config, batches, client, task),
+            precision=config.precision,
         )
 
 

@@ -18,7 +18,7 @@ from fedapp.config.key import (
     where,
 )
 from fedapp.names import ALLOWED_METRICS as METRICS
-from fedapp.names import INITS, LOSSES, MODELS, OPTIMIZERS
+from fedapp.names import INITS, LOSSES, MODELS, OPTIMIZERS, Precision
 from fedapp.training.work import ALLOWED as STEP_HETEROGENEITIES
 from fedapp.training.work import PATTERN as STEP_HETEROGENEITY
 
@@ -131,3 +131,10 @@ class TrainingKeys(Keys):
     ]
     l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss (weight decay)")]
     clip_norm: Annotated[NonNegative, key("G, above which a gradient's norm is clipped; 0: none is")]
+    precision: Annotated[
+        Precision,
+        key(
+            "of local training's forward and backward passes: fp32 (float32), or bf16 (bfloat16 by torch.autocast, "
+            "weights and what travels in float32)"
+        ),
+    ]

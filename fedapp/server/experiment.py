@@ -58,6 +58,7 @@ from fedapp.training.gpu import gpu
 from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.personal import own_arrays
+from fedapp.training.precision import say_slow
 from fedapp.training.state import names_of
 from fedapp.training.travelling import digest_of, frozen_bytes, travelling
 from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
@@ -178,6 +179,9 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     travel = _travelling(config, dataset, partition, model)
     _say(config, dataset, partition, model, travel)
     gpus = on_devices or torch.cuda.is_available()
+    if not on_devices:
+        on_gpu = config.client_device != "cpu" and torch.cuda.is_available()
+        say_slow(config.precision, torch.device("cuda" if on_gpu else "cpu"))
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
     experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread, travel)
     return _with_lengths(experiment)
@@ -259,6 +263,12 @@ def _say(
     if config.dp != "none":
         say_what_stays(config, [name for name in names_of(model).fixed if name in travelling])
         say_what_is_repeated(config)
+    if config.precision != "fp32":
+        log.info(
+            "precision = %r: clients train by automatic differentiation, one at a time in a process, with products "
+            "in bfloat16 (8 bits of significand); the model is float32 when it travels and is evaluated",
+            config.precision,
+        )
     if config.test_on == OWN:
         say_pooled(config, dataset)
     if not dataset.has_classes and config.partitioner in BY_CLASS:
@@ -291,6 +301,7 @@ def _check_parts(
     if best is not None:
         check_metrics(config, best, [metric.name for metric in metrics])
     known: dict[str, Any] = {"num_classes": dataset.num_classes, "targets": dataset.y}
+    known["precision"] = config.precision
     try:
         check_parts(config.model, model, loss, metrics, x, y, **known)
     except OwnPartError as error:

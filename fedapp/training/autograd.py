@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedapp.names import Precision
 from fedapp.training.augment import augmented
 from fedapp.training.batches import Batch
 from fedapp.training.losses import Loss
 from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.parts import inputs_of
+from fedapp.training.precision import passed
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, Tensors, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
@@ -44,12 +46,12 @@ class BatchLoss(Protocol):
 Gradient = Callable[[BatchLoss, Parameters, Tensor, Tensor, Tensor | None], tuple[Tensors, Tensor]]
 
 
-def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters) -> BatchLoss:
+def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters, precision: Precision = "fp32") -> BatchLoss:
     """Return the mean loss of a batch as a function of what is trained; buffers in ``fixed`` are kept up to date."""
 
     def of(parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
         state = {**fixed, **parameters}
-        outputs = trainee(state, x)
+        outputs = passed(precision, x.device, partial(trainee, state, x))
         for name, value in fixed.items():
             fixed[name] = _up_to_date(name, value, state[name], in_place=not trainee.is_alone)
         return loss.mean(outputs, y, mask, lambda: inputs_of(trainee.module, x))
@@ -187,7 +189,7 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
             trainee.begin(task.noise)
         with global_stream(task.noise, task.x.device) if drawn else nullcontext(), trainee.alone():
             w, loss = train(
-                batch_loss(trainee, task.loss, fixed),
+                batch_loss(trainee, task.loss, fixed, task.precision),
                 {name: laid_out(value) for name, value in task.start.items()},
                 laid_out(x),
                 task.y[task.rows],

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedapp.names import MODELS
+from fedapp.names import MODELS, Precision
 from fedapp.own import OwnPartError, is_own
 from fedapp.training.evaluation import METRICS, Metric
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss, class_axis
 from fedapp.training.parts import inputs_of
+from fedapp.training.precision import passed
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import trial
@@ -43,6 +44,7 @@ def check_parts(
     *,
     num_classes: int = 0,
     targets: np.ndarray | None = None,
+    precision: Precision = "fp32",
 ) -> None:
     """Let a model predict and learn from some rows, and judge it; PyTorch's random numbers stay as they are.
 
@@ -56,6 +58,8 @@ def check_parts(
         Of the data, whatever there is of them in ``y``; 0: not known, or targets are numbers.
     targets : array (N, ...), optional
         All targets of the data.
+    precision : str
+        Of local training.
 
     Raises
     ------
@@ -83,7 +87,7 @@ def check_parts(
         _check_labels(loss, metrics, targets)
         for metric in metrics:
             _check_metric(metric, outputs, y)
-        _check_learning(model_name, model, loss, x, y)
+        _check_learning(model_name, model, loss, x, y, precision)
 
 
 # Rows of a forward pass of ``check_extremes``.
@@ -255,18 +259,21 @@ def _check_classes(
         )
 
 
-def _check_learning(model_name: str, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+def _check_learning(
+    model_name: str, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, precision: Precision
+) -> None:
     names, trainee = names_of(model), Trainee(model)
     state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
     leaves = [state[name].requires_grad_() for name in names.trained]
     what = (
         f"model = {model_name!r}: can't be trained with loss = {loss.name!r} on inputs {tuple(x.shape)} and"
     )
-    what += f" targets {tuple(y.shape)}"
+    what += f" targets {tuple(y.shape)}" + f" with precision = {precision!r}" * (precision != "fp32")
     drawn = _tried(what, lambda: draws_globally(model, trainee, state, x))
 
     def mean() -> Tensor:
-        return loss.mean(trainee(state, x), y, inputs=lambda: inputs_of(model, x))
+        outputs = passed(precision, x.device, partial(trainee, state, x))
+        return loss.mean(outputs, y, inputs=lambda: inputs_of(model, x))
 
     def learn() -> list[str]:
         gradients = torch.autograd.grad(mean(), leaves, allow_unused=True)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedapp.names import Precision
 from fedapp.training.augment import Augmentation
 from fedapp.training.batches import SENT, Batches, BatchesOfMany, Draws
 from fedapp.training.losses import CROSS_ENTROPY, Loss
@@ -59,6 +60,8 @@ class LocalTask:
         What ``rule.alpha`` pulls towards, where that isn't ``start``.
     draws : Draws
         The streams that its random numbers come from.
+    precision : str
+        Of forward and backward passes: ``fedapp.training.precision``.
     """
 
     model: nn.Module
@@ -78,6 +81,7 @@ class LocalTask:
     augmentation: Augmentation | None = None
     anchor: Parameters | None = None
     draws: Draws = SENT
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
         self.rule.check(self.neighbours)

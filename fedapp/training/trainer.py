@@ -47,7 +47,10 @@ def can(way: Way, task: LocalTask) -> bool:
     """Say whether a task can be trained in a way: dense models alone in a stack or in dual form.
 
     Neither, where the images of a step are changed as it reads them, or where a task trains a part of the model.
+    In bfloat16 clients are trained singly, whatever runs them: elsewhere products would be rounded otherwise.
     """
+    if task.precision != "fp32":
+        return way == "single"
     if way in ("stacked", "dual") and (task.augmentation is not None or not _trains_all(task)):
         return False
     if way == "dual":
@@ -247,7 +250,7 @@ class Trainer:
         for i in group:
             task, batches = tasks[i], tasks[i].batches
             plain = task.constant is None, task.augmentation is None, task.anchor is None
-            kind = id(task.model), task.rule, task.loss, task.optimizer, *plain, id(task.x)
+            kind = id(task.model), task.rule, task.loss, task.optimizer, task.precision, *plain, id(task.x)
             shape = -len(batches), -batches.indices.shape[1]
             same = kind, shape, batches.num_examples, batches.whole
             if same not in ways:

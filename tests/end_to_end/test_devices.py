@@ -14,8 +14,9 @@ LOCAL = {"dp": "local", "dp-noise-multiplier": 0.01}
 @pytest.mark.thorough
 @pytest.mark.ci
 @pytest.mark.timeout(400)
-def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulate, tmp_path):
-    config = {"num-server-rounds": 2, **LOCAL}
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulate, tmp_path, precision):
+    config = {"num-server-rounds": 2, "precision": precision, **LOCAL}
     place = {"results-dir": str(tmp_path), "run-name": "run"}
     devices.start_run(config | place, tmp_path / "log").wait(timeout=300)
     output = (tmp_path / "log").read_text()
