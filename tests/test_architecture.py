@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("strategies", "custom", "fedapp", "studies")
+MOST_FILES = 30  # in a folder
+PAGE, WORDS = 65, 600  # lines and words of a page
 
 
 def room_of(module: str) -> str | None:
@@ -84,3 +86,16 @@ def test_no_circle_of_files(package: str) -> None:
                 found |= {each.name for each in node.names} & names.keys()
         arrows[name] = found - {name}
     TopologicalSorter(arrows).prepare()  # raises on a cycle
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_is_large(package: str) -> None:
+    folders = [path for path in (ROOT / package).rglob("*") if path.is_dir()]
+    assert {str(path) for path in folders if len(list(path.glob("*.py"))) > MOST_FILES} == set()
+
+
+def test_the_page_is_two_pages() -> None:
+    lines = (ROOT / "docs" / "architecture.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 2 * PAGE
+    words = " ".join(line for line in lines if " → " not in line).split()
+    assert len(words) <= 2 * WORDS

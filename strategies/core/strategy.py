@@ -76,6 +76,8 @@ class FederatedStrategy(Strategy):
 
     Attributes
     ----------
+    config : StrategyConfig
+        The method's own frozen config.
     run : RunState
         The model, the clients that are connected, and the number of aggregations.
     accounts : Accounts

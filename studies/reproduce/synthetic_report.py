@@ -15,13 +15,13 @@ from safetensors.numpy import load_file
 from fedapp.data import DataError
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.sweeps.point import PlannedRun
-from studies.reproduce import synthetic_figures as figures
 from studies.reproduce.experiment import ABSENT, Numbers, Results, data_key, digest
 from studies.reproduce.plan import Plan
 from studies.reproduce.report import Report, Row, Verdict, judge, not_run
 from studies.reproduce.runs import Runs, mean
-from studies.reproduce.synthetic_measures import Measured, problem_name
-from studies.reproduce.synthetic_problem import SyntheticProblem
+from studies.reproduce.synthetic import figures
+from studies.reproduce.synthetic.measures import Measured, problem_name
+from studies.reproduce.synthetic.problem import SyntheticProblem
 
 
 def measure_synthetic(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 import strategies
-from strategies import REGISTRY, AsynchronousStrategy, FedAvg, FederatedStrategy, SynchronousStrategy
+from strategies import (
+    REGISTRY,
+    AsyncFedAvg,
+    AsynchronousStrategy,
+    FedAvg,
+    FederatedStrategy,
+    SynchronousStrategy,
+)
 from strategies.core.capabilities import DECLARED, Capabilities
 from strategies.core.config import FLOWERS_ORDER
 
@@ -16,6 +23,10 @@ MOST_CLASSES = 4  # of ours, with the method itself
 MOST_ATTRIBUTES = 80  # of ours
 # Of Flower's FedAvg: its keywords, the helpers of its subclasses, and what Flower's older API calls first.
 FLOWERS = {*FLOWERS_ORDER, "_construct_messages", "_check_and_log_replies", "initialize_parameters"}
+# What one reads to mend the event loop, and what of the room the loop only asks.
+EVENT_LOOP = ("strategy", "event_stream", "event_queue", "tasks", "dispatcher")
+BESIDE = {"arrival_rule", "contribution_weights", "evaluation", "observed_periods", "statistics"}
+MOST_READ_FILES, MOST_READ_LINES = 6, 2000
 
 
 def ours(kind: type) -> list[type]:
@@ -36,6 +47,28 @@ def test_fedavg_has_few_attributes() -> None:
     own |= vars(made).keys()
     assert own >= FLOWERS
     assert len(own - FLOWERS) <= MOST_ATTRIBUTES
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_public_attributes_are_documented(kind: type[FederatedStrategy]) -> None:
+    """By a docstring, in a class's list of attributes, by a line ``#:`` above, or as a keyword of Flower's."""
+    listed = "\n".join(inspect.getdoc(each) or "" for each in ours(kind))
+    told = {*FLOWERS, *", ".join(re.findall(r"^([\w, ]+) : ", listed, re.M)).split(", ")}
+    told |= {name for each in ours(kind) for name in re.findall(r"#: .*\n +(\w+)", inspect.getsource(each))}
+    public = {name for each in ours(kind) for name in vars(each)} | vars(kind()).keys()
+    for name in {name for name in public if not name.startswith("_")} - told:
+        found = inspect.getattr_static(kind, name, None)
+        assert callable(found) or isinstance(found, property | classmethod | staticmethod), name
+        assert found.__doc__, name
+
+
+def test_the_event_loop_is_read_in_few_lines() -> None:
+    """From an event to who is sent the model; what a contribution weighs is beside it."""
+    texts = [(ROOT / "events" / f"{name}.py").read_text("utf-8") for name in EVENT_LOOP]
+    assert len(texts) <= MOST_READ_FILES
+    assert sum(len(text.splitlines()) for text in texts) <= MOST_READ_LINES
+    imported = {name for text in texts for name in re.findall(r"^from strategies\.events\.(\w+)", text, re.M)}
+    assert imported - set(EVENT_LOOP) == BESIDE
 
 
 def modules() -> dict[str, Path]:

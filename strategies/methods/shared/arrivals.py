@@ -26,6 +26,7 @@ class EveryArrival(AsynchronousStrategy):
     New model: at every arrival.
     """
 
+    #: Every arrival is an aggregation of its own.
     every_arrival: ClassVar[bool] = True
 
     def ready(self, arrived: int) -> bool:

@@ -17,8 +17,8 @@ from studies.reproduce.experiment import Results, collect
 from studies.reproduce.plan import read_plan
 from studies.reproduce.runs import Runs
 from studies.reproduce.store import FILE, read_stored
-from studies.reproduce.synthetic_measures import Measured
-from studies.reproduce.synthetic_problem import Points, SyntheticProblem
+from studies.reproduce.synthetic.measures import Measured
+from studies.reproduce.synthetic.problem import Points, SyntheticProblem
 from studies.tests.reproduce.made_up import check_figures, make_run, outcome, results_of
 
 PLAN = read_plan("000-synthetic")

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, style_axes
 from fedapp.report.overlay import COLORS
-from studies.reproduce.synthetic_measures import Measured
+from studies.reproduce.synthetic.measures import Measured
 
 
 def draw_drift(path: Path, measured: Measured) -> Path:
